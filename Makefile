@@ -1,0 +1,113 @@
+# Everything that Trivium's people run. `make` lists the targets; each one sets up first what it needs.
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# vLLM starts three processes that import all of it: without a bytecode cache that takes twice as long.
+unexport PYTHONDONTWRITEBYTECODE
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
+VENV := .venv
+BIN := $(VENV)/bin
+UV := build/bootstrap/bin/uv
+LOCK := infra/lock/cpu.txt
+JARS := build/broker/libs
+ARGS ?=
+
+READY := build/stamps/environment build/stamps/broker
+LOCK_OPTIONS := --quiet --generate-hashes --python-version 3.11 --no-emit-index-url \
+	--python-platform x86_64-manylinux_2_28 --custom-compile-command "make lock"
+
+.PHONY: help
+help:  ## Show this list
+	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
+		/^[a-z-]+:.*##/ {printf "  %-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+##@ Run
+
+.PHONY: demo up down bench bench-serving
+demo: setup  ## Three conversations through Kafka, vLLM and NIXL, explained; leaves nothing running
+	@$(BIN)/trivium demo $(ARGS)
+
+up: setup  ## Start broker, router, gateway and workers; ARGS="--engine sim --prefill 2"
+	@$(BIN)/trivium up $(ARGS)
+
+down: setup  ## Stop what `make up` started
+	@$(BIN)/trivium down $(ARGS)
+
+bench: bench-serving  ## Every benchmark; results go to build/bench
+
+bench-serving: setup  ## Trivium beside a direct engine and two HTTP proxies
+	@$(BIN)/trivium bench serving $(ARGS)
+
+##@ Check
+
+.PHONY: check format test test-kafka test-gpu
+check: build/stamps/environment  ## Lint, formatting, types and house rules, in seconds
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/test_tidy.py
+
+format: build/stamps/environment  ## Format, and mend what the linter can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+test: setup  ## All tests; what needs a GPU or Docker is skipped with a sentence
+	@$(BIN)/python -m pytest --durations=10 $(ARGS)
+
+test-kafka: setup  ## Only the tests that use the broker
+	@$(BIN)/python -m pytest -m kafka $(ARGS)
+
+test-gpu: setup  ## Only the tests that use a CUDA device
+	@$(BIN)/python -m pytest -m gpu $(ARGS)
+
+##@ Set up
+
+.PHONY: setup lock clean
+setup: $(READY)  ## Python environment from the hashed lock file, broker jars; done once
+
+lock: $(UV)  ## Resolve pyproject.toml into infra/lock; ARGS=--upgrade for newer versions
+	@echo "uv==$$($(UV) --version | cut -d' ' -f2)" \
+		| $(UV) pip compile $(LOCK_OPTIONS) $(ARGS) - -o infra/lock/bootstrap.txt > /dev/null
+	@$(UV) pip compile $(LOCK_OPTIONS) $(ARGS) --extra cpu --extra dev \
+		--override infra/lock/overrides.txt pyproject.toml -o $(LOCK) > /dev/null
+	@echo "written: infra/lock/bootstrap.txt $(LOCK)"
+
+clean:  ## Remove caches, build results and the state of stopped processes, not .venv
+	@if [ -x $(BIN)/trivium ]; then $(BIN)/trivium down --quiet && $(BIN)/trivium broker stop --quiet; fi
+	@rm -rf build .trivium .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	@find schemas streams workers infra tests -name __pycache__ -prune -exec rm -rf {} +
+
+$(UV): infra/lock/bootstrap.txt
+	@echo "[1/4] installer: uv, into build/bootstrap"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null \
+		|| { echo "Python 3.11 or newer is needed, found: $$($(PYTHON) --version 2>&1); set PYTHON=..."; exit 1; }
+	@$(PYTHON) -m venv --clear build/bootstrap \
+		|| { echo "Python's venv module is needed (Debian: apt-get install python3-venv)"; exit 1; }
+	@build/bootstrap/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+		-r infra/lock/bootstrap.txt
+	@touch $@
+
+# The source is installed in place; only a new lock file or new metadata asks for this again.
+build/stamps/environment: $(LOCK) pyproject.toml | $(UV)
+	@echo "[2/4] Python packages: from $(LOCK), into $(VENV)"
+	@test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV)
+	@VIRTUAL_ENV=$(VENV) $(UV) pip sync --require-hashes $(LOCK)
+	@echo "[3/4] trivium itself, in place"
+	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --no-build-isolation --offline -e .
+	@mkdir -p $(@D) && touch $@
+
+build/stamps/broker: infra/broker/pom.xml
+	@echo "[4/4] broker: Apache Kafka's jars through Maven, into $(JARS)"
+	@command -v java > /dev/null \
+		|| { echo "Java 17 or newer is needed (Debian: apt-get install openjdk-17-jre-headless)"; exit 1; }
+	@command -v mvn > /dev/null || { echo "Maven is needed (Debian: apt-get install maven)"; exit 1; }
+	@rm -rf $(JARS) && mkdir -p $(@D) $(JARS)
+	@mvn --batch-mode --file $< dependency:copy-dependencies -DincludeScope=runtime \
+		-DoutputDirectory=$(CURDIR)/$(JARS) 2>&1 | tee build/broker/maven.log \
+		| awk '/Downloaded from/ && ++n % 25 == 0 {print "      " n " files fetched"} /ERROR/ {print}'
+	@echo "      $$(find $(JARS) -name '*.jar' | wc -l) jars"
+	@touch $@

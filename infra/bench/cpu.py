@@ -1,0 +1,42 @@
+"""CPU time of processes and of the whole machine, read from /proc, so Linux only."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_USER, _SYSTEM = 11, 12  # of /proc/PID/stat, counted after the command in brackets
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of all threads since the process began; 0 where it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    fields = text.rpartition(")")[2].split()
+    return (int(fields[_USER]) + int(fields[_SYSTEM])) / _TICKS_PER_S
+
+
+def machine_cpu_s() -> float:
+    """Busy time of all cores since boot, whoever used it."""
+    fields = Path("/proc/stat").read_text().partition("\n")[0].split()[1:]
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, fields[:8])
+    return (user + nice + system + irq + softirq + steal) / _TICKS_PER_S
+
+
+class CpuMeter:
+    """CPU time of some named processes, and of the machine, since the meter was made."""
+
+    def __init__(self, pids: Mapping[str, int]) -> None:
+        self._pids = dict(pids)
+        self._before = {name: cpu_s(pid) for name, pid in self._pids.items()}
+        self._machine_before_s = machine_cpu_s()
+
+    def used_s(self) -> dict[str, float]:
+        """By process."""
+        return {name: cpu_s(pid) - self._before[name] for name, pid in self._pids.items()}
+
+    def machine_s(self) -> float:
+        """Of all cores, by whatever process."""
+        return machine_cpu_s() - self._machine_before_s

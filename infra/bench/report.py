@@ -1,0 +1,159 @@
+"""What every benchmark writes: build/bench/NAME.json with command, commit, machine, seed, load,
+figures and bars. A bar that is missed is said so plainly and changes no exit code.
+
+Also the few statistics that all of them need. Measures nothing itself.
+"""
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+BENCH_DIR = Path("build/bench")
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """A figure and what it should be. `value` is None where it could not be measured."""
+
+    name: str
+    value: float | None
+    unit: str
+    target: str
+    met: bool
+
+
+def at_least(name: str, value: float | None, target: float, unit: str) -> Bar:
+    """A bar that is met from `target` upwards."""
+    met = value is not None and value >= target
+    return Bar(name=name, value=value, unit=unit, target=f">= {target:g}", met=met)
+
+
+def at_most(name: str, value: float | None, target: float, unit: str) -> Bar:
+    """A bar that is met up to `target`."""
+    met = value is not None and value <= target
+    return Bar(name=name, value=value, unit=unit, target=f"<= {target:g}", met=met)
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """Linear between neighbours; None of nothing."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def median(values: Sequence[float | None]) -> float | None:
+    """The median of what was measured."""
+    return percentile([value for value in values if value is not None], 50)
+
+
+def median_ratio(above: Sequence[float | None], below: Sequence[float | None]) -> float | None:
+    """Median of the ratios of values that were measured side by side."""
+    return median(
+        [a / b if a is not None and b else None for a, b in zip(above, below, strict=True)]
+    )
+
+
+def median_difference(left: Sequence[float | None], right: Sequence[float | None]) -> float | None:
+    """Median of the differences of values that were measured side by side."""
+    return median(
+        [None if a is None or b is None else a - b for a, b in zip(left, right, strict=True)]
+    )
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _GIB, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+    }
+
+
+def _cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def commit() -> str:
+    """The checkout's commit, with `-dirty` where tracked files differ from it."""
+    try:
+        found = _git("rev-parse", "HEAD")
+        return found + ("-dirty" if _git("status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _git(*arguments: str) -> str:
+    root = Path(__file__).parents[2]
+    ran = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
+    return ran.stdout.strip()
+
+
+def command_line() -> str:
+    """How this benchmark was called."""
+    main = sys.modules["__main__"].__spec__
+    name = f"python -m {main.name}" if main else Path(sys.argv[0]).name
+    return " ".join([name, *sys.argv[1:]])
+
+
+def write_report(
+    name: str,
+    *,
+    command: str,
+    seed: int,
+    load: dict[str, Any],
+    figures: dict[str, Any],
+    bars: Sequence[Bar],
+    folder: Path = BENCH_DIR,
+) -> Path:
+    """Write build/bench/NAME.json; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}.json"
+    content = {
+        "name": name,
+        "command": command,
+        "commit": commit(),
+        "machine": machine(),
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": seed,
+        "load": load,
+        "figures": figures,
+        "bars": [asdict(bar) for bar in bars],
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+    return path
+
+
+def show_bars(bars: Sequence[Bar], console: Console) -> None:
+    """The bars as a table, and one plain sentence on those that were missed."""
+    table = Table("bar", "value", "target", "met", title="Bars")
+    for bar in bars:
+        value = "not measured" if bar.value is None else f"{bar.value:.3g} {bar.unit}".strip()
+        table.add_row(bar.name, value, bar.target, "yes" if bar.met else "[bold red]no[/]")
+    console.print(table)
+    missed = [bar.name for bar in bars if not bar.met]
+    if missed:
+        console.print(f"{len(missed)} of {len(bars)} bars missed: {'; '.join(missed)}.")
+    elif bars:
+        console.print(f"All {len(bars)} bars met.")

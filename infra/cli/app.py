@@ -1,0 +1,62 @@
+"""The `trivium` command: names the commands, hands each to its file, turns errors into one line.
+
+Commands import what they need when they run, so that `trivium --help` stays quick.
+"""
+
+import logging
+import os
+import sys
+
+import typer
+
+from infra.cli import broker, chat, misc, service, stack, status, tail, topics
+from schemas.errors import TriviumError
+
+EXIT_ERROR = 2
+
+app = typer.Typer(
+    name="trivium",
+    help="Serves language models as prefill and decode workers that meet on a Kafka log.",
+    epilog="Errors are one line; `--debug` anywhere shows where they came from.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("up", rich_help_panel="Run")(stack.up)
+app.command("down", rich_help_panel="Run")(stack.down)
+app.command("status", rich_help_panel="Run")(status.status)
+app.command("chat", rich_help_panel="Run")(chat.chat)
+app.command("demo", rich_help_panel="Run")(misc.demo)
+app.command("bench", rich_help_panel="Run", context_settings=misc.PASS_ON)(misc.bench)
+app.add_typer(broker.app, name="broker", rich_help_panel="Log")
+app.add_typer(topics.app, name="topics", rich_help_panel="Log")
+app.command("tail", rich_help_panel="Log")(tail.tail)
+app.command("asyncapi", rich_help_panel="Log")(misc.asyncapi)
+app.command("worker", rich_help_panel="Single processes")(service.worker)
+app.command("router", rich_help_panel="Single processes")(service.router)
+app.command("gateway", rich_help_panel="Single processes")(service.gateway)
+app.command("version", rich_help_panel="About")(misc.version)
+
+
+def main() -> None:
+    """Entry point of the `trivium` script."""
+    debug = "--debug" in sys.argv
+    if debug:
+        sys.argv.remove("--debug")
+    else:  # what clients log about a broker that is away, our own message says better
+        logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    try:
+        app()
+    except TriviumError as error:
+        if debug:
+            raise
+        print(f"trivium: {error.message}", file=sys.stderr)
+        sys.exit(EXIT_ERROR)
+    except BrokenPipeError:  # `trivium tail requests | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+
+
+if __name__ == "__main__":
+    main()

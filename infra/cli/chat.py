@@ -1,0 +1,124 @@
+"""`trivium chat`: a conversation in the terminal, through the gateway's OpenAI API."""
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from infra.statefile import read_state
+from schemas.errors import NotReady, from_wire
+from schemas.records import WireError
+
+_DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+def chat(
+    message: Annotated[
+        str | None, typer.Option("--message", "-m", help="Ask this one thing and end.")
+    ] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Of the gateway.", show_default="the one that runs here")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Of each answer.")] = 256,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
+    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", show_default=False)] = "none",
+) -> None:
+    """Talk to the model; each answer says where it was computed. An empty line ends.
+
+    Examples: `trivium chat`, `trivium chat -m "Why a log?" --max-tokens 40`
+    """
+    import httpx
+
+    state = read_state()
+    base = url or (state.gateways[0] if state and state.gateways else _DEFAULT_URL)
+    headers = {"Authorization": f"Bearer {api_key}", "X-Session-Id": f"chat-{uuid.uuid4().hex}"}
+    sampling = {"max_tokens": max_tokens, "temperature": temperature}
+    messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
+    try:
+        with httpx.Client(base_url=base, headers=headers, timeout=None) as client:
+            answer = client.get("/v1/models")
+            _check(answer)
+            model = answer.json()["data"][0]["id"]
+            if message is None:
+                print(f"{model} at {base}; an empty line or Ctrl-D ends")
+            for text in _inputs(message):
+                messages.append({"role": "user", "content": text})
+                body = {"model": model, "messages": messages, "stream": True, **sampling}
+                messages.append({"role": "assistant", "content": _turn(client, body)})
+    except httpx.TransportError as error:
+        raise NotReady(f"no gateway at {base}: {error}; start one with `trivium up`") from error
+
+
+def _inputs(message: str | None) -> Iterator[str]:
+    if message is not None:
+        yield message
+        return
+    while True:
+        try:
+            text = input("\n> ").strip()
+        except EOFError:
+            print()
+            return
+        if not text:
+            return
+        yield text
+
+
+def _turn(client: Any, body: dict[str, Any]) -> str:
+    """Stream one answer to the terminal, then a line on how it came; returns the answer."""
+    began_s, first_s, text, tokens = time.monotonic(), 0.0, "", 0
+    placement: dict[str, Any] = {}
+    options = {"stream_options": {"include_usage": True}}
+    with client.stream("POST", "/v1/chat/completions", json={**body, **options}) as answer:
+        if answer.is_error:
+            answer.read()
+        _check(answer)
+        for event in _events(answer.iter_lines()):
+            placement = event.get("trivium") or placement
+            tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+            for choice in event.get("choices", ()):
+                piece = choice["delta"].get("content") or ""
+                if piece and not first_s:
+                    first_s = time.monotonic() - began_s
+                text += piece
+                print(piece, end="", flush=True)
+    whole_s = time.monotonic() - began_s
+    from rich.console import Console
+
+    timing = f"{tokens} tokens in {whole_s:.2f} s, first after {first_s * 1000:.0f} ms"
+    console = Console(stderr=True, highlight=False)
+    console.print(f"\n[dim]{_where(placement)}; {timing}[/dim]", soft_wrap=True)
+    return text
+
+
+def _where(placement: dict[str, Any]) -> str:
+    workers = [placement.get("prefill_worker"), placement.get("decode_worker")]
+    path = " -> ".join(dict.fromkeys(worker for worker in workers if worker))
+    moved = placement.get("kv_bytes", 0)
+    return f"{placement.get('mode', 'unknown')}: {path}" + (f", {moved:,} B of KV" if moved else "")
+
+
+def _events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        data = line.removeprefix("data: ")
+        if line.startswith("data: ") and data != "[DONE]":
+            event = json.loads(data)
+            if error := event.get("error"):
+                raise from_wire(
+                    WireError(code=str(error.get("code")), message=str(error.get("message")))
+                )
+            yield event
+
+
+def _check(answer: Any) -> None:
+    if answer.is_error:
+        try:
+            error = answer.json()["error"]
+        except (ValueError, KeyError, TypeError):
+            error = {"code": "", "message": answer.text[:500]}
+        message = f"{answer.status_code}: {error.get('message')}"
+        raise from_wire(WireError(code=str(error.get("code")), message=message))

@@ -1,0 +1,52 @@
+"""Options that several commands share, and the settings that come of them."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from infra.config import Settings, load
+from infra.statefile import read_state
+
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", help="Settings file.", show_default="trivium.toml if it is there"),
+]
+Bootstrap = Annotated[
+    str | None,
+    typer.Option("--bootstrap", metavar="HOST:PORT", help="A Kafka cluster that runs already."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless it fails.")]
+
+
+def settings_from(
+    config: Path | None, bootstrap: str | None = None, **sections: dict[str, Any]
+) -> Settings:
+    """File, environment, and flags; flags that are None change nothing."""
+    flags = {"log": {"bootstrap": bootstrap}, **sections}
+    return load(config, flags=flags)
+
+
+def settings_of_running(config: Path | None, bootstrap: str | None = None) -> Settings:
+    """The same, but without a named cluster that of the stack or broker that runs here."""
+    settings = settings_from(config, bootstrap)
+    if bootstrap is not None:
+        return settings
+    if (stack := read_state()) is not None:
+        found = stack.bootstrap
+    else:
+        from infra.broker.process import Broker
+
+        broker = Broker(settings.broker).status()
+        if not broker.running:
+            return settings
+        found = broker.bootstrap
+    return dataclasses.replace(settings, log=dataclasses.replace(settings.log, bootstrap=found))
+
+
+def print_json(value: object) -> None:
+    """One JSON document on standard output."""
+    print(json.dumps(value, indent=2, default=str))

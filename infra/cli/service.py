@@ -1,0 +1,176 @@
+"""`trivium worker`, `router`, `gateway`: one process each, in the foreground.
+
+SIGTERM and Ctrl-C drain; a second one ends at once. Exit code 2: the settings are wrong, do not try
+again; 1: start a new life. `infra/launcher.py` relies on both.
+"""
+
+import asyncio
+import dataclasses
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Annotated, Any
+
+import typer
+
+from infra.cli.options import Bootstrap, Config, settings_from
+from infra.config import Settings
+from schemas.errors import ClientError, ConfigError, TopicError, TriviumError
+
+# What lives then lives for good: the collector need not walk it, which stops a process for tens of
+# milliseconds each time. The second is for engines, which start slowly.
+_FREEZE_S = (3, 60)
+_DRAIN_MAX_S = 60
+_HOPELESS = (ClientError, ConfigError, TopicError)
+LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
+Id = Annotated[
+    str | None, typer.Option("--id", help="Name in the fleet.", show_default="kind and host")
+]
+
+
+def worker(
+    role: Annotated[list[str], typer.Option(help="prefill, decode or replica; may be repeated.")],
+    engine: Annotated[str | None, typer.Option(help="vllm or sim.", show_default="vllm")] = None,
+    member_id: Id = None,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    log_level: LogLevel = "info",
+) -> None:
+    """Run one worker.
+
+    Example: `trivium worker --role prefill --engine sim --bootstrap kafka:9092`
+    """
+    from schemas.records import Role
+
+    expected = [known.value for known in Role if known is not Role.UNKNOWN]
+    for name in role:
+        if name not in expected:
+            raise ConfigError(f"--role: expected {', '.join(expected)}, found {name!r}")
+    settings = settings_from(config, bootstrap, worker={"engine": engine})
+    name = member_id or _default_id(role[0])
+
+    async def run(stop: asyncio.Event) -> None:
+        from infra.cli.engines import engine_source
+        from schemas.registry import make_codec
+        from workers.runtime import run_worker
+
+        resolved = await asyncio.to_thread(_with_model_folder, settings)
+        roles = [Role(value) for value in role]
+        await run_worker(
+            resolved.log,
+            resolved.worker,
+            resolved.model,
+            worker_id=name,
+            roles=roles,
+            engine=engine_source(resolved, name, roles),
+            stop=stop,
+            codec=await asyncio.to_thread(make_codec, resolved.log),
+        )
+
+    _serve(run, log_level)
+
+
+def router(
+    member_id: Id = None,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    log_level: LogLevel = "info",
+) -> None:
+    """Run one router; several share the sessions among them."""
+    settings = settings_from(config, bootstrap)
+
+    async def run(stop: asyncio.Event) -> None:
+        from schemas.registry import make_codec
+        from streams.agents.router import run_router
+
+        name = member_id or _default_id("router")
+        codec = await asyncio.to_thread(make_codec, settings.log)
+        await run_router(settings.log, settings.router, router_id=name, stop=stop, codec=codec)
+
+    _serve(run, log_level)
+
+
+def gateway(
+    member_id: Id = None,
+    host: Annotated[str | None, typer.Option(help="Listen here.")] = None,
+    port: Annotated[int | None, typer.Option(help="0: any free port.")] = None,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    log_level: LogLevel = "info",
+) -> None:
+    """Run one gateway: the OpenAI API over HTTP."""
+    settings = settings_from(config, bootstrap, gateway={"host": host, "port": port})
+
+    async def run(stop: asyncio.Event) -> None:
+        from schemas.registry import make_codec
+        from streams.gateway.app import run_gateway
+
+        name = member_id or _default_id("gateway")
+        resolved = await asyncio.to_thread(_with_model_folder, settings)
+        await run_gateway(
+            resolved.log,
+            resolved.gateway,
+            resolved.model,
+            gateway_id=name,
+            stop=stop,
+            codec=await asyncio.to_thread(make_codec, resolved.log),
+        )
+
+    _serve(run, log_level)
+
+
+def _default_id(kind: str) -> str:
+    return f"{kind}-{socket.gethostname()}"
+
+
+def _with_model_folder(settings: Settings) -> Settings:
+    """The model's folder made or found, and its name kept."""
+    from workers.llm.models import model_folder
+
+    model = settings.model
+    resolved = dataclasses.replace(model, path=model_folder(model), name=model.served_name)
+    return dataclasses.replace(settings, model=resolved)
+
+
+def _serve(run: Callable[[asyncio.Event], Awaitable[None]], log_level: str) -> None:
+    import uvloop
+
+    level = logging.getLevelNamesMapping().get(log_level.upper())
+    if level is None:
+        raise ConfigError(f"--log-level: expected debug, info, warning or error: {log_level!r}")
+    logging.basicConfig(
+        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    for library in ("aiokafka", "faust", "mode"):  # they tell every step of every start and stop
+        logging.getLogger(library).setLevel(max(level, logging.WARNING))
+    try:
+        uvloop.run(_until_stopped(run))
+    except _HOPELESS:
+        raise
+    except TriviumError as error:
+        logging.getLogger("trivium").error("%s: %s", error.code, error.message)
+        sys.exit(1)
+
+
+def _until_stopped(run: Callable[[asyncio.Event], Awaitable[None]]) -> Coroutine[Any, Any, None]:
+    async def main() -> None:
+        stop = asyncio.Event()
+
+        def on_signal() -> None:
+            if stop.is_set():  # asked twice
+                os._exit(1)
+            stop.set()
+            loop.call_later(_DRAIN_MAX_S, os._exit, 1)  # a drain may wait for a broker that is gone
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal)
+        for delay_s in _FREEZE_S:
+            loop.call_later(delay_s, gc.freeze)
+        await run(stop)
+
+    return main()

@@ -1,0 +1,120 @@
+"""`trivium status`: the fleet as its own heartbeats tell it, live."""
+
+import asyncio
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.cli.options import AsJson, Bootstrap, Config, print_json, settings_of_running
+from schemas.settings import LogSettings
+
+if TYPE_CHECKING:
+    from infra.fleet import FleetWatch
+
+_REFRESH_S = 0.5
+
+
+def status(
+    once: Annotated[bool, typer.Option("--once", help="Print and end.")] = False,
+    as_json: AsJson = False,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Show workers, routers and gateways: states, credits, queues, tokens per second, KV.
+
+    Examples: `trivium status`, `trivium status --json | jq '.[].state'`
+    """
+    asyncio.run(_show(settings_of_running(config, bootstrap).log, once or as_json, as_json))
+
+
+async def _show(log: LogSettings, once: bool, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from infra.fleet import FleetWatch
+    from schemas.registry import make_codec
+
+    fleet = FleetWatch(log, await asyncio.to_thread(make_codec, log))
+    await fleet.start()
+    try:
+        if as_json:
+            print_json(members(fleet))
+        elif once:
+            Console().print(_table(members(fleet)))
+        else:
+            following = asyncio.create_task(fleet.follow())
+            with Live(_table(members(fleet)), auto_refresh=False) as live:
+                while not following.done():
+                    live.update(_table(members(fleet)), refresh=True)
+                    await asyncio.wait([following], timeout=_REFRESH_S)
+            following.result()
+    finally:
+        await fleet.stop()
+
+
+def members(fleet: "FleetWatch") -> list[dict[str, Any]]:
+    """One dictionary per member that is not gone, in order of kind and id."""
+    from schemas.log.clock import wall_ms
+    from schemas.records import MemberState
+
+    now_ms, found = wall_ms(), []
+    for member in fleet.view.members.values():
+        if member.state is MemberState.GONE:
+            continue
+        registration = member.registration
+        credits: dict[str, int] = {}
+        for (_router, role), count in member.credits.items():
+            credits[role.value] = credits.get(role.value, 0) + count
+        found.append(
+            {
+                "member_id": member.member_id,
+                "kind": registration.kind.value,
+                "roles": [role.value for role in registration.roles],
+                "state": member.state.value if member.lives(now_ms) else "lost",
+                "epoch": member.epoch,
+                "host": registration.host,
+                "pid": registration.pid,
+                "url": registration.url,
+                "leases": {lease.topic: lease.partition for lease in registration.leases},
+                "engine": registration.capability.engine if registration.capability else "",
+                "model": registration.capability.model if registration.capability else "",
+                "credits": credits,
+                "load": asdict(member.load),
+                "silent_ms": max(0, now_ms - member.seen_ms),
+            }
+        )
+    return sorted(found, key=lambda each: (each["kind"] == "worker", each["member_id"]))
+
+
+def _table(rows: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    from infra.cli.display import COLOURS
+
+    if not rows:
+        return Text("nobody is there; start something with `trivium up`")
+    heads = ("member", "roles", "state", "credits", "running", "waiting", "tokens/s")
+    table = Table(*heads, "KV blocks", "KV out/in", "silent", box=None, padding=(0, 1, 0, 0))
+    for row in rows:
+        load = row["load"]
+        blocks = f"{load['kv_blocks_used']}/{load['kv_blocks_total']}"
+        moved = f"{_megabytes(load['kv_bytes_sent'])}/{_megabytes(load['kv_bytes_received'])}"
+        table.add_row(
+            Text(row["member_id"], no_wrap=True),
+            ", ".join(row["roles"]) or row["kind"],
+            Text(row["state"], style=COLOURS.get(row["state"], "red")),
+            "/".join(str(count) for count in row["credits"].values()),
+            str(load["running"]),
+            str(load["waiting"] or ""),
+            f"{load['tokens_per_s']:.0f}",
+            blocks if load["kv_blocks_total"] else "",
+            moved if moved != "0/0" else "",
+            f"{row['silent_ms'] / 1000:.1f} s",
+        )
+    return table
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count else "0"

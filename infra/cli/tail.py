@@ -1,0 +1,110 @@
+"""`trivium tail TOPIC`: records of a topic, decoded, as they come."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
+from schemas.errors import ConfigError, RecordError
+from schemas.settings import LogSettings
+from schemas.topics import DEAD_LETTER_SUFFIX, TOPICS
+
+_SHOWN_BYTES = 24
+_LONG_LIST = 12
+
+
+def tail(
+    topic: Annotated[str, typer.Argument(help="A name of the table, or NAME.dlq.")],
+    from_beginning: Annotated[
+        bool, typer.Option("--from-beginning", help="Start with the oldest record.")
+    ] = False,
+    count: Annotated[
+        int, typer.Option("-n", help="Stop after so many records.", show_default="never")
+    ] = 0,
+    as_json: AsJson = False,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Print decoded records of a topic.
+
+    Examples: `trivium tail decisions`, `trivium tail requests --from-beginning -n 3 --json`
+    """
+    table = topic.removesuffix(DEAD_LETTER_SUFFIX)
+    if table not in TOPICS:
+        raise ConfigError(f"topic: expected one of {', '.join(TOPICS)}, found {topic!r}")
+    log = settings_of_running(config, bootstrap).log
+    partitions = 1 if topic != table else log.partitions(TOPICS[table].group)
+    asyncio.run(_follow(log, topic, partitions, from_beginning, count, as_json))
+
+
+async def _follow(
+    log: LogSettings, topic: str, partitions: int, from_beginning: bool, count: int, as_json: bool
+) -> None:
+    from schemas.log.clients import AssignedReader
+    from schemas.registry import make_codec
+
+    codec = await asyncio.to_thread(make_codec, log)
+    reader = AssignedReader(log, topic, range(partitions), client_id="trivium-tail")
+    await reader.start("earliest" if from_beginning else "latest")
+    shown = 0
+    try:
+        while True:
+            for record in sorted(await reader.batch(), key=lambda found: found.timestamp):
+                print(_line(codec, record, as_json))
+                shown += 1
+                if shown == count:
+                    return
+            sys.stdout.flush()
+    finally:
+        await reader.stop()
+
+
+def _line(codec: Any, record: Any, as_json: bool) -> str:
+    from schemas.codec import to_dict
+
+    place = {"partition": record.partition, "offset": record.offset, "at_ms": record.timestamp}
+    key = record.key.decode(errors="replace") if record.key else ""
+    try:
+        decoded = codec.decode(record.value)
+        kind, fields = type(decoded).__name__, to_dict(decoded)
+    except RecordError as error:
+        headers = {name: value.decode(errors="replace") for name, value in record.headers}
+        kind, fields = "undecodable", {"error": error.message, **headers}
+    if as_json:
+        line = {"record": kind, "key": key, **place, "value": fields}
+        return json.dumps(line, default=_plain)
+    shown = " ".join(f"{name}={_short(value)}" for name, value in _telling(fields))
+    return f"{record.partition}/{record.offset} {kind} {key}: {shown}"
+
+
+def _telling(fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Fields that say something: empty ones are left out."""
+    for name, value in fields.items():
+        if value not in (None, "", 0, [], (), {}, b"", "none"):
+            yield name, value
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    if isinstance(value, dict):
+        inner = ", ".join(f"{name}={_short(item)}" for name, item in _telling(value))
+        return "{" + inner + "}"
+    if isinstance(value, list | tuple):
+        items = [_short(item) for item in value[:_LONG_LIST]]
+        more = [f"and {len(value) - _LONG_LIST} more"] if len(value) > _LONG_LIST else []
+        return "[" + ", ".join(items + more) + "]"
+    return str(value)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"no JSON form for {type(value).__name__}")

@@ -1,0 +1,227 @@
+"""`trivium demo`: three conversations through Kafka, real engines and NIXL, then one request
+explained.
+
+Starts a stack of its own (1 prefill, 1 decode) in a state folder of its own, talks to it as any
+OpenAI client would, reads the way of one request back from the log, and compares every answer with
+one engine alone.
+"""
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from infra import config
+from infra.config import Settings
+from infra.demo.reference import Verdict, compare
+from infra.launcher import Stack
+from infra.plan import Plan
+from infra.story import Story, read_stories
+from schemas.errors import EngineFailed
+from schemas.records import OutcomeKind
+from schemas.settings import home
+
+CONVERSATIONS = (
+    (
+        "A log remembers. What does a queue do?",
+        "And when the reader dies in the middle of a line?",
+        "Then who tells the writer to go on?",
+    ),
+    (
+        "Why would prefill and decode live in two places?",
+        "What travels between them?",
+        "How does anybody know that it arrived whole?",
+    ),
+    (
+        "Describe the weather over a warehouse of records.",
+        "Does it rain there?",
+        "Good. Close the window, please.",
+    ),
+)
+ANSWER_TOKENS = 32
+
+
+def run(*, engine: str = "vllm", as_json: bool = False) -> int:
+    """Run the demo; 0 if every answer is what one engine alone gives."""
+    console = Console(stderr=as_json)
+    return asyncio.run(_demo(engine, console, as_json=as_json))
+
+
+async def _demo(engine: str, console: Console, *, as_json: bool) -> int:
+    settings = _settings(engine)
+    folder = home() / "demo"
+    stack = Stack(settings, Plan(prefill=1, decode=1), folder=folder)
+    try:
+        await _start(stack, console)
+        await _converse(stack, console)
+        stories = list((await read_stories(stack.settings.log)).values())
+    finally:
+        with console.status("stopping: drain, then leave"):
+            await stack.stop(grace_s=20)
+    _explain(stories[1], console)
+    with console.status("asking one engine alone the same questions"):
+        verdicts = await asyncio.to_thread(compare, stories, stack.settings)
+    return _conclude(stories, verdicts, console, as_json=as_json)
+
+
+def _settings(engine: str) -> Settings:
+    """Defaults on free ports, on topics that no earlier run has used."""
+    settings = config.load()
+    replace = dataclasses.replace
+    return replace(
+        settings,
+        log=replace(settings.log, topic_prefix=f"demo-{int(time.time())}."),
+        broker=replace(settings.broker, port=0),
+        gateway=replace(settings.gateway, port=0),
+        worker=replace(settings.worker, engine=engine),
+        model=replace(settings.model, path="tiny" if engine == "vllm" else engine),
+    )
+
+
+async def _start(stack: Stack, console: Console) -> None:
+    columns = (SpinnerColumn(), TextColumn("{task.description:<12}"), BarColumn(24))
+    with Progress(
+        *columns, TextColumn("{task.fields[state]:<10}"), TimeElapsedColumn(), console=console
+    ) as bars:
+        names = ["broker", *stack.plan.names()]
+        tasks = {name: bars.add_task(name, total=None, state="waiting") for name in names}
+        starting = asyncio.create_task(stack.start())
+        while not starting.done():
+            await asyncio.wait([starting], timeout=0.2)
+            _show(stack, bars, tasks)
+        await starting
+        _show(stack, bars, tasks)
+
+
+def _show(stack: Stack, bars: Progress, tasks: dict[str, Any]) -> None:
+    rows = stack.rows()
+    states = {row.name: row.state for row in rows}
+    states["broker"] = "ready" if any(row.pid for row in rows) else "starting"
+    for name, state in states.items():
+        done = 1 if state == "ready" else None
+        bars.update(tasks[name], state=state, total=done, completed=done or 0)
+
+
+async def _converse(stack: Stack, console: Console) -> None:
+    """All conversations at once, turn by turn; every answer ends up on the log."""
+    model = stack.settings.model.served_name
+    async with httpx.AsyncClient(base_url=stack.gateway_urls[0], timeout=120) as client:
+        talks = [
+            _conversation(client, model, questions, number, console)
+            for number, questions in enumerate(CONVERSATIONS, start=1)
+        ]
+        await asyncio.gather(*talks)
+
+
+@dataclass
+class Turn:
+    """One question and what came back."""
+
+    question: str
+    answer: str = ""
+    first_token_ms: float = 0.0
+    told: dict[str, Any] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)
+
+
+async def _conversation(
+    client: httpx.AsyncClient, model: str, questions: Sequence[str], number: int, console: Console
+) -> None:
+    messages: list[dict[str, str]] = []
+    headers = {"X-Session-Id": f"demo-{number}"}
+    for place, question in enumerate(questions, start=1):
+        messages.append({"role": "user", "content": question})
+        body = {
+            "model": model,
+            "messages": messages,
+            "max_tokens": ANSWER_TOKENS,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        turn = await _ask(client, headers, body, question)
+        messages.append({"role": "assistant", "content": turn.answer})
+        _print_turn(console, f"conversation {number}, turn {place}", turn)
+
+
+async def _ask(
+    client: httpx.AsyncClient, headers: dict[str, str], body: dict[str, Any], question: str
+) -> Turn:
+    turn, began_s = Turn(question), time.monotonic()
+    url = "/v1/chat/completions"
+    async with client.stream("POST", url, json=body, headers=headers) as response:
+        async for line in response.aiter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                raise EngineFailed(f"the gateway answered: {event['error']['message']}")
+            turn.told = event.get("trivium") or turn.told
+            turn.usage = event.get("usage") or turn.usage
+            for choice in event.get("choices", []):
+                turn.first_token_ms = turn.first_token_ms or (time.monotonic() - began_s) * 1000
+                turn.answer += choice["delta"].get("content") or ""
+    return turn
+
+
+def _print_turn(console: Console, title: str, turn: Turn) -> None:
+    told, usage = turn.told, turn.usage
+    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+    console.print(f"[bold]{title}[/bold]  {turn.question}", highlight=False)
+    console.print(escape(f"  {turn.answer.strip()[:160]}"), style="green", highlight=False)
+    console.print(
+        f"  {told.get('mode')} on {told.get('prefill_worker')} and {told.get('decode_worker')}; "
+        f"first token after {turn.first_token_ms:.0f} ms; {usage.get('prompt_tokens')} prompt "
+        f"tokens, {cached} cached; {told.get('kv_bytes', 0):,} KV bytes over NIXL",
+        style="dim",
+        highlight=False,
+    )
+
+
+def _explain(story: Story, console: Console) -> None:
+    table = Table(title=f"The way of {story.request.request_id}, read back from the log")
+    table.add_column("ms", justify="right")
+    table.add_column("who")
+    table.add_column("what")
+    for step in story.steps():
+        table.add_row(str(step.after_ms), step.who, step.what)
+    console.print(table)
+
+
+def _conclude(
+    stories: Sequence[Story], verdicts: Sequence[Verdict], console: Console, *, as_json: bool
+) -> int:
+    equal = sum(verdict.equal for verdict in verdicts)
+    kv_bytes = sum(story.kv_bytes for story in stories)
+    completed = sum(
+        story.outcome is not None and story.outcome.kind is OutcomeKind.COMPLETED
+        for story in stories
+    )
+    good = equal == len(stories) == completed and kv_bytes > 0
+    mark = "[green]✓[/green]" if good else "[red]✗[/red]"
+    console.print(
+        f"{mark} {completed} of {len(stories)} answers completed; {equal} equal one engine alone, "
+        f"token by token; {kv_bytes:,} KV bytes went over NIXL; nothing is left running.",
+        highlight=False,
+    )
+    for verdict in verdicts:
+        if not verdict.equal:
+            console.print(f"  {verdict.request_id} differs from token {verdict.first_difference}")
+    if as_json:
+        report = {
+            "good": good,
+            "kv_bytes": kv_bytes,
+            "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts],
+            "steps": [dataclasses.asdict(step) for step in stories[1].steps()],
+        }
+        Console().print_json(json.dumps(report))
+    return 0 if good else 1

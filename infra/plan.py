@@ -1,0 +1,92 @@
+"""What `trivium up` runs: how many processes of each kind, with which command and environment.
+
+Decides only; `infra/launcher.py` starts them.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.config import without_sections
+from infra.supervisor import ProcessSpec
+from schemas.errors import ConfigError
+from schemas.records import MemberKind
+
+# One thread each, or the libraries of every process start as many as there are cores.
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_WORKER_ROLES = ("prefill", "decode", "replica")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Counts by kind. `broker` is False where the cluster is external."""
+
+    prefill: int = 1
+    decode: int = 1
+    replica: int = 0
+    routers: int = 1
+    gateways: int = 1
+    broker: bool = True
+
+    def __post_init__(self) -> None:
+        for name in (*_WORKER_ROLES, "routers", "gateways"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}: expected at least 0, found {getattr(self, name)}")
+
+    def names(self) -> dict[str, MemberKind]:
+        """Member ids in the order of starting, with their kinds."""
+        found = {f"router-{number}": MemberKind.ROUTER for number in range(self.routers)}
+        for role in _WORKER_ROLES:
+            for number in range(getattr(self, role)):
+                found[f"{role}-{number}"] = MemberKind.WORKER
+        found.update({f"gateway-{n}": MemberKind.GATEWAY for n in range(self.gateways)})
+        return found
+
+
+def process_specs(
+    plan: Plan, *, folder: Path, config: Path, engine: str, gateway_port: int
+) -> list[ProcessSpec]:
+    """One spec for each process of the plan but the broker."""
+    names = plan.names()
+    workers = [name for name, kind in names.items() if kind is MemberKind.WORKER]
+    shares = core_shares(sorted(os.sched_getaffinity(0)), len(workers))
+    base = {**without_sections(os.environ), "TRIVIUM_HOME": str(folder)}
+    base.pop("PYTHONDONTWRITEBYTECODE", None)  # the cache halves the start of vLLM's processes
+    specs = []
+    for name, kind in names.items():
+        env, flags = {**base, **dict.fromkeys(_ONE_THREAD, "1")}, ["--id", name]
+        if kind is MemberKind.WORKER:
+            flags += ["--role", name.partition("-")[0]]
+            if engine == "vllm":
+                env |= _vllm_env(shares[workers.index(name)])
+        if kind is MemberKind.GATEWAY and gateway_port:
+            flags += ["--port", str(gateway_port + int(name.partition("-")[2]))]
+        command = [sys.executable, "-m", "infra.cli.app", kind.value, *flags]
+        specs.append(
+            ProcessSpec(
+                name=name,
+                command=(*command, "--config", str(config)),
+                log_file=folder / "logs" / f"{name}.log",
+                env=env,
+            )
+        )
+    return specs
+
+
+def core_shares(cores: list[int], count: int) -> list[list[int]]:
+    """The machine's cores dealt to so many workers; some share where cores are fewer."""
+    if count == 0:
+        return []
+    if len(cores) < count:
+        return [[cores[number % len(cores)]] for number in range(count)]
+    size = len(cores) // count
+    return [cores[number * size : (number + 1) * size] for number in range(count)]
+
+
+def _vllm_env(cores: list[int]) -> Mapping[str, str]:
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "OMP_NUM_THREADS": str(len(cores)),
+    }

@@ -1,0 +1,85 @@
+"""Processes by identity: a process id is reused, the pair of it and its start time is not.
+
+The broker and the launcher write identities to files and signal only what still matches. Reads
+/proc, so Linux only.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_POLL_S = 0.05
+_STATE_FIELD, _PARENT_FIELD, _START_FIELD = (
+    0,
+    1,
+    19,
+)  # of /proc/PID/stat, counted after the command in brackets
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process: its id and its start time in clock ticks since boot."""
+
+    pid: int
+    started_ticks: int
+
+    def lives(self) -> bool:
+        """True while the very same process runs; a zombie is dead."""
+        fields = _stat(self.pid)
+        return (
+            fields is not None
+            and fields[_STATE_FIELD] not in "ZX"
+            and int(fields[_START_FIELD]) == self.started_ticks
+        )
+
+    def signal(self, number: signal.Signals) -> bool:
+        """Send a signal if the process still lives; False if it does not."""
+        if not self.lives():
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+        return True
+
+    def stop(self, *, grace_s: float) -> None:
+        """SIGTERM, then SIGKILL when the grace is over; returns when the process is gone."""
+        self.signal(signal.SIGTERM)
+        if not self.wait(grace_s):
+            self.signal(signal.SIGKILL)
+            self.wait(grace_s)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the process is gone; False when time ran out."""
+        end = time.monotonic() + timeout_s
+        while self.lives():
+            if time.monotonic() > end:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+
+def identify(pid: int) -> Identity | None:
+    """The identity of a running process, or None."""
+    fields = _stat(pid)
+    return None if fields is None else Identity(pid, int(fields[_START_FIELD]))
+
+
+def children(pid: int) -> dict[int, str]:
+    """The living children of a process, with their command lines."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        fields = _stat(int(entry.name)) if entry.name.isdecimal() else None
+        if fields and int(fields[_PARENT_FIELD]) == pid and fields[_STATE_FIELD] not in "ZX":
+            with contextlib.suppress(OSError):
+                found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ").strip()
+    return found
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:  # gone, or going
+        return None
+    return text.rpartition(")")[2].split()

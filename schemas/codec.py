@@ -1,0 +1,275 @@
+"""Records to bytes and back: Avro bodies in single-object or Confluent framing.
+
+The path uses fastavro only. Every schema version that was ever committed can be read: `avro`
+holds the current ones, `history` the older ones, which are resolved to the current one.
+Schema registry calls happen once, at start (`schemas/registry.py`); nothing here does I/O once a
+codec is made.
+"""
+
+import dataclasses
+import enum
+import io
+import json
+import operator
+import struct
+import types
+import typing
+from array import array
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import fastavro
+from fastavro.schema import fingerprint, load_schema, to_parsing_canonical_form
+
+from schemas import records
+from schemas.errors import RecordError
+
+AVRO_DIR = Path(__file__).parent / "avro"
+HISTORY_DIR = Path(__file__).parent / "history"
+SINGLE_OBJECT_MARKER = b"\xc3\x01"
+CONFLUENT_MAGIC = 0
+
+Schema = dict[str, Any]
+
+
+def pack_tokens(token_ids: Sequence[int]) -> bytes:
+    """Token ids as little-endian int32; the form in which prompts cross the log."""
+    return array("i", token_ids).tobytes()
+
+
+def unpack_tokens(packed: bytes) -> list[int]:
+    """Inverse of `pack_tokens`; raises RecordError where the length is no multiple of 4."""
+    if len(packed) % 4:
+        raise RecordError(f"token ids: expected a multiple of 4 bytes, found {len(packed)}")
+    return list(array("i", packed))
+
+
+def record_names() -> list[str]:
+    """Names of all records, sorted."""
+    return sorted(path.name.split(".")[1] for path in AVRO_DIR.glob("trivium.*.avsc"))
+
+
+@cache
+def schema_of(name: str) -> Schema:
+    """The current schema of a record, with every type that it names."""
+    return typing.cast(Schema, load_schema(AVRO_DIR / f"trivium.{name}.avsc"))
+
+
+@cache
+def full_schema(name: str) -> Schema:
+    """The same as plain JSON in which each named type is written out at its first use."""
+    return typing.cast(Schema, json.loads(_expanded(name)))
+
+
+def _expanded(name: str) -> str:
+    seen: set[str] = set()
+
+    def expand(node: Any) -> Any:
+        if isinstance(node, str) and node.startswith("trivium."):
+            if node in seen:
+                return node
+            seen.add(node)
+            return expand(json.loads((AVRO_DIR / f"{node}.avsc").read_text()))
+        if isinstance(node, list):
+            return [expand(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        node = dict(node)
+        for key in ("items", "values"):
+            if key in node:
+                node[key] = expand(node[key])
+        if node.get("type") == "record":
+            node["fields"] = [{**f, "type": expand(f["type"])} for f in node["fields"]]
+        return node
+
+    return json.dumps(expand(f"trivium.{name}"))
+
+
+def schema_fingerprint(schema: Schema | str) -> bytes:
+    """CRC-64-AVRO of the parsing canonical form, little-endian as single-object encoding has it."""
+    canonical = to_parsing_canonical_form(typing.cast(Any, schema))
+    return bytes.fromhex(fingerprint(canonical, "CRC-64-AVRO"))
+
+
+# Converters between dataclasses and what fastavro takes. Built once per class.
+
+Convert = Callable[[Any], Any]
+
+
+def _strip_optional(hint: Any) -> tuple[Any, bool]:
+    if isinstance(hint, types.UnionType):
+        (inner,) = (arg for arg in hint.__args__ if arg is not type(None))
+        return inner, True
+    return hint, False
+
+
+def _maybe(convert: Convert | None, optional: bool) -> Convert | None:
+    if convert is None or not optional:
+        return convert
+    return lambda value: None if value is None else convert(value)
+
+
+def _writer(hint: Any) -> Convert | None:
+    hint, optional = _strip_optional(hint)
+    if dataclasses.is_dataclass(hint):
+        return _maybe(_to_dict(typing.cast(type, hint)), optional)
+    if typing.get_origin(hint) is Sequence:
+        item = _writer(typing.get_args(hint)[0])
+        return _maybe(
+            None if item is None else (lambda values: [item(v) for v in values]), optional
+        )
+    return None
+
+
+def _reader(hint: Any) -> Convert | None:
+    hint, optional = _strip_optional(hint)
+    if dataclasses.is_dataclass(hint):
+        return _maybe(_from_dict(typing.cast(type, hint)), optional)
+    if isinstance(hint, type) and issubclass(hint, enum.StrEnum):
+        return _maybe(_enum_lookup(hint), optional)
+    if typing.get_origin(hint) is Sequence:
+        item = _reader(typing.get_args(hint)[0])
+        return _maybe(
+            tuple if item is None else (lambda values: tuple(map(item, values))), optional
+        )
+    return None
+
+
+def _enum_lookup(kind: type[enum.StrEnum]) -> Convert:
+    members = {member.value: member for member in kind}
+    return members.__getitem__
+
+
+@cache
+def _to_dict(cls: Hashable) -> Convert:
+    hints = typing.get_type_hints(cls)
+    names = list(hints)
+    nested = [(name, write) for name in names if (write := _writer(hints[name]))]
+    values_of = operator.attrgetter(*names)
+
+    def convert(record: Any) -> dict[str, Any]:
+        values = dict(zip(names, values_of(record), strict=True))
+        for name, write in nested:
+            values[name] = write(values[name])
+        return values
+
+    return convert
+
+
+@cache
+def _from_dict(cls: Any) -> Convert:
+    # The slots are set directly: a frozen dataclass's own __init__ takes three times as long, and
+    # no record has a __post_init__.
+    hints = typing.get_type_hints(cls)
+    plan = [(name, getattr(cls, name).__set__, _reader(hints[name])) for name in hints]
+    new = object.__new__
+
+    def convert(values: dict[str, Any]) -> Any:
+        record = new(cls)
+        for name, set_slot, read in plan:
+            value = values[name]
+            set_slot(record, value if read is None else read(value))
+        return record
+
+    return convert
+
+
+def to_dict(record: Any) -> dict[str, Any]:
+    """A record as plain dictionaries and lists, for display and for JSON."""
+    return typing.cast(dict[str, Any], _to_dict(typing.cast(Hashable, type(record)))(record))
+
+
+class Codec:
+    """Encodes and decodes records in one framing.
+
+    `registry_ids` maps record names to Confluent schema ids; without it values are single-object
+    encoded. Both framings are always readable, so that a change of the switch loses nothing that
+    is still in the log; a Confluent id is readable if it is in `registry_ids` or was added by
+    `learn`. `history` is the folder of older schemas.
+    """
+
+    def __init__(
+        self, registry_ids: Mapping[str, int] | None = None, *, history: Path = HISTORY_DIR
+    ) -> None:
+        self._parsed: dict[str, Schema] = {}
+        self._headers: dict[str, bytes] = {}
+        self._to_plain: dict[str, Convert] = {}
+        self._from_plain: dict[str, Convert] = {}
+        self._by_fingerprint: dict[bytes, tuple[str, Schema]] = {}
+        self._by_id: dict[int, tuple[str, Schema]] = {}
+        for name in record_names():
+            schema = schema_of(name)
+            if schema["type"] != "record":
+                continue
+            mark = schema_fingerprint(full_schema(name))
+            self._parsed[name] = schema
+            self._headers[name] = SINGLE_OBJECT_MARKER + mark
+            self._to_plain[name] = _to_dict(getattr(records, name))
+            self._from_plain[name] = _from_dict(getattr(records, name))
+            self._by_fingerprint[mark] = (name, schema)
+        for path in sorted(history.glob("*.avsc")):
+            old = json.loads(path.read_text())
+            self._by_fingerprint.setdefault(
+                schema_fingerprint(old),
+                (old["name"], typing.cast(Schema, fastavro.parse_schema(old))),
+            )
+        for name, schema_id in (registry_ids or {}).items():
+            self._headers[name] = struct.pack(">bI", CONFLUENT_MAGIC, schema_id)
+            self._by_id[schema_id] = (name, self._parsed[name])
+
+    def learn(self, schema_id: int, schema: Schema) -> None:
+        """Make an older version that the schema registry holds readable."""
+        self._by_id.setdefault(
+            schema_id, (schema["name"], typing.cast(Schema, fastavro.parse_schema(schema)))
+        )
+
+    def encode(self, record: Any) -> bytes:
+        """Framing header and Avro body; raises RecordError for values that the schema refuses."""
+        name = type(record).__name__
+        header = self._headers.get(name)
+        if header is None:
+            raise RecordError(f"expected a record of schemas/avro, found {name}")
+        out = io.BytesIO()
+        out.write(header)
+        try:
+            fastavro.schemaless_writer(out, self._parsed[name], self._to_plain[name](record))
+        except (ValueError, TypeError, OverflowError, AttributeError) as error:
+            raise RecordError(f"{name}: a value does not fit its schema: {error}") from error
+        return out.getvalue()
+
+    def decode(self, value: bytes | None) -> Any:
+        """The record in `value`; raises RecordError saying what was expected and found."""
+        if not value:
+            raise RecordError("expected an Avro record, found an empty value")
+        name, writer, start = self._frame(value)
+        reader = self._parsed[name]
+        body = io.BytesIO(value)
+        body.seek(start)
+        try:
+            plain = fastavro.schemaless_reader(body, writer, None if writer is reader else reader)
+            record = self._from_plain[name](plain)
+        except RecordError:
+            raise
+        except Exception as error:  # fastavro raises many kinds on damaged bytes
+            raise RecordError(
+                f"{name}: the body is damaged: {type(error).__name__}: {error}"
+            ) from error
+        if body.tell() != len(value):
+            raise RecordError(f"{name}: {len(value) - body.tell()} bytes follow the record")
+        return record
+
+    def _frame(self, value: bytes) -> tuple[str, Schema, int]:
+        if value[:2] == SINGLE_OBJECT_MARKER and len(value) >= 10:
+            found = self._by_fingerprint.get(value[2:10])
+            if found is None:
+                raise RecordError(f"unknown schema fingerprint {value[2:10].hex()}")
+            return *found, 10
+        if value[0] == CONFLUENT_MAGIC and len(value) >= 5:
+            (schema_id,) = struct.unpack_from(">I", value, 1)
+            found = self._by_id.get(schema_id)
+            if found is None:
+                raise RecordError(f"unknown schema id {schema_id}")
+            return *found, 5
+        raise RecordError(f"expected an Avro framing marker (c301 or 00), found {value[:2].hex()}")

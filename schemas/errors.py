@@ -1,0 +1,243 @@
+"""Every error that Trivium raises on purpose, as one tree.
+
+TriviumError
+├── ClientError            the caller's fault; the same call will fail again
+│   ├── InvalidRequest         400 invalid_request
+│   ├── PromptTooLong          400 context_length_exceeded
+│   ├── Unauthorized           401 invalid_api_key
+│   ├── NotFound               404 not_found
+│   ├── UnknownModel           404 model_not_found
+│   ├── BodyTooLarge           413 body_too_large
+│   └── Cancelled              499 cancelled
+├── OverloadError          nobody's fault; try again later
+│   ├── TooManyRequests        429 too_many_requests
+│   ├── QueueFull              429 queue_full
+│   └── DeadlineExceeded       504 deadline_exceeded
+├── WorkerError            a worker or its engine failed; another placement may succeed
+│   ├── WorkerLost             502 worker_lost
+│   ├── WorkerRefused          503 worker_refused
+│   ├── StaleEpoch             503 stale_epoch
+│   ├── KvUnavailable          503 kv_unavailable
+│   ├── EngineFailed           500 engine_failed
+│   ├── EngineDead             503 engine_dead
+│   └── NoProgress             504 no_progress
+└── SystemFault            ours, or our surroundings'
+    ├── BrokerUnavailable      503 broker_unavailable
+    ├── NotReady               503 not_ready
+    ├── RecordError            500 undecodable_record
+    ├── TopicError             500 topic_mismatch
+    ├── LeaseError             500 no_lease
+    └── ConfigError            500 bad_config
+
+`code` is stable and travels in records and HTTP bodies; `http_status` is what a gateway answers;
+`retriable` says whether the same request may succeed when tried again.
+"""
+
+from enum import StrEnum
+from typing import ClassVar
+
+from schemas.records import WireError
+
+
+class Fault(StrEnum):
+    """Whose fault an error is."""
+
+    CLIENT = "client"
+    OVERLOAD = "overload"
+    WORKER = "worker"
+    US = "us"
+
+
+class TriviumError(Exception):
+    """Base of the tree; never raised itself."""
+
+    code: ClassVar[str] = "internal_error"
+    http_status: ClassVar[int] = 500
+    retriable: ClassVar[bool] = False
+    fault: ClassVar[Fault] = Fault.US
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def to_wire(self) -> WireError:
+        """The error as a record travels with it."""
+        return WireError(code=self.code, message=self.message, retriable=self.retriable)
+
+
+class ClientError(TriviumError):
+    """The caller's fault."""
+
+    code, http_status, fault = "client_error", 400, Fault.CLIENT
+
+
+class InvalidRequest(ClientError):
+    """A field is missing, malformed or out of range; `param` names it."""
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class PromptTooLong(ClientError):
+    """Prompt and answer do not fit the model's context or the gateway's limit."""
+
+    code = "context_length_exceeded"
+
+
+class Unauthorized(ClientError):
+    """The API key is missing or unknown."""
+
+    code, http_status = "invalid_api_key", 401
+
+
+class NotFound(ClientError):
+    """No such request or route."""
+
+    code, http_status = "not_found", 404
+
+
+class UnknownModel(ClientError):
+    """No such model is served."""
+
+    code, http_status = "model_not_found", 404
+
+
+class BodyTooLarge(ClientError):
+    """The HTTP body exceeds the limit."""
+
+    code, http_status = "body_too_large", 413
+
+
+class Cancelled(ClientError):
+    """The client gave the request up."""
+
+    code, http_status = "cancelled", 499
+
+
+class OverloadError(TriviumError):
+    """Too much work for now."""
+
+    code, http_status, fault, retriable = "overloaded", 429, Fault.OVERLOAD, True
+
+
+class TooManyRequests(OverloadError):
+    """The gateway's limit of requests in flight is reached."""
+
+    code = "too_many_requests"
+
+
+class QueueFull(OverloadError):
+    """The router's admission queue is full."""
+
+    code = "queue_full"
+
+
+class DeadlineExceeded(OverloadError):
+    """The request's deadline passed before it was answered."""
+
+    code, http_status = "deadline_exceeded", 504
+
+
+class WorkerError(TriviumError):
+    """A worker or its engine failed."""
+
+    code, http_status, fault, retriable = "worker_error", 502, Fault.WORKER, True
+
+
+class WorkerLost(WorkerError):
+    """A worker fell silent while it held the request."""
+
+    code = "worker_lost"
+
+
+class WorkerRefused(WorkerError):
+    """A worker had no room or was draining."""
+
+    code, http_status = "worker_refused", 503
+
+
+class StaleEpoch(WorkerError):
+    """Work or KV of an earlier life of a worker."""
+
+    code, http_status = "stale_epoch", 503
+
+
+class KvUnavailable(WorkerError):
+    """KV has expired, is gone, or could not be fetched."""
+
+    code, http_status = "kv_unavailable", 503
+
+
+class EngineFailed(WorkerError):
+    """The engine ended this request with an error."""
+
+    code, http_status = "engine_failed", 500
+
+
+class EngineDead(WorkerError):
+    """The engine is gone; the worker must restart."""
+
+    code, http_status = "engine_dead", 503
+
+
+class NoProgress(WorkerError):
+    """The engine produced no token within its first-token or progress deadline."""
+
+    code, http_status = "no_progress", 504
+
+
+class SystemFault(TriviumError):
+    """Ours, or our surroundings'."""
+
+    code = "system_fault"
+
+
+class BrokerUnavailable(SystemFault):
+    """Kafka does not answer."""
+
+    code, http_status, retriable = "broker_unavailable", 503, True
+
+
+class NotReady(SystemFault):
+    """No worker serves the model yet."""
+
+    code, http_status, retriable = "not_ready", 503, True
+
+
+class RecordError(SystemFault):
+    """A record could not be encoded or decoded."""
+
+    code = "undecodable_record"
+
+
+class TopicError(SystemFault):
+    """A topic is missing or differs from the table in a way that cannot be mended in place."""
+
+    code = "topic_mismatch"
+
+
+class LeaseError(SystemFault):
+    """No partition is free to lease, or a lease was lost."""
+
+    code = "no_lease"
+
+
+class ConfigError(SystemFault):
+    """A setting is unknown or cannot be parsed."""
+
+    code = "bad_config"
+
+
+def _tree(cls: type[TriviumError]) -> list[type[TriviumError]]:
+    return [cls, *(found for sub in cls.__subclasses__() for found in _tree(sub))]
+
+
+BY_CODE: dict[str, type[TriviumError]] = {cls.code: cls for cls in _tree(TriviumError)}
+
+
+def from_wire(error: WireError) -> TriviumError:
+    """The exception for a travelled error; an unknown code becomes a plain TriviumError."""
+    return BY_CODE.get(error.code, TriviumError)(error.message)

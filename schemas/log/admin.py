@@ -1,0 +1,145 @@
+"""Creates the topics of the table and checks that those on the broker fit it. Called by the CLI and
+by tests.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaError, for_code
+
+from schemas.errors import BrokerUnavailable, TopicError
+from schemas.log.clients import RECORD_BYTES_MAX, client_options
+from schemas.settings import LogSettings
+from schemas.topics import DEAD_LETTER_RETENTION_MS, DEAD_LETTER_SUFFIX, TOPICS, Topic
+
+_ALREADY_EXISTS = 36
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicStatus:
+    """A topic as the table wants it and as the broker has it; `found` is 0 where it is missing."""
+
+    name: str
+    expected: int
+    found: int
+    records: str
+    cleanup: str
+    retention_ms: int
+
+    @property
+    def fits(self) -> bool:
+        return self.expected == self.found
+
+
+def wanted_topics(settings: LogSettings) -> dict[str, NewTopic]:
+    """Every topic with its dead letters, by full name."""
+    wanted: dict[str, NewTopic] = {}
+    for topic in TOPICS.values():
+        full = settings.topic_prefix + topic.name
+        wanted[full] = _new(full, settings.partitions(topic.group), settings, _config(topic))
+        dead = full + DEAD_LETTER_SUFFIX
+        wanted[dead] = _new(dead, 1, settings, {"retention.ms": str(DEAD_LETTER_RETENTION_MS)})
+    return wanted
+
+
+def _config(topic: Topic) -> dict[str, str]:
+    config = {"cleanup.policy": topic.cleanup, **topic.config}
+    if "delete" in topic.cleanup:
+        config["retention.ms"] = str(topic.retention_ms)
+    return config
+
+
+def _new(name: str, partitions: int, settings: LogSettings, config: dict[str, str]) -> NewTopic:
+    config = {"max.message.bytes": str(RECORD_BYTES_MAX), **config}
+    return NewTopic(
+        name=name,
+        num_partitions=partitions,
+        replication_factor=settings.replication_factor,
+        topic_configs=config,
+    )
+
+
+async def _admin(settings: LogSettings) -> AIOKafkaAdminClient:
+    client = AIOKafkaAdminClient(**client_options(settings), client_id="trivium-admin")
+    try:
+        await client.start()
+    except KafkaError as error:
+        await client.close()
+        raise BrokerUnavailable(f"no broker at {settings.bootstrap}: {error}") from error
+    return client
+
+
+async def create_topics(settings: LogSettings) -> list[str]:
+    """Create what is missing, check what is there; returns the names created. Safe to repeat.
+
+    Raises TopicError where an existing topic has another partition count.
+    """
+    client = await _admin(settings)
+    wanted = wanted_topics(settings)
+    try:
+        counts = await _partition_counts(client, wanted)
+        missing = [topic for name, topic in wanted.items() if name not in counts]
+        if missing:
+            response = await client.create_topics(missing, timeout_ms=settings.request_timeout_ms)
+            for name, code, *rest in response.topic_errors:
+                if code not in (0, _ALREADY_EXISTS):
+                    raise TopicError(f"{name}: not created: {for_code(code).__name__} {rest}")
+            async with asyncio.timeout(settings.request_timeout_ms / 1000):
+                while len(await _partition_counts(client, wanted)) < len(wanted):  # noqa: ASYNC110
+                    # metadata follows the controller's answer; there is no event to wait for
+                    await asyncio.sleep(0.02)
+    finally:
+        await client.close()
+    await verify_topics(settings)
+    return [topic.name for topic in missing]
+
+
+async def _partition_counts(client: AIOKafkaAdminClient, names: Iterable[str]) -> dict[str, int]:
+    found = await client.describe_topics(list(names))
+    return {
+        topic["topic"]: len(topic["partitions"])
+        for topic in found
+        if not topic["error_code"] and all(p["leader"] >= 0 for p in topic["partitions"])
+    }
+
+
+async def describe_topics(settings: LogSettings) -> list[TopicStatus]:
+    """Every wanted topic beside what the broker has."""
+    wanted = wanted_topics(settings)
+    client = await _admin(settings)
+    try:
+        counts = await _partition_counts(client, wanted)
+    finally:
+        await client.close()
+    rows = []
+    for name, topic in wanted.items():
+        table = TOPICS.get(name.removeprefix(settings.topic_prefix))
+        rows.append(
+            TopicStatus(
+                name=name,
+                expected=topic.num_partitions,
+                found=counts.get(name, 0),
+                records=", ".join(table.records) if table else "dead letters",
+                cleanup=topic.topic_configs.get("cleanup.policy", "delete"),
+                retention_ms=table.retention_ms if table else DEAD_LETTER_RETENTION_MS,
+            )
+        )
+    return rows
+
+
+async def verify_topics(settings: LogSettings) -> None:
+    """Raise TopicError, saying what to do, unless every topic is there with its partition count."""
+    rows = await describe_topics(settings)
+    missing = [row.name for row in rows if row.found == 0]
+    if missing:
+        raise TopicError(f"missing: {', '.join(missing)}; create them with `trivium topics create`")
+    wrong = [row for row in rows if not row.fits]
+    if wrong:
+        found = "; ".join(f"{r.name}: expected {r.expected}, found {r.found}" for r in wrong)
+        raise TopicError(
+            f"partition counts differ: {found}. They decide which router owns a session and are "
+            "never changed in place: set them in [log] to what is there, or choose another "
+            "topic_prefix, or drain and delete the topics"
+        )

@@ -1,0 +1,277 @@
+"""How any process writes to and reads from the log: one producer class, one reader class.
+
+Every aiokafka setting that Trivium uses on a hot path stands here, once. Consumer groups are not
+used: readers are assigned their partitions, because a rebalance has no place between a dispatch and
+its worker. The router's Faust agents are the one exception (`streams/agents/app.py`).
+"""
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from itertools import count
+from typing import Any, Literal
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
+from aiokafka.errors import KafkaError
+
+from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable, TopicError
+from schemas.settings import LogSettings
+from schemas.topics import DEAD_LETTER_SUFFIX, check_record, partition_of
+
+RECORD_BYTES_MAX = 8 << 20
+Headers = Sequence[tuple[str, bytes]]
+Ack = asyncio.Future[Any]
+
+
+def client_options(settings: LogSettings) -> dict[str, Any]:
+    """Connection and security options of any aiokafka client."""
+    options: dict[str, Any] = {
+        "bootstrap_servers": settings.bootstrap,
+        "security_protocol": settings.security_protocol,
+        "request_timeout_ms": settings.request_timeout_ms,
+        "metadata_max_age_ms": 30_000,
+        "retry_backoff_ms": 50,
+    }
+    if settings.security_protocol.endswith("SSL"):
+        options["ssl_context"] = ssl.create_default_context(cafile=settings.tls_ca_file or None)
+    if settings.security_protocol.startswith("SASL"):
+        options["sasl_mechanism"] = settings.sasl_mechanism
+        options["sasl_plain_username"] = settings.sasl_username
+        options["sasl_plain_password"] = settings.sasl_password
+    return options
+
+
+class LogProducer:
+    """Writes records to the topics of the table.
+
+    `durable` waits for all replicas and is idempotent; otherwise one broker's word is enough and a
+    record may be lost with that broker (token frames). Records carry CloudEvents attributes in
+    binary mode, frames do not.
+    """
+
+    def __init__(
+        self, settings: LogSettings, codec: Codec, *, durable: bool, client_id: str
+    ) -> None:
+        self._settings = settings
+        self._codec = codec
+        self._durable = durable
+        self._client_id = client_id
+        self._source = f"/trivium/{client_id}".encode()
+        self._event_ids = count()
+        self._producer: AIOKafkaProducer | None = None
+
+    async def start(self) -> None:
+        """Connect; raises BrokerUnavailable."""
+        producer = AIOKafkaProducer(
+            **client_options(self._settings),
+            client_id=self._client_id,
+            acks="all" if self._durable else 1,
+            enable_idempotence=self._durable,
+            linger_ms=0,
+            max_batch_size=1 << 18,
+            max_request_size=RECORD_BYTES_MAX,
+        )
+        try:
+            await producer.start()
+        except KafkaError as error:
+            await producer.stop()
+            raise BrokerUnavailable(f"no broker at {self._settings.bootstrap}: {error}") from error
+        self._producer = producer
+
+    async def stop(self) -> None:
+        """Flush and close."""
+        if self._producer is not None:
+            await self._producer.stop()
+            self._producer = None
+
+    def session_partition(self, session_id: str) -> int:
+        """The partition of everything about a session."""
+        return partition_of(session_id, self._settings.session_partitions)
+
+    async def send(
+        self, topic: str, record: Any, *, key: str, partition: int, headers: Headers = ()
+    ) -> Ack:
+        """Buffer a record; await the returned future for the broker's acknowledgement.
+
+        Raises BrokerUnavailable when the client cannot take it.
+        """
+        check_record(topic, record)
+        if self._durable:
+            headers = [*headers, *self._event_headers(type(record).__name__)]
+        return await self.send_raw(
+            self._settings.topic_prefix + topic,
+            self._codec.encode(record),
+            key=key.encode(),
+            partition=partition,
+            headers=headers,
+        )
+
+    async def send_raw(
+        self,
+        full_topic: str,
+        value: bytes | None,
+        *,
+        key: bytes | None,
+        partition: int,
+        headers: Headers = (),
+    ) -> Ack:
+        """The same for bytes that are no record of the table (dead letters)."""
+        if self._producer is None:
+            raise BrokerUnavailable("the producer is not started")
+        try:
+            ack: Ack = await self._producer.send(
+                full_topic, value, key=key, partition=partition, headers=list(headers)
+            )
+            return ack
+        except (KafkaError, AssertionError) as error:  # an unknown partition is an assertion there
+            raise BrokerUnavailable(
+                f"{full_topic}[{partition}]: not sent: {type(error).__name__}: {error}"
+            ) from error
+
+    def _event_headers(self, kind: str) -> Headers:
+        return (
+            ("content-type", b"application/avro"),
+            ("ce_specversion", b"1.0"),
+            ("ce_type", f"trivium.{kind}".encode()),
+            ("ce_source", self._source),
+            ("ce_id", str(next(self._event_ids)).encode()),
+        )
+
+
+class AssignedReader:
+    """Reads fixed partitions of one topic of the table, with no consumer group on the way.
+
+    With `committed_group` the positions are committed now and then, only so that lag tools see
+    them.
+    """
+
+    def __init__(
+        self,
+        settings: LogSettings,
+        topic: str,
+        partitions: Sequence[int],
+        *,
+        client_id: str,
+        committed_group: str | None = None,
+    ) -> None:
+        self.topic = settings.topic_prefix + topic
+        self._partitions = [TopicPartition(self.topic, p) for p in partitions]
+        self._bootstrap = settings.bootstrap
+        group = settings.topic_prefix + committed_group if committed_group else None
+        self._options = {
+            **client_options(settings),
+            "client_id": client_id,
+            "group_id": group,
+            "enable_auto_commit": group is not None,
+            "auto_commit_interval_ms": 5_000,
+            "auto_offset_reset": "earliest",
+            "fetch_max_wait_ms": 500,
+            "max_partition_fetch_bytes": RECORD_BYTES_MAX,
+        }
+        self._consumer: AIOKafkaConsumer | None = None
+
+    @property
+    def _started(self) -> AIOKafkaConsumer:
+        if self._consumer is None:
+            raise BrokerUnavailable(f"{self.topic}: the reader is not started")
+        return self._consumer
+
+    async def start(self, at: Literal["earliest", "latest"] | dict[int, int]) -> None:
+        """Connect and stand at the given place; `latest` is fixed when this returns."""
+        consumer = AIOKafkaConsumer(**self._options)
+        try:
+            await consumer.start()
+        except KafkaError as error:
+            await consumer.stop()
+            raise BrokerUnavailable(f"no broker at {self._bootstrap}: {error}") from error
+        self._consumer = consumer
+        try:
+            consumer.assign(self._partitions)
+            if at == "earliest":
+                await self.seek(await self._beginnings())
+            elif at == "latest":
+                await self.seek(await self.end_offsets())
+            else:
+                await self.seek(at)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _beginnings(self) -> dict[int, int]:
+        offsets = await self._started.beginning_offsets(self._partitions)
+        return {tp.partition: offset for tp, offset in offsets.items()}
+
+    async def seek(self, offsets: dict[int, int]) -> None:
+        """Go to the given offset of each given partition."""
+        for partition, offset in offsets.items():
+            self._started.seek(TopicPartition(self.topic, partition), offset)
+
+    async def end_offsets(self) -> dict[int, int]:
+        """The offset after the last record of each partition; raises TopicError for a missing
+        topic.
+        """
+        try:
+            offsets = await self._started.end_offsets(self._partitions)
+        except KafkaError as error:
+            raise TopicError(
+                f"{self.topic}: cannot be read: {type(error).__name__}; "
+                "create the topics with `trivium topics create`"
+            ) from error
+        return {tp.partition: offset for tp, offset in offsets.items()}
+
+    async def offsets_at(self, timestamp_ms: int) -> dict[int, int]:
+        """The first offset at or after a time, of each partition; its end where nothing is that
+        late.
+        """
+        found = await self._started.offsets_for_times(dict.fromkeys(self._partitions, timestamp_ms))
+        ends = await self.end_offsets()
+        return {
+            tp.partition: at.offset if at is not None else ends[tp.partition]
+            for tp, at in found.items()
+        }
+
+    async def batch(
+        self, *, max_records: int = 500, timeout_ms: int = 60_000
+    ) -> list[ConsumerRecord]:
+        """Wait for records and return what is there; empty only after the timeout."""
+        found = await self._started.getmany(timeout_ms=timeout_ms, max_records=max_records)
+        if len(found) == 1:
+            return list(next(iter(found.values())))
+        return [record for records in found.values() for record in records]
+
+    async def read_to_end(self) -> list[ConsumerRecord]:
+        """Everything between the present position and the end as of this call."""
+        ends = await self.end_offsets()
+        records: list[ConsumerRecord] = []
+        while any([await self._position(tp) < ends[tp.partition] for tp in self._partitions]):
+            records += await self.batch(max_records=5_000, timeout_ms=1_000)
+        return records
+
+    async def _position(self, partition: TopicPartition) -> int:
+        return int(await self._started.position(partition))
+
+    async def stop(self) -> None:
+        """Close."""
+        if self._consumer is not None:
+            await self._consumer.stop()
+            self._consumer = None
+
+
+async def bury(producer: LogProducer, record: ConsumerRecord, error: Exception) -> None:
+    """Put a record that cannot be read on its topic's dead-letter topic, and wait for the
+    acknowledgement.
+    """
+    origin = {
+        "x-dlq-error-class": type(error).__name__,
+        "x-dlq-error-message": str(error),
+        "x-dlq-topic": record.topic,
+        "x-dlq-partition": record.partition,
+        "x-dlq-offset": record.offset,
+        "x-dlq-timestamp": record.timestamp,
+    }
+    headers = [*record.headers, *((name, str(value).encode()) for name, value in origin.items())]
+    topic = record.topic + DEAD_LETTER_SUFFIX
+    await (
+        await producer.send_raw(topic, record.value, key=record.key, partition=0, headers=headers)
+    )

@@ -1,0 +1,261 @@
+"""Joining the fleet: registration, leases, heartbeats, and the fleet topic folded into a view.
+
+Used by workers, gateways and routers alike. A lease belongs to the first claim by offset among the
+living, so a joiner claims, reads its claim back, and moves on where somebody else was first. A
+member that was silent for a lease is fenced: its later heartbeats are void for every reader,
+because the broker's own timestamps show the gap, and the member itself stops when it finds out
+(`is_valid`).
+"""
+
+import asyncio
+import os
+import socket
+import time
+import zlib
+from collections.abc import Callable, Sequence
+
+from aiokafka import ConsumerRecord
+from aiokafka.errors import KafkaError
+
+from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable, LeaseError, RecordError
+from schemas.fleet import HEARTBEAT_MS, LEASE_MS, FleetView
+from schemas.log.clients import AssignedReader, LogProducer, bury
+from schemas.log.clock import wall_ms
+from schemas.records import (
+    Capability,
+    Grant,
+    Heartbeat,
+    Lease,
+    Load,
+    MemberKind,
+    MemberState,
+    Registration,
+    Role,
+)
+from schemas.settings import LogSettings
+from schemas.topics import TOPICS
+
+BEAT_SUFFIX = "#beat"
+FORGET_MS = 600_000
+
+OnRecord = Callable[[Registration | Heartbeat, int, int], None]
+
+
+class Membership:
+    """This process as a member of the fleet. `join`, then `run` until the end, then `leave`."""
+
+    def __init__(
+        self,
+        settings: LogSettings,
+        codec: Codec,
+        producer: LogProducer,
+        *,
+        member_id: str,
+        kind: MemberKind,
+        roles: Sequence[Role] = (),
+        lease_topics: Sequence[str] = (),
+        url: str = "",
+        on_record: OnRecord | None = None,
+    ) -> None:
+        self.member_id = member_id
+        self.epoch = 0
+        self.leases: dict[str, int] = {}
+        self.view = FleetView()
+        self.state = MemberState.STARTING
+        self.load_source: Callable[[], Load] = Load
+        self.grant_source: Callable[[], list[Grant]] = list
+        self._settings = settings
+        self._codec = codec
+        self._producer = producer
+        self._kind = kind
+        self._roles = tuple(roles)
+        self._lease_topics = tuple(lease_topics)
+        self._url = url
+        self._on_record = on_record
+        self._capability: Capability | None = None
+        self._started_ms = wall_ms()
+        self._beat_seq = 0
+        self._last_beat_s = float("-inf")  # monotonic send time of the last acknowledged beat
+        self._running = False
+        self._logged_ms: dict[tuple[str, int], int] = {}
+        self._fenced: set[tuple[str, int]] = set()
+        self._reader = AssignedReader(settings, "fleet", [0], client_id=f"{member_id}-fleet")
+
+    async def join(self, capability: Capability | None = None) -> None:
+        """Read the fleet, claim a partition of each lease topic, and wait until the claims win.
+
+        Raises LeaseError when every partition is taken.
+        """
+        self._capability = capability
+        await self._reader.start("earliest")
+        for record in await self._reader.read_to_end():
+            await self._fold(record, min(record.timestamp, wall_ms()))
+        known = self.view.members.get(self.member_id)
+        self.epoch = max(wall_ms(), known.epoch + 1 if known is not None else 0)
+        lost: set[tuple[str, int]] = set()
+        while True:
+            self.leases = {topic: self._choose(topic, lost) for topic in self._lease_topics}
+            await self._register()
+            await self.beat_now()
+            beaten = [lease for lease in self.leases.items() if not self._holds(*lease)]
+            if not beaten:
+                return
+            lost.update(beaten)
+
+    def _choose(self, topic: str, lost: set[tuple[str, int]]) -> int:
+        now_ms = wall_ms()
+        held = self.leases.get(topic)
+        if held is not None and (topic, held) not in lost:
+            return held
+        count = self._settings.partitions(TOPICS[topic].group)
+        free = [
+            p for p in self.view.free_partitions(topic, count, now_ms) if (topic, p) not in lost
+        ]
+        mine = self.view.members.get(self.member_id)
+        if mine is not None:  # what an earlier life of this member held is free again
+            free += [
+                lease.partition
+                for lease in mine.registration.leases
+                if lease.topic == topic
+                and (topic, lease.partition) not in lost
+                and self.view.holder(topic, lease.partition, now_ms) is mine
+            ]
+        if not free:
+            raise LeaseError(
+                f"{self.member_id}: all {count} partitions of {topic} are leased; stop a member "
+                "or use more partitions ([log] worker_partitions, gateway_partitions)"
+            )
+        return free[zlib.crc32(self.member_id.encode()) % len(free)]
+
+    def _holds(self, topic: str, partition: int) -> bool:
+        holder = self.view.holder(topic, partition, wall_ms())
+        return holder is not None and holder.member_id == self.member_id
+
+    async def update(self, capability: Capability, roles: Sequence[Role] | None = None) -> None:
+        """Publish what the engine is, once it is known, or a change of roles; leases stay."""
+        self._capability = capability
+        if roles is not None:
+            self._roles = tuple(roles)
+        await self._register()
+
+    async def _register(self) -> None:
+        leases = tuple(Lease(topic=t, partition=p) for t, p in self.leases.items())
+        registration = Registration(
+            member_id=self.member_id,
+            epoch=self.epoch,
+            kind=self._kind,
+            roles=self._roles,
+            leases=leases,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            url=self._url,
+            started_ms=self._started_ms,
+            capability=self._capability,
+        )
+        ack = await self._producer.send("fleet", registration, key=self.member_id, partition=0)
+        logged = await ack
+        if not self.leases or self._running:
+            return
+        offset = -1
+        while offset < logged.offset:
+            for record in await self._reader.batch(timeout_ms=self._settings.request_timeout_ms):
+                await self._fold(record, wall_ms())
+                offset = record.offset
+
+    async def run(self) -> None:
+        """Beat and follow the fleet until cancelled; raises LeaseError when this member is
+        fenced."""
+        self._running = True
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._beat_forever())
+                tasks.create_task(self._follow())
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from group
+
+    async def _beat_forever(self) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = loop.time()
+        while True:
+            if self._last_beat_s > float("-inf") and not self.is_valid():
+                raise LeaseError(
+                    f"{self.member_id}: no acknowledged heartbeat for {LEASE_MS} ms; lease lost"
+                )
+            await self._try_beat()
+            due_s = max(due_s + HEARTBEAT_MS / 1000, loop.time())
+            await asyncio.sleep(due_s - loop.time())
+
+    async def _try_beat(self) -> None:
+        try:
+            async with asyncio.timeout(LEASE_MS / 1000):
+                await self.beat_now()
+        except (BrokerUnavailable, KafkaError, TimeoutError):
+            return  # the next one may get through; is_valid() decides when it is too late
+
+    async def _follow(self) -> None:
+        while True:
+            for record in await self._reader.batch():
+                await self._fold(record, wall_ms())
+            for member_id in self.view.forget(FORGET_MS, wall_ms()):
+                self._logged_ms = {k: v for k, v in self._logged_ms.items() if k[0] != member_id}
+                self._fenced = {k for k in self._fenced if k[0] != member_id}
+
+    async def _fold(self, record: ConsumerRecord, now_ms: int) -> None:
+        if record.value is None:
+            return
+        try:
+            found = self._codec.decode(record.value)
+            if not isinstance(found, Registration | Heartbeat):
+                raise RecordError(f"fleet carries Registration or Heartbeat, found {type(found)}")
+        except RecordError as error:
+            if self._running:  # those read while joining were buried by whoever read them first
+                await bury(self._producer, record, error)
+            return
+        if isinstance(found, Heartbeat) and self._is_fenced(found, record.timestamp):
+            if (found.member_id, found.epoch) == (self.member_id, self.epoch):
+                raise LeaseError(f"{self.member_id}: silent for more than {LEASE_MS} ms; fenced")
+            return
+        self.view.apply(found, record.offset, now_ms)
+        if self._on_record is not None:
+            self._on_record(found, record.offset, now_ms)
+
+    def _is_fenced(self, beat: Heartbeat, logged_ms: int) -> bool:
+        life = (beat.member_id, beat.epoch)
+        before_ms = self._logged_ms.get(life, logged_ms)
+        self._logged_ms[life] = logged_ms
+        if logged_ms - before_ms > LEASE_MS:
+            self._fenced.add(life)
+        return life in self._fenced
+
+    def set_state(self, state: MemberState) -> None:
+        """State from the next beat on."""
+        self.state = state
+
+    async def beat_now(self) -> None:
+        """Send a heartbeat and wait for its acknowledgement."""
+        sent_s = time.monotonic()
+        beat = Heartbeat(
+            member_id=self.member_id,
+            epoch=self.epoch,
+            seq=self._beat_seq,
+            at_ms=wall_ms(),
+            state=self.state,
+            grants=tuple(self.grant_source()),
+            load=self.load_source(),
+        )
+        self._beat_seq += 1
+        key = self.member_id + BEAT_SUFFIX
+        await (await self._producer.send("fleet", beat, key=key, partition=0))
+        self._last_beat_s = max(self._last_beat_s, sent_s)
+
+    def is_valid(self) -> bool:
+        """Whether the lease still stands, as far as this process can know; cheap."""
+        return (time.monotonic() - self._last_beat_s) * 1000 < LEASE_MS
+
+    async def leave(self) -> None:
+        """Say goodbye, if the broker still listens, and stop reading."""
+        self.state = MemberState.GONE
+        if self.epoch and self.is_valid():
+            await self._try_beat()
+        await self._reader.stop()

@@ -1,0 +1,547 @@
+"""The records that cross Kafka, as frozen dataclasses.
+
+One class per schema in `schemas/avro`, which is the source of truth: `tests/schemas` compares them
+field by field. Field documentation lives there. Nothing here encodes, decodes or validates
+(`schemas/codec.py` does).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Priority(StrEnum):
+    """Priority class of a request; admission serves interactive before standard before batch."""
+
+    STANDARD = "standard"
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+
+
+class Endpoint(StrEnum):
+    """The OpenAI endpoint that the request came through."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+
+
+class StructuredKind(StrEnum):
+    """How the answer's form is constrained."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+
+
+class CancelReason(StrEnum):
+    """Why a request was cancelled."""
+
+    CLIENT_REQUEST = "client_request"
+    CLIENT_GONE = "client_gone"
+    GATEWAY_LOST = "gateway_lost"
+
+
+class WorkPhase(StrEnum):
+    """Which phase of the request the worker is to run.
+
+    Decode without a KV handle computes the prompt in place.
+    """
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Mode(StrEnum):
+    """Where prefill runs.
+
+    Elsewhere with KV transferred, on the decode worker that holds the history, or on a replica;
+    none before placement.
+    """
+
+    NONE = "none"
+    REMOTE = "remote"
+    LOCAL = "local"
+    REPLICA = "replica"
+
+
+class Orchestration(StrEnum):
+    """How a remote placement runs."""
+
+    NONE = "none"
+    PREFILL_FIRST = "prefill_first"
+    DECODE_FIRST = "decode_first"
+    CONCURRENT = "concurrent"
+
+
+class PhaseKind(StrEnum):
+    """What finished."""
+
+    UNKNOWN = "unknown"
+    PREFILL_DONE = "prefill_done"
+    KV_RECEIVED = "kv_received"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+class OutcomeKind(StrEnum):
+    """How an accepted request ended."""
+
+    FAILED = "failed"
+    COMPLETED = "completed"
+    SHED = "shed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+
+class DecisionKind(StrEnum):
+    """What the router decided."""
+
+    UNKNOWN = "unknown"
+    PLACE = "place"
+    HANDOFF = "handoff"
+    REPLACE = "replace"
+    SHED = "shed"
+    EXPIRE = "expire"
+    CANCEL = "cancel"
+    FAIL = "fail"
+
+
+class Reason(StrEnum):
+    """Why the router decided so."""
+
+    UNKNOWN = "unknown"
+    ONLY_REPLICAS = "only_replicas"
+    LEAST_WORK = "least_work"
+    SESSION_WORKER = "session_worker"
+    SESSION_WORKER_FULL = "session_worker_full"
+    SESSION_WORKER_GONE = "session_worker_gone"
+    PREFILL_DONE = "prefill_done"
+    KV_EXPIRED = "kv_expired"
+    KV_PRODUCER_GONE = "kv_producer_gone"
+    WORKER_LOST = "worker_lost"
+    WORKER_REFUSED = "worker_refused"
+    WORKER_FAILED = "worker_failed"
+    QUEUE_FULL = "queue_full"
+    DEADLINE_PASSED = "deadline_passed"
+    CLIENT_REQUEST = "client_request"
+    CLIENT_GONE = "client_gone"
+    GATEWAY_LOST = "gateway_lost"
+    ATTEMPTS_EXHAUSTED = "attempts_exhausted"
+    REQUEST_FAILED = "request_failed"
+    NO_WORKER = "no_worker"
+    ROUTER_RESTARTED = "router_restarted"
+    DRAINING = "draining"
+
+
+class MemberKind(StrEnum):
+    """What kind of process a fleet member is."""
+
+    UNKNOWN = "unknown"
+    WORKER = "worker"
+    GATEWAY = "gateway"
+    ROUTER = "router"
+
+
+class Role(StrEnum):
+    """Which work a worker takes."""
+
+    UNKNOWN = "unknown"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    REPLICA = "replica"
+
+
+class MemberState(StrEnum):
+    """Where a member is in its life."""
+
+    GONE = "gone"
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Structured:
+    """A constraint on the form of the answer."""
+
+    kind: StructuredKind
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn and when generation stops.
+
+    Every field has a value, so engines never guess defaults.
+    """
+
+    max_tokens: int
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+    logit_bias: Mapping[str, float] = field(default_factory=dict)
+    bad_words: Sequence[str] = ()
+    structured: Structured | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireError:
+    """An error as it travels; see schemas/errors.py for the tree."""
+
+    code: str
+    message: str
+    retriable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvHandle:
+    """Where computed KV lies, and until when it may be read. Used once."""
+
+    worker_id: str
+    worker_epoch: int
+    engine_id: str
+    engine_request_id: str
+    tokens: int
+    block_size: int
+    block_ids: Sequence[int] = ()
+    expires_at_ms: int
+    params: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One accepted chat or completion call."""
+
+    request_id: str
+    parent_id: str
+    choice: int = 0
+    session_id: str
+    turn: int = 0
+    endpoint: Endpoint
+    priority: Priority
+    tenant: str = ""
+    model: str
+    prompt_tokens: bytes
+    sampling: Sampling
+    arrived_ms: int
+    deadline_ms: int
+    gateway_id: str
+    gateway_partition: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cancellation:
+    """The client or its gateway gave a request up."""
+
+    request_id: str
+    session_id: str
+    reason: CancelReason
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One phase of a request, for one worker."""
+
+    request_id: str
+    session_id: str
+    attempt: int
+    router_id: str
+    worker_id: str
+    worker_epoch: int
+    phase: WorkPhase
+    mode: Mode
+    orchestration: Orchestration
+    model: str
+    prompt_tokens: bytes
+    sampling: Sampling
+    arrived_ms: int
+    deadline_ms: int
+    gateway_partition: int
+    prefill_worker: str = ""
+    first_token_ms: int = 0
+    first_seq: int = 0
+    first_char: int = 0
+    cached_tokens: int = 0
+    kv: KvHandle | None = None
+    dispatched_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelWork:
+    """Stop a request on one worker and free what it holds."""
+
+    request_id: str
+    attempt: int
+    worker_id: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A finished step of a request on a worker."""
+
+    request_id: str
+    session_id: str
+    attempt: int
+    router_id: str
+    worker_id: str
+    worker_epoch: int
+    kind: PhaseKind
+    started_ms: int
+    ended_ms: int
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    sent_tokens: int = 0
+    sent_chars: int = 0
+    kv_bytes: int = 0
+    transfer_ms: float = 0.0
+    kv: KvHandle | None = None
+    error: WireError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The one terminal record of an accepted request."""
+
+    request_id: str
+    session_id: str
+    attempt: int
+    kind: OutcomeKind
+    finish_reason: str = ""
+    error: WireError | None = None
+    written_by: str
+    mode: Mode = Mode.NONE
+    prefill_worker: str = ""
+    decode_worker: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    kv_bytes: int = 0
+    arrived_ms: int = 0
+    first_token_ms: int = 0
+    ended_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A worker that a decision looked at."""
+
+    worker_id: str
+    role: Role
+    credits: int
+    running: int
+    work_ahead_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """One decision of a router, with what it looked at."""
+
+    request_id: str
+    session_id: str
+    attempt: int
+    router_id: str
+    at_ms: int
+    kind: DecisionKind
+    policy: str
+    reason: Reason
+    mode: Mode = Mode.NONE
+    orchestration: Orchestration = Orchestration.NONE
+    prefill_worker: str = ""
+    prefill_epoch: int = 0
+    decode_worker: str = ""
+    decode_epoch: int = 0
+    queue_length: int = 0
+    waited_ms: int = 0
+    slack_ms: int = 0
+    prompt_tokens: int = 0
+    session_tokens: int = 0
+    candidates: Sequence[Candidate] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalBatch:
+    """Which records a router applied, in which order and at which time; columns of equal length."""
+
+    router_id: str
+    router_epoch: int
+    first_seq: int
+    topics: Sequence[str]
+    partitions: Sequence[int]
+    offsets: Sequence[int]
+    now_ms: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """What a router remembers of a conversation."""
+
+    session_id: str
+    decode_worker: str
+    worker_epoch: int
+    context_tokens: int
+    turns: int
+    last_used_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """A partition that belongs to one member."""
+
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capability:
+    """What a worker's engine is and can do."""
+
+    model: str
+    engine: str
+    engine_id: str
+    block_size: int
+    max_model_len: int
+    running_max: int
+    kv_layout: str = ""
+    orchestrations: Sequence[Orchestration] = ()
+    nixl_metadata: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """A member of the fleet introduces itself; written once per start and role change."""
+
+    member_id: str
+    epoch: int
+    kind: MemberKind
+    roles: Sequence[Role] = ()
+    leases: Sequence[Lease] = ()
+    host: str = ""
+    pid: int = 0
+    url: str = ""
+    started_ms: int
+    capability: Capability | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """How many requests one router may have on a worker."""
+
+    router_id: str
+    role: Role
+    credits: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What a member is doing now."""
+
+    running: int = 0
+    waiting: int = 0
+    queued_tokens: int = 0
+    tokens_per_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    step_ms: float = 0.0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    kv_bytes_sent: int = 0
+    kv_bytes_received: int = 0
+    requests_total: int = 0
+    tokens_total: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """A member lives; the lease dies with it."""
+
+    member_id: str
+    epoch: int
+    seq: int
+    at_ms: int
+    state: MemberState
+    grants: Sequence[Grant] = ()
+    load: Load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopLogprob:
+    """One of the likeliest tokens."""
+
+    token_id: int
+    token: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprob:
+    """The log-probability of a generated token and of its rivals."""
+
+    token_id: int
+    token: str
+    logprob: float
+    top: Sequence[TopLogprob] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamLogprobs:
+    """Log-probabilities of consecutive tokens of one stream."""
+
+    request_id: str
+    attempt: int
+    first_seq: int
+    tokens: Sequence[TokenLogprob]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamEnd:
+    """The last word on one stream."""
+
+    request_id: str
+    attempt: int
+    seq: int
+    chars: int
+    kind: OutcomeKind
+    finish_reason: str = ""
+    stop_reason: str = ""
+    error: WireError | None = None
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    mode: Mode = Mode.NONE
+    prefill_worker: str = ""
+    decode_worker: str = ""
+    kv_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFrame:
+    """New tokens of all streams of one gateway after one engine step.
+
+    Columns of equal length, one row per stream.
+    """
+
+    worker_id: str
+    at_ms: int
+    request_ids: Sequence[str]
+    attempts: Sequence[int]
+    first_seqs: Sequence[int]
+    first_chars: Sequence[int]
+    token_counts: Sequence[int]
+    token_ids: Sequence[int]
+    texts: Sequence[str]
+    logprobs: Sequence[StreamLogprobs] = ()
+    ends: Sequence[StreamEnd] = ()

@@ -1,0 +1,188 @@
+"""The topics, as one table. Creating and checking them is `schemas/log/admin.py`'s work.
+
+Records whose key is a request still lie on their session's partition where the table says so:
+whoever owns a partition owns all state of its sessions, and compaction keeps one record per key.
+"""
+
+import zlib
+from dataclasses import dataclass, field
+
+from schemas.errors import RecordError
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topic:
+    """One row of the table.
+
+    `key` and `partition_by` name what the record key is and what chooses the partition; `group`
+    names the partition count that the topic shares (`session`, `worker`, `gateway` or `single`).
+    `written_by` and `read_by` name kinds of processes; `anyone` and `replay` only look on.
+    """
+
+    name: str
+    records: tuple[str, ...]
+    key: str
+    partition_by: str
+    group: str
+    written_by: tuple[str, ...]
+    read_by: tuple[str, ...]
+    retention_ms: int
+    cleanup: str = "delete"
+    config: dict[str, str] = field(default_factory=dict)
+    doc: str
+
+
+TOPICS: dict[str, Topic] = {
+    topic.name: topic
+    for topic in (
+        Topic(
+            name="requests",
+            records=("Request",),
+            key="session",
+            partition_by="session",
+            group="session",
+            written_by=("gateway",),
+            read_by=("router",),
+            retention_ms=DAY_MS,
+            doc="Accepted requests, from gateways to routers.",
+        ),
+        Topic(
+            name="cancellations",
+            records=("Cancellation",),
+            key="session",
+            partition_by="session",
+            group="session",
+            written_by=("gateway",),
+            read_by=("router",),
+            retention_ms=DAY_MS,
+            doc="Requests given up, from gateways to routers.",
+        ),
+        Topic(
+            name="prefill",
+            records=("Work", "CancelWork"),
+            key="request",
+            partition_by="lease",
+            group="worker",
+            written_by=("router",),
+            read_by=("worker",),
+            retention_ms=DAY_MS,
+            doc="Work for prefill workers; one leases each partition.",
+        ),
+        Topic(
+            name="decode",
+            records=("Work", "CancelWork"),
+            key="request",
+            partition_by="lease",
+            group="worker",
+            written_by=("router",),
+            read_by=("worker",),
+            retention_ms=DAY_MS,
+            doc="Work for decode and replica workers; one leases each partition.",
+        ),
+        Topic(
+            name="phases",
+            records=("Phase",),
+            key="session",
+            partition_by="session",
+            group="session",
+            written_by=("worker",),
+            read_by=("router",),
+            retention_ms=DAY_MS,
+            doc="Finished steps, from workers to routers.",
+        ),
+        Topic(
+            name="tokens",
+            records=("TokenFrame",),
+            key="gateway",
+            partition_by="lease",
+            group="gateway",
+            written_by=("worker", "router"),
+            read_by=("gateway",),
+            retention_ms=DAY_MS,
+            doc="Tokens to the gateway that leases the partition.",
+        ),
+        Topic(
+            name="outcomes",
+            records=("Outcome",),
+            key="request",
+            partition_by="session",
+            group="session",
+            written_by=("worker", "router"),
+            read_by=("router",),
+            retention_ms=DAY_MS,
+            cleanup="compact,delete",
+            doc="The terminal record of each accepted request; the first by offset counts.",
+        ),
+        Topic(
+            name="decisions",
+            records=("Decision",),
+            key="session",
+            partition_by="session",
+            group="session",
+            written_by=("router",),
+            read_by=("anyone",),
+            retention_ms=7 * DAY_MS,
+            doc="Why each request went where it went.",
+        ),
+        Topic(
+            name="journal",
+            records=("JournalBatch",),
+            key="router",
+            partition_by="single",
+            group="single",
+            written_by=("router",),
+            read_by=("replay",),
+            retention_ms=7 * DAY_MS,
+            doc="What each router applied, when, in which order.",
+        ),
+        Topic(
+            name="sessions",
+            records=("Session",),
+            key="session",
+            partition_by="session",
+            group="session",
+            written_by=("router",),
+            read_by=("router",),
+            retention_ms=DAY_MS,
+            cleanup="compact",
+            doc="What routers remember of conversations.",
+        ),
+        Topic(
+            name="fleet",
+            records=("Registration", "Heartbeat"),
+            key="member",
+            partition_by="single",
+            group="single",
+            written_by=("worker", "gateway", "router"),
+            read_by=("worker", "gateway", "router"),
+            retention_ms=DAY_MS,
+            cleanup="compact",
+            config={
+                "segment.ms": "600000",
+                "min.cleanable.dirty.ratio": "0.1",
+                "message.timestamp.type": "LogAppendTime",
+            },
+            doc="Who is there, with leases, credits and load; read whole by everyone.",
+        ),
+    )
+}
+
+DEAD_LETTER_SUFFIX = ".dlq"
+DEAD_LETTER_RETENTION_MS = 14 * DAY_MS
+
+
+def partition_of(key: str, partition_count: int) -> int:
+    """The partition of a session; CRC-32 of the UTF-8 key, so that every process agrees."""
+    return zlib.crc32(key.encode()) % partition_count
+
+
+def check_record(topic: str, record: object) -> None:
+    """Raise RecordError unless the table allows the record on the topic."""
+    name = type(record).__name__
+    if name not in TOPICS[topic].records:
+        raise RecordError(
+            f"topic {topic} carries {' or '.join(TOPICS[topic].records)}, found {name}"
+        )

@@ -1,0 +1,115 @@
+"""Everything that a router learns, as events for `Router.apply`.
+
+`partition` is always the session partition. The agents make events from records and stamp the time;
+recovery feeds the same events between `PartitionTaken` and `PartitionReady`, in which they rebuild
+state and have no effects.
+"""
+
+from dataclasses import dataclass
+
+from schemas.records import (
+    Cancellation,
+    Decision,
+    Heartbeat,
+    Outcome,
+    Phase,
+    Registration,
+    Request,
+    Session,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestArrived:
+    """A gateway accepted a request."""
+
+    request: Request
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancellationArrived:
+    """A request was given up."""
+
+    cancellation: Cancellation
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseArrived:
+    """A worker finished a step, refused or failed."""
+
+    phase: Phase
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeArrived:
+    """A worker, or a router, ended a request."""
+
+    outcome: Outcome
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRecordArrived:
+    """A member registered or beat."""
+
+    record: Registration | Heartbeat
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLoaded:
+    """A remembered conversation, read while a partition is rebuilt."""
+
+    session: Session
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A past decision, of this router or of another, read while a partition is rebuilt."""
+
+    decision: Decision
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTaken:
+    """This router owns the partition from now on; its records follow."""
+
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReady:
+    """All that the log held of the partition has been applied."""
+
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLost:
+    """Another router may own the partition now."""
+
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed."""
+
+
+PartitionEvent = (
+    RequestArrived
+    | CancellationArrived
+    | PhaseArrived
+    | OutcomeArrived
+    | SessionLoaded
+    | Placed
+    | PartitionTaken
+    | PartitionReady
+    | PartitionLost
+)
+Event = PartitionEvent | FleetRecordArrived | Tick

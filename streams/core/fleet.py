@@ -1,0 +1,174 @@
+"""What the router knows of workers: who takes work now, with how many credits left and how much
+work ahead.
+
+Folds fleet records through `schemas/fleet.py` and counts what this router has given out. A worker
+appears once per role. Decides nothing; `streams/core/placement.py` chooses among the workers,
+`streams/core/router.py` keeps the counts.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from schemas.fleet import HEARTBEAT_MS, LEASE_MS, FleetView, Member
+from schemas.records import Heartbeat, MemberKind, MemberState, Registration, Role
+
+TOPIC_OF = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.REPLICA: "decode"}
+# No record from anyone for so long: it is this router, or the broker, that is deaf.
+DEAF_MS = 2 * HEARTBEAT_MS
+FORGET_MS = 600_000
+
+Life = tuple[str, int]  # worker id and epoch
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One worker in one role, with what this router has on it."""
+
+    worker_id: str
+    epoch: int
+    role: Role
+    topic: str
+    partition: int
+    member: Member
+    window: int = 0  # granted: most requests of this router at once
+    running: int = 0  # requests of this router
+    work_ahead_tokens: int = 0  # prompt tokens of this router that are not computed yet
+    others_running: int = 0  # requests of other routers, as of the last heartbeat
+    others_tokens: int = 0
+    paused: bool = False  # it refused work; no more until its next heartbeat
+
+    @property
+    def life(self) -> Life:
+        return self.worker_id, self.epoch
+
+    def lives(self, now_ms: int) -> bool:
+        """Ready, and heard of within its lease."""
+        member = self.member
+        return member.state is MemberState.READY and now_ms - member.seen_ms <= LEASE_MS
+
+    def credits(self, now_ms: int) -> int:
+        """How many more requests it takes from this router now."""
+        free = self.window - self.running
+        return free if free > 0 and not self.paused and self.lives(now_ms) else 0
+
+
+class Fleet:
+    """All workers by role, in order of their ids."""
+
+    def __init__(self, router_id: str) -> None:
+        self.router_id = router_id
+        self.view = FleetView()
+        self.by_role: dict[Role, list[Worker]] = {role: [] for role in TOPIC_OF}
+        self._workers: dict[tuple[str, Role], Worker] = {}
+        self._heard_ms = 0
+        self._hearing_since_ms = 0
+        self._prefill_ms: int | None = None
+
+    def apply(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:
+        """Fold one record of the fleet topic."""
+        if now_ms - self._heard_ms > DEAF_MS:
+            self._hearing_since_ms = now_ms
+        self._heard_ms = now_ms
+        self.view.apply(record, offset, now_ms)
+        if isinstance(record, Heartbeat):
+            self._beat(record)
+        elif record.kind is MemberKind.WORKER:
+            self._register(record.member_id)
+
+    def worker(self, worker_id: str, role: Role) -> Worker | None:
+        """A worker in a role, whether it lives or not."""
+        return self._workers.get((worker_id, role))
+
+    def any_lives(self, role: Role, now_ms: int) -> bool:
+        """Whether a worker of the role lives, credits or not."""
+        return any(worker.lives(now_ms) for worker in self.by_role[role])
+
+    def free(self, role: Role, now_ms: int) -> Iterator[tuple[Worker, int]]:
+        """Workers of a role that take more, with their credits, in order of their ids."""
+        for worker in self.by_role[role]:
+            credits = worker.credits(now_ms)
+            if credits:
+                yield worker, credits
+
+    def is_lost(self, life: Life, now_ms: int) -> bool:
+        """Whether what this life of a worker held must be placed again.
+
+        Silence counts only while others are heard; after deafness everybody has a whole lease to
+        be heard again. A goodbye is no loss: a worker leaves when it holds nothing, and its last
+        outcomes may reach this router, over another topic, after it.
+        """
+        member = self.view.members.get(life[0])
+        if member is None or member.epoch != life[1]:
+            return True
+        if now_ms - self._heard_ms > DEAF_MS:
+            return False
+        return now_ms - max(member.seen_ms, self._hearing_since_ms) > LEASE_MS
+
+    def prefill_absent_ms(self, now_ms: int) -> int:
+        """For how long no prefill worker has lived; 0 while one does."""
+        if self._prefill_ms is None or self.any_lives(Role.PREFILL, now_ms):
+            self._prefill_ms = now_ms
+        return now_ms - self._prefill_ms
+
+    def take(self, worker: Worker, tokens: int) -> None:
+        """Count a request that was dispatched."""
+        worker.running += 1
+        worker.work_ahead_tokens += tokens
+
+    def release(self, life: Life, role: Role, tokens: int) -> None:
+        """Count a request that left; earlier lives hold nothing."""
+        worker = self._workers.get((life[0], role))
+        if worker is not None and worker.epoch == life[1]:
+            worker.running -= 1
+            worker.work_ahead_tokens -= tokens
+
+    def forget(self, now_ms: int) -> None:
+        """Drop members that have been silent for long, so that the tables stay bounded."""
+        for member_id in self.view.forget(FORGET_MS, now_ms):
+            self._drop(member_id)
+
+    def _beat(self, record: Heartbeat) -> None:
+        member = self.view.members.get(record.member_id)
+        if member is None or member.beat_seq != record.seq or member.epoch != record.epoch:
+            return  # unknown, stale or repeated
+        load = member.load
+        for role in member.registration.roles:
+            worker = self._workers.get((record.member_id, role))
+            if worker is not None:
+                worker.window = member.credits.get((self.router_id, role), 0)
+                worker.paused = False
+                worker.others_running = max(0, load.running + load.waiting - worker.running)
+                worker.others_tokens = max(0, load.queued_tokens - worker.work_ahead_tokens)
+
+    def _register(self, member_id: str) -> None:
+        """Bring the table up to date with the view, keeping the counts of a life that goes on.
+
+        A role that a worker gives up takes no new work; its counts stay until its life ends.
+        """
+        member = self.view.members[member_id]
+        leases = {lease.topic: lease.partition for lease in member.registration.leases}
+        for role, topic in TOPIC_OF.items():
+            known = self._workers.get((member_id, role))
+            if known is not None and known.epoch != member.epoch:
+                del self._workers[member_id, role]
+                known = None
+            takes = role in member.registration.roles and topic in leases
+            if takes:
+                worker = Worker(member_id, member.epoch, role, topic, leases[topic], member)
+                if known is not None:
+                    worker.window, worker.paused = known.window, known.paused
+                    worker.running = known.running
+                    worker.work_ahead_tokens = known.work_ahead_tokens
+                self._workers[member_id, role] = worker
+            self._list(member_id, role, takes)
+
+    def _list(self, member_id: str, role: Role, takes: bool) -> None:
+        workers = [w for w in self.by_role[role] if w.worker_id != member_id]
+        if takes:
+            workers.append(self._workers[member_id, role])
+        self.by_role[role] = sorted(workers, key=lambda worker: worker.worker_id)
+
+    def _drop(self, member_id: str) -> None:
+        for role in TOPIC_OF:
+            if self._workers.pop((member_id, role), None) is not None:
+                self._list(member_id, role, takes=False)

@@ -1,0 +1,173 @@
+"""The table of live requests: their state, with whom they stand and fall, and which ids have ended.
+
+Keeps indexes consistent and bounded; decides nothing. `streams/core/dispatcher.py` and `router.py`
+write to it.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import StrEnum
+from heapq import heappop, heappush
+
+from schemas.records import CancelReason, KvHandle, Mode, Reason, Request, Role, WireError
+from streams.core.fleet import Life
+
+NOBODY: Life = ("", 0)
+EARLY_CANCEL_MS = 60_000
+
+
+class State(StrEnum):
+    """Where a live request is."""
+
+    QUEUED = "queued"  # the router holds it, in admission
+    PREFILLING = "prefilling"  # a prefill worker holds it
+    HANDING_OVER = (
+        "handing_over"  # the router holds it, a prefill worker its KV; no decode credit yet
+    )
+    DECODING = "decoding"  # a decode or replica worker holds it
+    CANCELLING = "cancelling"  # a worker holds it and was told to stop
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """One live request. `life` is the life of a worker with which this attempt stands and falls."""
+
+    request: Request
+    partition: int
+    prompt_tokens: int
+    queued_ms: int
+    state: State = State.QUEUED
+    attempt: int = 0
+    mode: Mode = Mode.NONE
+    prefill: Life = NOBODY
+    decode: Life = NOBODY
+    life: Life | None = None
+    charged: Role | None = None  # whose credit it spends
+    charged_tokens: int = 0
+    kv: KvHandle | None = None
+    kv_received: bool = False
+    sent_tokens: int = 0
+    sent_chars: int = 0
+    first_token_ms: int = 0
+    cached_tokens: int = 0
+    cancel: CancelReason | None = None
+    again: Reason | None = None  # why it is to be placed again
+    error: WireError | None = None  # how its last attempt failed
+
+    @property
+    def request_id(self) -> str:
+        return self.request.request_id
+
+    def view(self) -> tuple[object, ...]:
+        """What a rebuild from the log has to give again; a queued request starts from nothing."""
+        if self.state is State.QUEUED:
+            return (self.request_id, self.partition, self.state, self.attempt, self.cancel)
+        return (
+            *(self.request_id, self.partition, self.state, self.attempt, self.mode),
+            *(self.prefill, self.decode, self.life, self.charged, self.charged_tokens),
+            *(self.kv, self.kv_received, self.sent_tokens, self.sent_chars),
+            *(self.first_token_ms, self.cached_tokens, self.cancel),
+        )
+
+
+class RequestTable:
+    """Live requests by id, life and deadline; ended ids; early cancellations."""
+
+    def __init__(self, *, ended_max: int, early_cancels_max: int) -> None:
+        self.live: dict[str, Live] = {}
+        self.handovers: dict[str, Live] = {}  # first in, first out
+        self.underway = 0  # prefilling or handing over
+        self.by_life: dict[Life, dict[str, Live]] = {}
+        self._ended_max = ended_max
+        self._early_max = early_cancels_max
+        self._deadlines: list[tuple[int, int, str]] = []
+        self._ended: OrderedDict[str, tuple[int, int]] = OrderedDict()  # until_ms, partition
+        self._early: OrderedDict[str, tuple[CancelReason, int, int]] = OrderedDict()
+        self._seq = 0
+
+    def add(self, live: Live) -> None:
+        """Begin to watch a request and its deadline."""
+        self.live[live.request_id] = live
+        self.watch(live, live.request.deadline_ms)
+
+    def watch(self, live: Live, at_ms: int) -> None:
+        """Have `due` return the request at this time."""
+        self._seq += 1
+        heappush(self._deadlines, (at_ms, self._seq, live.request_id))
+
+    def due(self, now_ms: int) -> list[Live]:
+        """Live requests whose watched time has come."""
+        found = []
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            live = self.live.get(heappop(self._deadlines)[2])
+            if live is not None:
+                found.append(live)
+        return found
+
+    def move(self, live: Live, state: State, life: Life | None) -> None:
+        """Change a request's state and the life that it depends on, in all indexes."""
+        if live.life is not None and live.life != life:
+            held = self.by_life[live.life]
+            del held[live.request_id]
+            if not held:
+                del self.by_life[live.life]
+        if life is not None and live.life != life:
+            self.by_life.setdefault(life, {})[live.request_id] = live
+        if live.state is State.HANDING_OVER:
+            self.handovers.pop(live.request_id, None)
+        if state is State.HANDING_OVER:
+            self.handovers[live.request_id] = live
+        self.underway += (state in _UNDERWAY) - (live.state in _UNDERWAY)
+        live.state, live.life = state, life
+
+    def remove(self, live: Live, until_ms: int) -> None:
+        """The request has ended; its id is remembered."""
+        self.drop(live)
+        self.remember(live.request_id, until_ms, live.partition)
+
+    def remember(self, request_id: str, until_ms: int, partition: int) -> None:
+        """Remember an ended id, so that nothing revives it."""
+        self._ended[request_id] = (until_ms, partition)
+        if len(self._ended) > self._ended_max:
+            self._ended.popitem(last=False)
+
+    def drop(self, live: Live) -> None:
+        """Take a request out of all indexes."""
+        self.move(live, State.QUEUED, None)
+        del self.live[live.request_id]
+
+    def has_ended(self, request_id: str) -> bool:
+        """Whether the id is remembered as ended."""
+        return request_id in self._ended
+
+    def cancel_early(self, request_id: str, reason: CancelReason, p: int, now_ms: int) -> None:
+        """Remember a cancellation whose request is not known yet."""
+        self._early.setdefault(request_id, (reason, p, now_ms))
+        if len(self._early) > self._early_max:
+            self._early.popitem(last=False)
+
+    def take_early(self, request_id: str) -> CancelReason | None:
+        """The cancellation that came before its request, if one did."""
+        found = self._early.pop(request_id, None)
+        return None if found is None else found[0]
+
+    def sweep(self, now_ms: int) -> None:
+        """Forget ended ids and early cancellations whose time is over, oldest first."""
+        while self._ended and next(iter(self._ended.values()))[0] <= now_ms:
+            self._ended.popitem(last=False)
+        while self._early and now_ms - next(iter(self._early.values()))[2] > EARLY_CANCEL_MS:
+            self._early.popitem(last=False)
+
+    def of_partition(self, partition: int) -> list[Live]:
+        """What lives in a partition, in order of arrival."""
+        return [live for live in self.live.values() if live.partition == partition]
+
+    def forget_partition(self, partition: int) -> None:
+        """Forget the ended ids and early cancellations of a partition."""
+        for request_id in [r for r, (_, p) in self._ended.items() if p == partition]:
+            del self._ended[request_id]
+        for request_id in [r for r, (_, p, _) in self._early.items() if p == partition]:
+            del self._early[request_id]
+
+
+_UNDERWAY = (State.PREFILLING, State.HANDING_OVER)

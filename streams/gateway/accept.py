@@ -1,0 +1,155 @@
+"""Accepting a call: a checked body becomes requests on the log, one per choice.
+
+A call is accepted when the broker has acknowledged all of them; what fails before that is the
+client's to retry.
+"""
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from schemas.codec import pack_tokens
+from schemas.records import CancelReason, Priority, Request
+from streams.gateway import sessions
+from streams.gateway.event_id import StreamKey
+from streams.gateway.http import RawHeaders, number_header
+from streams.gateway.hub import Call
+from streams.gateway.ids import choice_ids
+from streams.gateway.intake import Intake, priority_of
+from streams.gateway.service import Gateway
+from streams.gateway.sessions import Conversation
+
+PRIORITY_HEADER, DEADLINE_HEADER, TRACE_HEADER = b"x-priority", "x-deadline-ms", b"traceparent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who calls, and under which id."""
+
+    parent_id: str
+    tenant: str
+    headers: RawHeaders
+    arrived_ms: int
+    arrived_s: float
+
+
+def conversation_of(gateway: Gateway, caller: Caller, intake: Intake) -> Conversation:
+    """The session of a call, by header or by what was said."""
+    named = sessions.from_headers(caller.headers)
+    if named is not None:
+        turn = sum(message["role"] == "assistant" for message in intake.messages)
+        return Conversation(session_id=named, turn=turn)
+    scope = f"{caller.tenant}\0{intake.user}"
+    return gateway.sessions.find(scope, intake.messages, caller.arrived_ms)
+
+
+async def accept(
+    gateway: Gateway, caller: Caller, intake: Intake, conversation: Conversation
+) -> Call:
+    """Send the call's requests; returns when the broker has them all."""
+    choices = len(intake.prompts) * intake.n
+    gateway.admit(choices)
+    key = _key(gateway, caller, intake, conversation.session_id, choices)
+    requests = _requests(gateway, caller, intake, key, conversation.turn)
+    call = Call(
+        key,
+        deadline_ms=requests[0].deadline_ms,
+        arrived_s=caller.arrived_s,
+        only_end=not intake.stream,
+    )
+    for request in requests:
+        call.add(request.request_id, request.choice)
+    gateway.hold(call)
+    try:
+        await _send_all(gateway, requests, caller.headers.get(TRACE_HEADER, b""))
+    except BaseException:
+        gateway.release(call)
+        gateway.cancel_later(call, CancelReason.CLIENT_GONE)  # some may have got through
+        raise
+    return call
+
+
+def _key(
+    gateway: Gateway, caller: Caller, intake: Intake, session_id: str, choices: int
+) -> StreamKey:
+    partition, offset = gateway.backend.place()
+    return StreamKey(
+        parent_id=caller.parent_id,
+        session_id=session_id,
+        model=gateway.served.name,
+        endpoint=intake.endpoint,
+        partition=partition,
+        offset=offset,
+        created_s=caller.arrived_ms // 1000,
+        choices=choices,
+        prompts=len(intake.prompts),
+        include_usage=intake.include_usage,
+        token_ids=intake.token_ids,
+    )
+
+
+def _requests(
+    gateway: Gateway, caller: Caller, intake: Intake, key: StreamKey, turn: int
+) -> list[Request]:
+    first = Request(
+        request_id=key.parent_id,
+        parent_id=key.parent_id,
+        session_id=key.session_id,
+        turn=turn,
+        endpoint=key.endpoint,
+        priority=_priority(gateway, caller, intake),
+        tenant=caller.tenant,
+        model=key.model,
+        prompt_tokens=pack_tokens(intake.prompts[0]),
+        sampling=intake.samplings[0],
+        arrived_ms=caller.arrived_ms,
+        deadline_ms=_deadline_ms(gateway, caller),
+        gateway_id=gateway.gateway_id,
+        gateway_partition=key.partition,
+    )
+    if key.choices == 1:
+        return [first]
+    found = []
+    for choice, request_id in enumerate(choice_ids(key.parent_id, key.choices)):
+        prompt, nth = divmod(choice, intake.n)
+        sampling = intake.samplings[prompt]
+        found.append(
+            replace(
+                first,
+                request_id=request_id,
+                choice=choice,
+                prompt_tokens=pack_tokens(intake.prompts[prompt]),
+                sampling=replace(sampling, seed=(sampling.seed or 0) + nth),
+            )
+        )
+    return found
+
+
+def _priority(gateway: Gateway, caller: Caller, intake: Intake) -> Priority:
+    header = caller.headers.get(PRIORITY_HEADER)
+    named = intake.priority or priority_of(header and header.decode("latin-1"))
+    return Priority(named or gateway.settings.priority)
+
+
+def _deadline_ms(gateway: Gateway, caller: Caller) -> int:
+    most = gateway.settings.deadline_ms_max
+    relative = number_header(caller.headers, DEADLINE_HEADER, 1, most)
+    return caller.arrived_ms + (relative or gateway.settings.deadline_ms)
+
+
+async def _send_all(gateway: Gateway, requests: list[Request], trace: bytes) -> None:
+    traceparent = trace.decode("latin-1")
+    if len(requests) == 1:
+        await gateway.backend.send(requests[0], traceparent)
+        return
+    await asyncio.gather(*(gateway.backend.send(request, traceparent) for request in requests))
+
+
+def caller_of(parent_id: str, tenant: str, headers: RawHeaders, arrived_ms: int) -> Caller:
+    """A caller that arrives now."""
+    return Caller(
+        parent_id=parent_id,
+        tenant=tenant,
+        headers=headers,
+        arrived_ms=arrived_ms,
+        arrived_s=asyncio.get_running_loop().time(),
+    )

@@ -1,0 +1,148 @@
+"""Request bodies of the two generating endpoints and of /tokenize, as pydantic models.
+
+Types and ranges are checked here, and again by nobody: an engine never sees what did not pass.
+What depends on the model (context length, vocabulary) or on several fields is checked in
+`sampling.py`.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from schemas.records import Priority
+
+_INT_32_MAX = 2**31 - 1
+# Room is left above for the numbers of choices, which are added to the seed.
+SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1 - 65_536
+
+Strings = Annotated[
+    Any,
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+PromptField = Annotated[
+    Any,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}},
+                {"type": "array", "items": {"type": "integer"}},
+                {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}},
+            ]
+        }
+    ),
+]
+PriorityField = Annotated[Any, WithJsonSchema({"type": "string", "enum": list(Priority)})]
+
+
+class _Body(BaseModel):
+    # Unknown fields are kept, so that fields.py can say what to do about each.
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class StreamOptions(_Body):
+    """What a stream carries besides text."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # padding against traffic analysis; never added here
+    continuous_usage_stats: bool | None = None
+
+
+class JsonSchemaFormat(_Body):
+    """OpenAI's wrapping of a JSON schema."""
+
+    name: str | None = None
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(_Body):
+    """OpenAI's way to constrain the form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class StructuredOutputs(_Body):
+    """vLLM's way to constrain the form of the answer; one field is set."""
+
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
+class GenerationBody(_Body):
+    """What chats and completions share."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=_INT_32_MAX)
+    min_p: float | None = Field(None, ge=0, le=1)
+    n: int | None = Field(None, ge=1)
+    seed: int | None = Field(None, ge=SEED_MIN, le=SEED_MAX)
+    stop: Strings = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = Field(None, ge=0, le=_INT_32_MAX)
+    max_tokens: int | None = Field(None, ge=1, le=_INT_32_MAX)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=1_000)
+    logit_bias: dict[str, float] | None = None
+    bad_words: list[str] | None = None
+    skip_special_tokens: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    return_token_ids: bool | None = None
+    user: str | None = None
+    priority: PriorityField = None
+
+
+class Message(_Body):
+    """One message of a chat; content is text or a list of text parts."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+
+
+class ChatBody(GenerationBody):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1, le=_INT_32_MAX)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionBody(GenerationBody):
+    """POST /v1/completions."""
+
+    prompt: PromptField
+    logprobs: int | None = Field(None, ge=0, le=20)
+    add_special_tokens: bool | None = None
+
+
+class TokenizeBody(_Body):
+    """POST /tokenize: a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = Field(None, min_length=1)
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None

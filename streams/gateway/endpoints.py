@@ -1,0 +1,240 @@
+"""The endpoints on the path: POST for chats and completions, and resuming a stream.
+
+Plain ASGI callables: no request object, no middleware, one task beside the handler that notices a
+hang-up.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from starlette.types import Receive, Scope, Send
+
+from schemas.errors import InvalidRequest, NotFound, TooManyRequests, TriviumError
+from schemas.log.clock import wall_ms
+from schemas.records import CancelReason, Endpoint
+from streams.gateway import event_id
+from streams.gateway.accept import Caller, accept, conversation_of
+from streams.gateway.chunks import ChunkWriter
+from streams.gateway.delivery import COMPLETED, GONE, write_stream, write_whole
+from streams.gateway.event_id import Position, StreamKey
+from streams.gateway.http import (
+    HeaderList,
+    RawHeaders,
+    headers_of,
+    read_body,
+    send_error,
+    start_watch,
+)
+from streams.gateway.hub import Call, Hub
+from streams.gateway.ids import choice_ids, from_public, new_request_id
+from streams.gateway.intake import take_in
+from streams.gateway.service import Gateway
+from streams.gateway.sessions import Conversation
+
+logger = logging.getLogger(__name__)
+BUG = "an error of the gateway; its log has the details"
+RESUME_HEADER, DISCONNECT_HEADER = b"last-event-id", b"x-trivium-on-disconnect"
+
+Handler = Callable[[Gateway, Scope, RawHeaders, Receive, Send, HeaderList], Awaitable[str]]
+
+
+class AsgiEndpoint:
+    """An ASGI app around a handler: errors become OpenAI bodies, outcomes are counted.
+
+    The handler returns the outcome and fills the list with the headers that an error carries too.
+    """
+
+    def __init__(self, gateway: Gateway, name: str, handler: Handler) -> None:
+        self._gateway = gateway
+        self._name = name
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gateway = self._gateway
+        names: HeaderList = []
+        try:
+            outcome = await self._handler(gateway, scope, headers_of(scope), receive, send, names)
+        except TriviumError as error:
+            outcome = error.code
+            await send_error(send, error, names, gateway.settings.retry_after_s)
+        except Exception:
+            outcome = TriviumError.code
+            logger.exception("%s: a bug", self._name)
+            # Refused where the response has begun; then the server closes the connection.
+            await send_error(send, TriviumError(BUG), names, 0)
+        gateway.metrics.done(self._name, outcome)
+
+
+def generate(endpoint: Endpoint) -> Handler:
+    """POST /v1/chat/completions and /v1/completions."""
+
+    async def handle(
+        gateway: Gateway,
+        scope: Scope,
+        headers: RawHeaders,
+        receive: Receive,
+        send: Send,
+        names: HeaderList,
+    ) -> str:
+        arrived_s, arrived_ms = asyncio.get_running_loop().time(), wall_ms()
+        parent_id = new_request_id(arrived_ms)
+        names.append((b"x-request-id", parent_id.encode()))
+        tenant = gateway.keys.tenant(headers)
+        raw = await read_body(headers, receive, gateway.settings.body_bytes_max)
+        if RESUME_HEADER in headers:
+            return await _resume(gateway, *_last_event(gateway, headers), receive, send, names)
+        caller = Caller(
+            parent_id=parent_id,
+            tenant=tenant,
+            headers=headers,
+            arrived_ms=arrived_ms,
+            arrived_s=arrived_s,
+        )
+        return await _answer(gateway, endpoint, caller, raw, receive, send, names)
+
+    return handle
+
+
+async def _answer(
+    gateway: Gateway,
+    endpoint: Endpoint,
+    caller: Caller,
+    raw: bytes,
+    receive: Receive,
+    send: Send,
+    names: HeaderList,
+) -> str:
+    gateway.admit()
+    intake = await take_in(raw, endpoint, gateway.served, gateway.settings)
+    conversation = conversation_of(gateway, caller, intake)
+    names.append((b"x-session-id", conversation.session_id.encode()))
+    keep = _keeps_running(caller.headers)
+    call = await accept(gateway, caller, intake, conversation)
+    watcher = start_watch(receive, call)
+    try:
+        if intake.stream:
+            outcome = await _stream(gateway, call, conversation, send)
+        else:
+            outcome = await _whole(gateway, call, conversation, send)
+    except Exception:
+        gateway.cancel_later(call, CancelReason.CLIENT_GONE)
+        raise
+    finally:
+        watcher.cancel()
+        gateway.release(call)
+    if outcome != COMPLETED and not (outcome == GONE and keep):
+        gateway.cancel_later(call, CancelReason.CLIENT_GONE)
+    return outcome
+
+
+async def _stream(gateway: Gateway, call: Call, conversation: Conversation, send: Send) -> str:
+    writer = ChunkWriter(call.key, call.streams)
+    if conversation.digest and call.key.choices == 1:
+        writer.said = []
+    outcome = await write_stream(call, writer, send)
+    if outcome == COMPLETED and writer.said is not None:
+        gateway.sessions.remember(conversation, "".join(writer.said), wall_ms())
+    return outcome
+
+
+async def _whole(gateway: Gateway, call: Call, conversation: Conversation, send: Send) -> str:
+    outcome = await write_whole(call, send)
+    if outcome == COMPLETED and call.key.choices == 1:
+        gateway.sessions.remember(conversation, call.streams[0].drain(), wall_ms())
+    return outcome
+
+
+def _keeps_running(headers: RawHeaders) -> bool:
+    value = headers.get(DISCONNECT_HEADER, b"cancel").strip().lower()
+    if value not in (b"cancel", b"continue"):
+        raise InvalidRequest(
+            f"x-trivium-on-disconnect: expected cancel or continue, found {value[:40]!r}",
+            "x-trivium-on-disconnect",
+        )
+    return value == b"continue"
+
+
+def _last_event(gateway: Gateway, headers: RawHeaders) -> tuple[StreamKey, list[Position]]:
+    return event_id.parse(
+        headers[RESUME_HEADER].decode("latin-1"), choices_max=gateway.settings.choices_max
+    )
+
+
+async def events(
+    gateway: Gateway,
+    scope: Scope,
+    headers: RawHeaders,
+    receive: Receive,
+    send: Send,
+    names: HeaderList,
+) -> str:
+    """GET /v1/requests/{id}/events: the stream after `Last-Event-ID`, or from its beginning."""
+    gateway.keys.tenant(headers)
+    parent_id = from_public(scope["path_params"]["request_id"])
+    names.append((b"x-request-id", parent_id.encode("latin-1", "replace")[:64]))
+    call = gateway.hub.find(parent_id)
+    if RESUME_HEADER in headers:
+        key, positions = _last_event(gateway, headers)
+        if key.parent_id != parent_id:
+            raise NotFound(f"{parent_id[:64]}: the Last-Event-ID belongs to another request")
+    elif call is not None:
+        key, positions = call.key, [Position()] * call.key.choices
+    else:
+        raise NotFound(
+            f"{parent_id[:64]}: not being answered by this gateway; to resume it anywhere, send "
+            "the id of its last event as Last-Event-ID"
+        )
+    return await _resume(gateway, key, positions, receive, send, names)
+
+
+async def _resume(
+    gateway: Gateway,
+    key: StreamKey,
+    positions: Sequence[Position],
+    receive: Receive,
+    send: Send,
+    names: HeaderList,
+) -> str:
+    """Read the stream's partition from where it began, and write what the client lacks.
+
+    The request itself is left alone: hanging up here does not cancel it.
+    """
+    names[:] = [
+        (b"x-request-id", key.parent_id.encode()),
+        (b"x-session-id", key.session_id.encode()),
+    ]
+    if len(gateway.followers) >= gateway.settings.resumes_max:
+        raise TooManyRequests(
+            f"{len(gateway.followers)} streams are being resumed, which is the limit; try again"
+        )
+    loop = asyncio.get_running_loop()
+    call = Call(
+        key,
+        deadline_ms=key.created_s * 1000 + gateway.settings.deadline_ms_max,
+        arrived_s=loop.time(),
+        only_end=False,
+    )
+    ids = choice_ids(key.parent_id, key.choices)
+    for choice, (request_id, at) in enumerate(zip(ids, positions, strict=True)):
+        call.add(request_id, choice, next_seq=at.next_seq, next_char=at.next_char)
+    writer = ChunkWriter(key, call.streams, positions)
+    gateway.followers.add(call)
+    tasks = [start_watch(receive, call), loop.create_task(_pump(gateway, call))]
+    try:
+        return await write_stream(call, writer, send)
+    finally:
+        for task in tasks:
+            task.cancel()
+        gateway.followers.discard(call)
+
+
+async def _pump(gateway: Gateway, call: Call) -> None:
+    """Frames of the call's partition to the call alone."""
+    hub = Hub()
+    hub.add(call)
+    try:
+        async for frame in gateway.backend.follow(call.key.partition, call.key.offset):
+            hub.apply(frame, asyncio.get_running_loop().time())
+    except TriviumError as error:
+        call.fail(error)

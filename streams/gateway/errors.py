@@ -1,0 +1,73 @@
+"""Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}`.
+
+Maps the error tree, validation errors and HTTP errors to bodies and headers. Sends nothing itself.
+"""
+
+from typing import Any
+
+import orjson
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from schemas.errors import InvalidRequest, TriviumError
+
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    499: "cancelled_error",
+}
+_RETRY_STATUSES = (429, 503)
+_FOUND_CHARS_MAX = 80
+
+
+def error_type(status: int) -> str:
+    """OpenAI's `type` for a status."""
+    return _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+
+
+def error_body(error: TriviumError) -> bytes:
+    """The JSON body of an error."""
+    param = error.param if isinstance(error, InvalidRequest) else None
+    return plain_body(error.http_status, error.message, error.code, param)
+
+
+def plain_body(status: int, message: str, code: str, param: str | None = None) -> bytes:
+    """The JSON body from its parts."""
+    fields = {"message": message, "type": error_type(status), "param": param, "code": code}
+    return orjson.dumps({"error": fields})
+
+
+def retry_headers(status: int, retry_after_s: int) -> list[tuple[bytes, bytes]]:
+    """`Retry-After`, for the statuses that clients try again on."""
+    if status in _RETRY_STATUSES:
+        return [(b"retry-after", str(retry_after_s).encode())]
+    return []
+
+
+def from_validation(error: ValidationError) -> InvalidRequest:
+    """The first thing that is wrong with a body, in one sentence that names the field."""
+    first = error.errors(include_url=False)[0]
+    if first["type"] == "json_invalid":
+        reason = first.get("ctx", {}).get("error", first["msg"])
+        return InvalidRequest(f"invalid JSON: {reason}")
+    return from_detail(first)
+
+
+def from_detail(detail: ErrorDetails | dict[str, Any]) -> InvalidRequest:
+    """One detail of pydantic's as an InvalidRequest."""
+    path = ".".join(str(part) for part in detail["loc"] if part != "body")
+    if detail["type"] == "missing":
+        return InvalidRequest(f"{path}: required, but missing", path or None)
+    message = detail["msg"]
+    if not path:
+        return InvalidRequest(f"the body: expected a JSON object, {_lower(message)}")
+    message = message.replace("Input should be", "expected", 1)
+    found = repr(detail["input"])
+    if len(found) > _FOUND_CHARS_MAX:
+        found = found[:_FOUND_CHARS_MAX] + "..."
+    return InvalidRequest(f"{path}: {_lower(message)}, found {found}", path)
+
+
+def _lower(message: str) -> str:
+    return message[:1].lower() + message[1:]

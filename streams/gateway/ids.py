@@ -1,0 +1,39 @@
+"""Ids that the gateway gives out: time-ordered, 48 bits of milliseconds and 80 random bits, in
+base 32.
+
+The random part makes a request id unguessable, which resuming relies on. Ids of choices add their
+index.
+"""
+
+import os
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
+LENGTH = 26
+CHAT_PREFIX, COMPLETION_PREFIX = "chatcmpl-", "cmpl-"
+
+
+def _ordered(now_ms: int) -> str:
+    number = (now_ms & 0xFFFF_FFFF_FFFF) << 80 | int.from_bytes(os.urandom(10), "big")
+    pairs = _PAIRS
+    return "".join([pairs[(number >> shift) & 1023] for shift in range(120, -1, -10)])
+
+
+def new_request_id(now_ms: int) -> str:
+    """The id of a call, `r` and 26 characters."""
+    return "r" + _ordered(now_ms)
+
+
+def new_session_id(now_ms: int) -> str:
+    """The id of a conversation, `s` and 26 characters."""
+    return "s" + _ordered(now_ms)
+
+
+def choice_ids(parent_id: str, choices: int) -> list[str]:
+    """Request ids of a call's choices; a single one has the call's own id."""
+    return [parent_id] if choices == 1 else [f"{parent_id}-{i}" for i in range(choices)]
+
+
+def from_public(public_id: str) -> str:
+    """The call's id in what a client sends: bodies carry it with OpenAI's prefixes."""
+    return public_id.removeprefix(CHAT_PREFIX).removeprefix(COMPLETION_PREFIX)

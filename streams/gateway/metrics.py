@@ -1,0 +1,109 @@
+"""The gateway's Prometheus metrics, in a registry of its own.
+
+Histograms of token times are plain lists of counts, because they are touched for every token.
+Labels are few and bounded: outcomes come from the error tree.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+_TTFT_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_INTER_TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56)
+
+
+class _Histogram:
+    def __init__(self, name: str, doc: str, bounds: Sequence[float]) -> None:
+        self.name, self.doc, self.bounds = name, doc, bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+    def family(self) -> HistogramMetricFamily:
+        buckets, total = [], 0
+        for bound, count in zip([*map(str, self.bounds), "+Inf"], self.counts, strict=True):
+            total += count
+            buckets.append((bound, float(total)))
+        return HistogramMetricFamily(self.name, self.doc, buckets=buckets, sum_value=self.sum)
+
+
+class Metrics(Collector):
+    """Everything that /metrics shows."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.in_flight: Callable[[], int] = lambda: 0
+        self._requests = Counter(
+            "trivium_gateway_requests_total",
+            "Calls by endpoint and outcome: completed, or the error's code.",
+            ("endpoint", "outcome"),
+            registry=self.registry,
+        )
+        self._tokens = self._counter("tokens", "Tokens received for live streams.")
+        self._frames = self._counter("frames", "Token frames read.")
+        self._repeats = self._counter("repeated_rows", "Rows dropped because nothing was new.")
+        self._foreign = self._counter("foreign_rows", "Rows of streams that nobody waits for.")
+        self._bad = self._counter("undecodable_records", "Records sent to the dead-letter topic.")
+        self._ttft = _Histogram(
+            "trivium_gateway_first_token_seconds", "From arrival to the first token.", _TTFT_S
+        )
+        self._inter_token = _Histogram(
+            "trivium_gateway_inter_token_seconds",
+            "Between tokens of one stream; tokens that arrive together share their time.",
+            _INTER_TOKEN_S,
+        )
+        self.registry.register(self)
+
+    def _counter(self, name: str, doc: str) -> Counter:
+        return Counter(f"trivium_gateway_{name}_total", doc, registry=self.registry)
+
+    def collect(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily(
+            "trivium_gateway_in_flight", "Choices being answered.", value=self.in_flight()
+        )
+        yield self._ttft.family()
+        yield self._inter_token.family()
+
+    def done(self, endpoint: str, outcome: str) -> None:
+        """A call ended."""
+        self._requests.labels(endpoint, outcome).inc()
+
+    def frame(
+        self,
+        *,
+        tokens: int,
+        foreign_rows: int,
+        waits: Mapping[tuple[float, int], int],
+        now_s: float,
+    ) -> None:
+        """A frame was applied; `waits` counts its rows by their stream's last growth and tokens."""
+        for (last_s, new), rows in waits.items():
+            if last_s:
+                self._inter_token.add((now_s - last_s) / new, new * rows)
+        self._frames.inc()
+        if tokens:
+            self._tokens.inc(tokens)
+        if foreign_rows:
+            self._foreign.inc(foreign_rows)
+
+    def first_token(self, seconds: float) -> None:
+        """The first token of a call."""
+        self._ttft.add(seconds)
+
+    def repeats(self, rows: int) -> None:
+        """Rows of an ended stream that brought nothing new."""
+        self._repeats.inc(rows)
+
+    def undecodable(self) -> None:
+        """A record that could not be read."""
+        self._bad.inc()
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes."""
+        return generate_latest(self.registry)

@@ -1,0 +1,144 @@
+"""The gateway's state and what its endpoints have in common: admitting, cancelling and watching
+over calls.
+
+One object per process. `sweep` is called a few times per second and ends what nobody else would
+end.
+"""
+
+import asyncio
+import contextlib
+import logging
+
+from schemas.errors import (
+    BrokerUnavailable,
+    DeadlineExceeded,
+    EngineFailed,
+    NotReady,
+    TooManyRequests,
+)
+from schemas.log.clock import wall_ms
+from schemas.records import Cancellation, CancelReason
+from streams.gateway.backend import Backend
+from streams.gateway.config import GatewaySettings
+from streams.gateway.http import Keys
+from streams.gateway.hub import Call, Hub
+from streams.gateway.intake import Served
+from streams.gateway.metrics import Metrics
+from streams.gateway.sessions import Sessions
+
+logger = logging.getLogger(__name__)
+SWEEP_S = 0.25
+DEADLINE_GRACE_MS = 2_000  # workers and routers end what is late; this is for when they cannot
+
+
+class Gateway:
+    """Everything that outlives a call."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        served: Served,
+        backend: Backend,
+        hub: Hub,
+        metrics: Metrics,
+        *,
+        gateway_id: str,
+    ) -> None:
+        self.settings = settings
+        self.served = served
+        self.backend = backend
+        self.hub = hub
+        self.metrics = metrics
+        self.gateway_id = gateway_id
+        self.keys = Keys(settings.api_keys)
+        self.sessions = Sessions(
+            entries_max=settings.sessions_max, idle_ms=settings.session_idle_ms
+        )
+        self.in_flight = 0
+        self.followers: set[Call] = set()
+        self.draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._background: set[asyncio.Task[None]] = set()
+        metrics.in_flight = lambda: self.in_flight
+
+    def admit(self, choices: int = 1) -> None:
+        """Raise what stands in the way of one more call: draining, the limit, or the log."""
+        if self.draining:
+            raise NotReady("this gateway is shutting down; try again")
+        if self.in_flight + choices > self.settings.in_flight_max:
+            raise TooManyRequests(
+                f"{self.in_flight} answers are in flight and at most "
+                f"{self.settings.in_flight_max} are allowed; try again later"
+            )
+        self.backend.place()
+
+    def problems(self) -> list[str]:
+        """Why /health/ready says no."""
+        return ["shutting down"] if self.draining else self.backend.problems()
+
+    def hold(self, call: Call) -> None:
+        """Expect frames for a call, and count it."""
+        self.hub.add(call)
+        self.in_flight += call.key.choices
+        self._idle.clear()
+
+    def release(self, call: Call) -> None:
+        """Forget a call that is over."""
+        self.hub.remove(call)
+        self.in_flight -= call.key.choices
+        if not self.in_flight:
+            self._idle.set()
+
+    async def cancel(self, call: Call, reason: CancelReason) -> None:
+        """Give up every choice that has not ended; a broker that is away is only logged."""
+        now_ms = wall_ms()
+        for stream in call.streams:
+            if stream.end is not None:
+                continue
+            record = Cancellation(
+                request_id=stream.request_id,
+                session_id=call.key.session_id,
+                reason=reason,
+                at_ms=now_ms,
+            )
+            try:
+                await self.backend.send(record)
+            except BrokerUnavailable as error:
+                logger.warning("%s: not cancelled: %s", stream.request_id, error.message)
+
+    def cancel_later(self, call: Call, reason: CancelReason) -> None:
+        """The same without making anybody wait."""
+        task = asyncio.get_running_loop().create_task(self.cancel(call, reason))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def sweep(self, now_s: float, now_ms: int) -> None:
+        """End late calls and those that lack tokens; keep silent ones alive."""
+        for call in [*self.hub.calls(), *self.followers]:
+            if now_ms > call.deadline_ms + DEADLINE_GRACE_MS:
+                call.fail(DeadlineExceeded("the deadline passed and nobody ended the request"))
+                continue
+            if not any(stream.has_gap for stream in call.streams):
+                call.gap_s = 0.0
+            elif not call.gap_s:
+                call.gap_s = now_s
+            elif (now_s - call.gap_s) * 1000 > self.settings.gap_ms:
+                call.fail(EngineFailed("tokens in the middle of the answer were lost"))
+            if not call.only_end and (now_s - call.touched_s) * 1000 > self.settings.keepalive_ms:
+                call.touched_s = now_s
+                call.keepalive = True
+                call.wake()
+
+    async def sweep_forever(self) -> None:
+        """`sweep` on the clock, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self.sweep(loop.time(), wall_ms())
+            await asyncio.sleep(SWEEP_S)
+
+    async def idle(self, grace_ms: int) -> None:
+        """Return when no call is left, or after the grace."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_ms / 1000):
+                await self._idle.wait()

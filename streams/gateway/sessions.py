@@ -1,0 +1,116 @@
+"""Which conversation a call belongs to, when the client does not say.
+
+A header names the session. Otherwise the session is found by what was said: when an answer ends, a
+hash over the whole conversation up to and including it is remembered with its session, and the
+next turn, whose messages begin with exactly that, finds it. First turns always get a fresh id, so
+equal openings are not one session. Several sessions may have said the same words: they stand in a
+queue under the same hash, and a next turn takes the one that was taken longest ago.
+
+Another gateway does not have the table. It derives the id from the hash up to the first answer,
+which all later turns share, so from the second turn on every gateway without a memory agrees.
+Conversations share such an id only when opening and first answer are equal to the word, for the
+same key and user; they then share a placement, never content.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from schemas.errors import InvalidRequest
+from streams.gateway.ids import new_session_id
+
+# Ours first; then what coding agents send by themselves (Claude Code, Codex, OpenCode) and
+# what Dynamo's clients do.
+HEADERS = (
+    b"x-session-id",
+    b"x-claude-code-session-id",
+    b"thread-id",
+    b"session-id",
+    b"session_id",
+    b"x-opencode-session",
+    b"x-dynamo-session-id",
+)
+SESSION_CHARS_MAX = 128
+_SAME_WORDS_MAX = 8  # sessions remembered under one hash
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A call's place in its conversation, and what is needed to remember its answer."""
+
+    session_id: str
+    turn: int
+    digest: bytes = b""  # over all messages; empty where nothing is to be remembered
+
+
+def from_headers(headers: Mapping[bytes, bytes]) -> str | None:
+    """The session that a header names; raises InvalidRequest for one that cannot be an id."""
+    for name in HEADERS:
+        value = headers.get(name)
+        if value is not None:
+            text = value.decode("latin-1").strip()
+            if 0 < len(text) <= SESSION_CHARS_MAX and text.isascii() and text.isprintable():
+                return text
+            raise InvalidRequest(
+                f"{name.decode()}: expected 1 to {SESSION_CHARS_MAX} printable ASCII characters, "
+                f"found {text[:40]!r}",
+                name.decode(),
+            )
+    return None
+
+
+def chain(digest: bytes, role: str, content: str) -> bytes:
+    """The hash after one more message; space around a message does not count."""
+    text = content.strip().encode("utf-8", "surrogatepass")
+    head = b"%b\x00%b\x00%d\x00" % (digest, role.encode(), len(text))
+    return blake2b(head + text, digest_size=16).digest()
+
+
+class Sessions:
+    """The bounded table from hashes to sessions; the least recently used go first."""
+
+    def __init__(self, *, entries_max: int, idle_ms: int) -> None:
+        self._entries_max = entries_max
+        self._idle_ms = idle_ms
+        self._table: OrderedDict[bytes, tuple[int, deque[str]]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def find(self, scope: str, messages: Sequence[Mapping[str, str]], now_ms: int) -> Conversation:
+        """The conversation that these messages continue. `scope` keeps keys and users apart."""
+        digest = chain(b"", "scope", scope)
+        first = last = b""
+        turn = 0
+        for message in messages:
+            digest = chain(digest, message["role"], message["content"])
+            if message["role"] == "assistant":
+                turn += 1
+                first, last = first or digest, digest
+        if not turn:
+            return Conversation(session_id=new_session_id(now_ms), turn=0, digest=digest)
+        session_id = self._take(last, now_ms) or "s" + first.hex()[:26]
+        return Conversation(session_id=session_id, turn=turn, digest=digest)
+
+    def _take(self, digest: bytes, now_ms: int) -> str | None:
+        entry = self._table.get(digest)
+        if entry is None or now_ms - entry[0] > self._idle_ms:
+            return None
+        self._table[digest] = (now_ms, entry[1])
+        self._table.move_to_end(digest)
+        entry[1].rotate(-1)
+        return entry[1][-1]
+
+    def remember(self, conversation: Conversation, answer: str, now_ms: int) -> None:
+        """Let the next turn of this conversation find it."""
+        if not conversation.digest:
+            return
+        digest = chain(conversation.digest, "assistant", answer)
+        known = self._table.pop(digest, None)
+        sessions = known[1] if known is not None else deque(maxlen=_SAME_WORDS_MAX)
+        if conversation.session_id not in sessions:
+            sessions.appendleft(conversation.session_id)
+        self._table[digest] = (now_ms, sessions)
+        while len(self._table) > self._entries_max:
+            self._table.popitem(last=False)

@@ -1,0 +1,127 @@
+"""Text to tokens, once, here: a model's own tokenizer and chat template, from a folder or by name.
+
+Uses `tokenizers` and Jinja only, so a gateway needs no torch. Rendering and encoding are separate
+steps, and the rendered text is where passages of a retrieval will get their marked place; nothing
+marks one yet.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as RawTokenizer
+
+from schemas.errors import ConfigError, InvalidRequest
+from streams.gateway.template import ChatTemplate, Message
+
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "config.json",
+)
+
+
+def model_folder(path: str) -> Path:
+    """The folder of a model: as given if it exists, else fetched by its Hugging Face name."""
+    folder = Path(path)
+    if folder.is_dir():
+        return folder
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=list(FILES)))
+    except (HFValidationError, HfHubHTTPError, OSError) as error:
+        raise ConfigError(
+            f"model.path: expected a folder or a Hugging Face name, found {path!r}: {error}"
+        ) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: expected JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: expected a JSON object, found {type(found).__name__}")
+    return found
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for name, value in config.items():
+        if name.endswith("_token"):
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                found[name] = text
+    return found
+
+
+def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
+    jinja = folder / "chat_template.jinja"
+    if jinja.exists():
+        return jinja.read_text(encoding="utf-8")
+    source = _read_json(folder / "chat_template.json").get("chat_template")
+    source = config.get("chat_template") if source is None else source
+    if isinstance(source, list):  # several by name; the one called default is meant for chat
+        named = {entry["name"]: entry["template"] for entry in source}
+        source = named.get("default")
+    return source if isinstance(source, str) else None
+
+
+class Tokenizer:
+    """The tokenizer of the served model. `encode` may be called from any thread."""
+
+    def __init__(self, folder: Path, *, inline_chars: int = 8_192) -> None:
+        file = folder / "tokenizer.json"
+        if not file.exists():
+            raise ConfigError(
+                f"{file}: no such file; the gateway needs a fast tokenizer (tokenizer.json)"
+            )
+        self._raw = RawTokenizer.from_file(str(file))
+        self._raw.no_padding()
+        self._raw.no_truncation()
+        config = _read_json(folder / "tokenizer_config.json")
+        special = _special_tokens(_read_json(folder / "special_tokens_map.json"))
+        special |= _special_tokens(config)
+        source = _template_source(folder, config)
+        self._template = None if source is None else ChatTemplate(source, special)
+        model = _read_json(folder / "config.json")
+        self.vocab = max(self._raw.get_vocab_size(), int(model.get("vocab_size", 0)))
+        self._inline_chars = inline_chars
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text for a chat."""
+        if self._template is None:
+            raise InvalidRequest(
+                "messages: the model has no chat template; use /v1/completions", "messages"
+            )
+        return self._template.render(
+            messages, add_generation_prompt=add_generation_prompt, variables=variables
+        )
+
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text; a long one is encoded in a thread, so that streams go on."""
+        if len(text) <= self._inline_chars:
+            return self._raw.encode(text, add_special_tokens=add_special_tokens).ids
+        encoding = await asyncio.to_thread(
+            self._raw.encode, text, add_special_tokens=add_special_tokens
+        )
+        return encoding.ids
+
+    def token_text(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling of a token."""
+        return self._raw.id_to_token(token_id)

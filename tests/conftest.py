@@ -1,0 +1,119 @@
+"""What all tests share: a real broker for the session, fresh topics for a test, and their order.
+
+Nothing stays behind: the broker ends with the session, and with the test process if that is killed.
+"""
+
+import asyncio
+import functools
+import itertools
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+# vLLM starts three processes that import all of it anew; without a bytecode cache that doubles
+# the time.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the tests' models are made here, never fetched
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+from infra.broker.process import Broker
+from infra.broker.settings import BrokerSettings
+from infra.processes import children, identify
+from schemas.errors import ConfigError
+from schemas.settings import LogSettings
+
+_prefixes = (f"test-{os.getpid()}-{number}." for number in itertools.count(1))
+_RANKS = {"kafka": 1, "docker": 2, "vllm": 3, "gpu": 4}  # what needs least runs first
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what uses the broker, then order: tidy, pure, broker, Docker, vLLM, GPU."""
+    for item in items:
+        if "bootstrap" in getattr(item, "fixturenames", ()):
+            item.add_marker("kafka")
+    items.sort(key=_rank)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail when a test left a process behind, and end it."""
+    left = {
+        pid: command
+        for pid, command in children(os.getpid()).items()
+        if "resource_tracker" not in command  # the standard library's; ends with this process
+    }
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    for pid, command in left.items():
+        if reporter is not None:
+            reporter.write_line(f"left running by a test: {pid} {command[:300]}", red=True)
+        if (identity := identify(pid)) is not None:
+            identity.stop(grace_s=5)
+    if left:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _rank(item: pytest.Item) -> tuple[int, bool]:
+    rank = max((_RANKS.get(mark.name, 0) for mark in item.iter_markers()), default=0)
+    return rank, item.path.name != "test_tidy.py"
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Async tests run on plain asyncio."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def trivium_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A state folder of the session's own; nothing touches the working tree's."""
+    folder = tmp_path_factory.mktemp("home")
+    before = os.environ.get("TRIVIUM_HOME")
+    os.environ["TRIVIUM_HOME"] = str(folder)
+    yield folder
+    if before is None:
+        del os.environ["TRIVIUM_HOME"]
+    else:
+        os.environ["TRIVIUM_HOME"] = before
+
+
+@pytest.fixture(scope="session")
+def bootstrap(trivium_home: Path) -> Iterator[str]:
+    """The address of a real broker; TEST_KAFKA_BOOTSTRAP names one that runs already."""
+    if given := os.environ.get("TEST_KAFKA_BOOTSTRAP"):
+        yield given
+        return
+    settings = BrokerSettings(port=0, heap_mb=384, quick=True)
+    broker = Broker(settings, trivium_home / "broker", tethered=True)
+    try:
+        address = broker.start()
+    except ConfigError as error:  # no Java or no jars: the message says which
+        pytest.skip(str(error))
+    try:
+        yield address
+    finally:
+        broker.stop()
+        shutil.rmtree(broker.folder, ignore_errors=True)
+
+
+async def _fresh_topics(bootstrap: str, **changes: object) -> LogSettings:
+    from schemas.log.admin import create_topics
+
+    few = {"session_partitions": 2, "worker_partitions": 4, "gateway_partitions": 2}
+    fields = {"bootstrap": bootstrap, "topic_prefix": next(_prefixes), **few, **changes}
+    settings = LogSettings(**fields)  # type: ignore[arg-type]  # fields of mixed types
+    await create_topics(settings)
+    return settings
+
+
+@pytest.fixture
+def kafka_with(bootstrap: str) -> Callable[..., Awaitable[LogSettings]]:
+    """A function to await: fresh topics, with any field of LogSettings changed."""
+    return functools.partial(_fresh_topics, bootstrap)
+
+
+@pytest.fixture
+def kafka(bootstrap: str) -> LogSettings:
+    """A real broker with fresh topics: 2 session, 4 worker and 2 gateway partitions."""
+    return asyncio.run(_fresh_topics(bootstrap))

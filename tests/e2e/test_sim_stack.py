@@ -1,0 +1,237 @@
+"""One stack of simulated engines with real NIXL: what a client sees when nothing dies."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from infra.launcher import Stack
+from schemas.settings import LogSettings
+from schemas.topics import TOPICS
+from tests.conftest import _fresh_topics
+from tests.e2e.harness import Answer, Client, audit, read_topic, sim_settings, stack
+from tests.waiting import until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(scope="module")
+async def remote(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    """1 prefill, 2 decode, 2 routers, 2 gateways."""
+    log = await _fresh_topics(bootstrap)
+    settings = sim_settings(log, gateway={"in_flight_max": 64, "body_bytes_max": 100_000})
+    folder = tmp_path_factory.mktemp("remote")
+    async with stack(settings, folder, prefill=1, decode=2, routers=2, gateways=2) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(remote: Stack) -> AsyncIterator[Client]:
+    async with Client(remote.gateway_urls[0], remote.settings.model.served_name) as found:
+        yield found
+
+
+@pytest.fixture
+async def other(remote: Stack) -> AsyncIterator[Client]:
+    """The same deployment through its second gateway."""
+    async with Client(remote.gateway_urls[1], remote.settings.model.served_name) as found:
+        yield found
+
+
+@pytest.fixture
+def log(remote: Stack) -> LogSettings:
+    return remote.settings.log
+
+
+async def test_a_stream_and_a_whole_answer_are_the_same(client: Client, other: Client) -> None:
+    streamed = await client.stream("Tell me about logs.")
+    whole = await other.chat("Tell me about logs.")
+    assert streamed.status == whole.status == 200
+    assert streamed.token_ids == whole.token_ids
+    assert streamed.text == whole.text != ""
+    assert streamed.finish_reason == whole.finish_reason == "length"
+    assert streamed.usage["completion_tokens"] == len(streamed.token_ids) == 32
+    assert streamed.done
+    assert streamed.trivium["mode"] == "remote"
+    assert whole.headers["x-trivium-prefill-worker"] == "prefill-0"
+    assert whole.headers["x-trivium-decode-worker"] in ("decode-0", "decode-1")
+
+
+async def test_kv_moves_over_nixl_once_and_turn_2_moves_only_what_is_missing(
+    client: Client, log: LogSettings
+) -> None:
+    client.http.headers["X-Session-Id"] = "kv-session"
+    opening = "Once more, from the beginning: " + "logs and streams " * 20
+    first = await client.stream(opening)
+    messages = [
+        {"role": "user", "content": opening},
+        {"role": "assistant", "content": first.text},
+        {"role": "user", "content": "And then?"},
+    ]
+    second = await client.stream("", messages=messages)
+    assert second.trivium["decode_worker"] == first.trivium["decode_worker"]
+    assert 0 < second.trivium["kv_bytes"] < first.trivium["kv_bytes"]
+    found = await audit(log)
+    assert found.kv_bytes() >= first.trivium["kv_bytes"] + second.trivium["kv_bytes"]
+
+
+async def test_many_streams_at_once_through_both_gateways(client: Client, other: Client) -> None:
+    answers = await asyncio.gather(
+        *((client if number % 2 else other).stream(f"Question {number}") for number in range(40))
+    )
+    assert all(answer.done and len(answer.token_ids) == 32 for answer in answers)
+    assert len({answer.text for answer in answers}) == 40
+
+
+async def test_every_accepted_request_has_one_outcome_and_a_reason(
+    client: Client, log: LogSettings
+) -> None:
+    await client.stream("One more.")
+    found = await audit(log)
+    assert found.kinds()["completed"] >= 1
+    placed = [d for decisions in found.decisions.values() for d in decisions if d.kind == "place"]
+    assert {d.router_id for d in placed} == {"router-0", "router-1"}
+    assert all(d.candidates for d in placed)
+
+
+@pytest.mark.parametrize("way", ["disconnect", "delete"])
+async def test_a_cancelled_request_stops_in_its_workers(
+    client: Client, log: LogSettings, way: str
+) -> None:
+    seen = Answer()
+    task = asyncio.create_task(client.stream(f"Long {way}", into=seen, max_tokens=1_500))
+    await until(lambda: len(seen.event_ids) > 3)
+    request_id = seen.headers["x-request-id"]
+    if way == "delete":
+        response = await client.http.delete(f"/v1/requests/{request_id}")
+        assert response.status_code in (200, 202)
+        await task
+        assert seen.error["code"] == "cancelled"
+    else:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    found = await audit(log)
+    (outcome,) = found.outcomes[request_id]
+    assert outcome.kind == "cancelled"
+    assert 0 < outcome.completion_tokens < 1_500
+
+
+async def test_another_gateway_resumes_where_the_client_stopped(
+    client: Client, other: Client
+) -> None:
+    whole = await client.stream("Resume me", max_tokens=300)
+    request_id = whole.headers["x-request-id"]
+    for place in (0, len(whole.event_ids) // 2):
+        rest = await other.resume(request_id, whole.event_ids[place])
+        assert rest.done
+        assert rest.token_ids == whole.token_ids[len(whole.token_ids) - len(rest.token_ids) :]
+        assert whole.text.endswith(rest.text)
+        assert 0 < len(rest.text) < len(whole.text)
+
+
+async def test_a_running_stream_is_resumed_by_another_gateway_to_its_end(
+    client: Client, other: Client
+) -> None:
+    client.http.headers["X-Trivium-On-Disconnect"] = "continue"
+    seen = Answer()
+    task = asyncio.create_task(client.stream("Resume me live", into=seen, max_tokens=600))
+    await until(lambda: len(seen.event_ids) > 5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    rest = await other.resume(seen.headers["x-request-id"], seen.event_ids[-1])
+    assert rest.done
+    assert len(seen.token_ids) + len(rest.token_ids) == 600
+
+
+async def test_limits_answer_with_their_status(client: Client) -> None:
+    too_long = await client.chat("x " * 20_000)
+    assert (too_long.status, too_long.error["code"]) == (400, "context_length_exceeded")
+    too_large = await client.chat("x" * 200_000)
+    assert (too_large.status, too_large.error["code"]) == (413, "body_too_large")
+    answers = await asyncio.gather(
+        *(client.stream(f"hold {number}", max_tokens=400) for number in range(80))
+    )
+    refused = [answer for answer in answers if answer.status == 429]
+    assert 0 < len(refused) <= 80 - 64
+    assert {answer.error["code"] for answer in refused} == {"too_many_requests"}
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+    assert all(answer.done for answer in answers if answer.status == 200)
+
+
+BAD_BODIES = {
+    "malformed JSON": (b"{", 400, "invalid"),
+    "unknown model": (b'{"model":"no","messages":[{"role":"user","content":"a"}]}', 404, "no"),
+    "no messages": (b'{"model":"sim","messages":[]}', 400, "messages"),
+    "bad temperature": (
+        b'{"model":"sim","messages":[{"role":"user","content":"a"}],"temperature":9}',
+        400,
+        "temperature",
+    ),
+    "bad max_tokens": (
+        b'{"model":"sim","messages":[{"role":"user","content":"a"}],"max_tokens":0}',
+        400,
+        "max_tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_BODIES)
+async def test_bad_input_is_refused_before_it_is_accepted(
+    client: Client, log: LogSettings, name: str
+) -> None:
+    body, status, word = BAD_BODIES[name]
+    before = len(await read_topic(log, "requests"))
+    headers = {"content-type": "application/json"}
+    response = await client.http.post("/v1/chat/completions", content=body, headers=headers)
+    assert response.status_code == status
+    assert word.lower() in response.json()["error"]["message"].lower()
+    assert len(await read_topic(log, "requests")) == before
+
+
+POISONED = [
+    "requests",
+    "cancellations",
+    "phases",
+    "outcomes",
+    "prefill",
+    "decode",
+    "tokens",
+    "fleet",
+]
+
+
+@pytest.mark.parametrize("topic", POISONED)
+async def test_an_undecodable_record_goes_to_the_dead_letters_and_work_goes_on(
+    client: Client, log: LogSettings, topic: str
+) -> None:
+    from schemas.codec import Codec
+    from schemas.log.clients import LogProducer
+
+    producer = LogProducer(log, Codec(), durable=True, client_id="poison")
+    await producer.start()
+    for partition in range(log.partitions(TOPICS[topic].group)):
+        name = log.topic_prefix + topic
+        await (await producer.send_raw(name, b"\xc3\x01poison", key=b"k", partition=partition))
+    await producer.stop()
+
+    async def buried() -> bool:
+        return bool(await read_topic(log, topic + ".dlq"))
+
+    await until(buried)
+    record = (await read_topic(log, topic + ".dlq"))[0]
+    assert dict(record.headers)["x-dlq-topic"].decode() == log.topic_prefix + topic
+    answer = await client.stream(f"After poison on {topic}")
+    assert answer.done
+    assert len(answer.token_ids) == 32
+
+
+async def test_n_choices_are_n_requests_of_one_call(client: Client, log: LogSettings) -> None:
+    body = client.body("Choose", n=3, temperature=1.0, seed=5)
+    response = await client.http.post("/v1/chat/completions", json=body)
+    found = response.json()
+    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2]
+    assert len({choice["message"]["content"] for choice in found["choices"]}) == 3
+    assert found["usage"]["completion_tokens"] == 96
+    records = await audit(log)
+    request_id = response.headers["x-request-id"]
+    assert sum(r.parent_id == request_id for r in records.requests.values()) == 3

@@ -1,0 +1,162 @@
+"""Real vLLM behind real Kafka: prefill and decode over NIXL, beside a replica that never hands off.
+
+The replica is the reference: one engine alone, with no connector.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from langchain_openai import ChatOpenAI
+from openai import AsyncOpenAI, OpenAI
+
+from infra.config import Settings
+from infra.launcher import Stack
+from infra.story import read_story
+from schemas.settings import LogSettings, ModelSettings
+from streams.gateway.config import GatewaySettings
+from tests.conftest import _fresh_topics
+from tests.e2e.harness import Client, audit, stack
+from workers.config import WorkerSettings
+
+pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(400)]
+
+QUESTIONS = [
+    "What does a log remember?",
+    "Who reads it, and how often? " * 12,
+    "Tell me about the weather over a warehouse of records. " * 40,
+]
+
+
+@dataclass
+class Pair:
+    """Two deployments on one broker."""
+
+    remote: Stack
+    replica: Stack
+
+
+def vllm_settings(log: LogSettings) -> Settings:
+    return Settings(
+        log=log,
+        model=ModelSettings(path="tiny", max_model_len=1_024),
+        gateway=GatewaySettings(port=0),
+        worker=WorkerSettings(engine="vllm", drain_timeout_ms=2_000),
+    )
+
+
+@pytest.fixture(scope="module")
+async def pair(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+    async with AsyncExitStack() as opened:
+        stacks = []
+        for counts in ({"prefill": 1, "decode": 1}, {"replica": 1}):
+            settings = vllm_settings(await _fresh_topics(bootstrap))
+            folder = tmp_path_factory.mktemp("vllm")
+            running = stack(settings, folder, seconds=300, **counts)
+            stacks.append(asyncio.create_task(opened.enter_async_context(running)))
+        yield Pair(*[await starting for starting in stacks])
+
+
+def client_of(deployment: Stack) -> Client:
+    return Client(deployment.gateway_urls[0], deployment.settings.model.served_name)
+
+
+async def test_answers_equal_one_engine_alone_and_kv_moves_over_nixl(pair: Pair) -> None:
+    async with client_of(pair.remote) as remote, client_of(pair.replica) as alone:
+        for question in QUESTIONS:
+            found, expected = await asyncio.gather(
+                remote.stream(question, max_tokens=24), alone.stream(question, max_tokens=24)
+            )
+            assert found.token_ids == expected.token_ids
+            assert found.text == expected.text
+            assert found.trivium["mode"] == "remote"
+            assert expected.trivium["mode"] == "replica"
+            assert found.trivium["kv_bytes"] > 0
+    records = await audit(pair.remote.settings.log)
+    assert records.kv_bytes() > 0
+
+
+async def test_many_at_once_equal_one_engine_alone(pair: Pair) -> None:
+    questions = [f"{number}: {QUESTIONS[number % 3]}" for number in range(8)]
+    async with client_of(pair.remote) as remote, client_of(pair.replica) as alone:
+        found = await asyncio.gather(*(remote.stream(q, max_tokens=16) for q in questions))
+        expected = await asyncio.gather(*(alone.stream(q, max_tokens=16) for q in questions))
+    assert [a.token_ids for a in found] == [a.token_ids for a in expected]
+
+
+async def test_sampling_with_a_seed_gives_the_same_answer_remote_and_alone(pair: Pair) -> None:
+    fields: dict[str, Any] = {"temperature": 0.9, "seed": 7, "max_tokens": 24}
+    async with client_of(pair.remote) as remote, client_of(pair.replica) as alone:
+        found = await remote.stream(QUESTIONS[0], **fields)
+        expected = await alone.stream(QUESTIONS[0], **fields)
+    assert found.token_ids == expected.token_ids
+
+
+async def test_turn_2_moves_only_what_decode_does_not_hold(pair: Pair) -> None:
+    async with client_of(pair.remote) as remote:
+        remote.http.headers["X-Session-Id"] = "turns"
+        opening = "A conversation of its own. " * 30  # decode holds nothing of it yet
+        first = await remote.stream(opening, max_tokens=40)
+        messages = [
+            {"role": "user", "content": opening},
+            {"role": "assistant", "content": first.text},
+            {"role": "user", "content": "And then?"},
+        ]
+        second = await remote.stream("", messages=messages, max_tokens=16)
+    assert 0 < second.trivium["kv_bytes"] < first.trivium["kv_bytes"]
+    assert second.usage["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+async def test_the_story_of_a_request_is_on_the_log(pair: Pair) -> None:
+    async with client_of(pair.remote) as remote:
+        answer = await remote.stream("Tell the story.", max_tokens=8)
+    await audit(pair.remote.settings.log)
+    story = await read_story(pair.remote.settings.log, answer.headers["x-request-id"])
+    assert story.token_ids == answer.token_ids
+    assert story.kv_bytes == answer.trivium["kv_bytes"]
+    told = " ".join(step.what for step in story.steps())
+    for word in ("accepted", "place remote", "prefill done", "handoff", "over NIXL", "completed"):
+        assert word in told
+
+
+async def test_structured_output_and_logprobs_survive_the_hand_over(pair: Pair) -> None:
+    async with client_of(pair.remote) as remote:
+        body = remote.body("Pick one.", max_tokens=16, ignore_eos=False)
+        body["structured_outputs"] = {"choice": ["red", "green"]}
+        response = await remote.http.post("/v1/chat/completions", json=body)
+        assert response.json()["choices"][0]["message"]["content"] in ("red", "green")
+        body = remote.body("Count.", max_tokens=5, logprobs=True, top_logprobs=2)
+        response = await remote.http.post("/v1/chat/completions", json=body)
+    (choice,) = response.json()["choices"]
+    assert len(choice["logprobs"]["content"]) == 5
+    assert all(len(entry["top_logprobs"]) == 2 for entry in choice["logprobs"]["content"])
+
+
+async def test_unchanged_clients_work(pair: Pair) -> None:
+    url = pair.remote.gateway_urls[0] + "/v1"
+    model = pair.remote.settings.model.served_name
+
+    def ask() -> list[str]:
+        asked: dict[str, Any] = {
+            "model": model,
+            "messages": [{"role": "user", "content": "Hello"}],
+            "max_tokens": 8,
+            "temperature": 0,
+        }
+        with OpenAI(base_url=url, api_key="none") as client:
+            whole: Any = client.chat.completions.create(**asked)
+            chunks: Any = client.chat.completions.create(**asked, stream=True)
+            text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+        settings: Any = {"base_url": url, "api_key": "none", "model": model, "temperature": 0}
+        chain = ChatOpenAI(**settings, max_tokens=8)
+        return [whole.choices[0].message.content, text, str(chain.invoke("Hello").content)]
+
+    first, second, third = await asyncio.to_thread(ask)
+    assert first == second == third != ""
+    async with AsyncOpenAI(base_url=url, api_key="none") as client:
+        answer = await client.completions.create(model=model, prompt="Hello", max_tokens=4)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 4

@@ -1,0 +1,161 @@
+"""The command line as people and scripts meet it: each case runs the real program."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.statefile import StackFiles, read_state
+from schemas.errors import ConfigError
+
+COMMANDS = (
+    "up down status chat demo bench broker topics tail asyncapi worker router gateway version"
+).split()
+NOWHERE = "127.0.0.1:1"
+
+
+def trivium(
+    *arguments: str, home: Path | None = None, env: dict[str, str] | None = None
+) -> tuple[int, str, str]:
+    """Exit code, output and errors."""
+    environ = {**os.environ, "COLUMNS": "200", **(env or {})}
+    if home is not None:
+        environ["TRIVIUM_HOME"] = str(home)
+    command = [sys.executable, "-m", "infra.cli.app", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_help_names_every_command_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from infra.cli import app\n"
+        "try: app.app(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'aiokafka', 'faust', 'vllm', 'torch', 'numpy'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for command in COMMANDS:
+        assert f" {command} " in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help(command: str) -> None:
+    if command == "bench":
+        return  # its help is its benchmark's
+    code, output, _ = trivium(command, "--help")
+    assert code == 0
+    assert "Usage" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["tail", "bogus"], "topic: expected one of requests, cancellations"),
+        (["worker", "--role", "cook"], "--role: expected prefill, decode, replica, found 'cook'"),
+        (["worker", "--role", "decode", "--engine", "x"], "worker.engine: expected sim or vllm"),
+        (["worker", "--role", "decode", "--log-level", "loud"], "--log-level: expected debug"),
+        (["gateway", "--port", "-1"], "gateway.port: expected 0 to 65535, found -1"),
+        (["topics", "verify", "--bootstrap", NOWHERE], f"no broker at {NOWHERE}"),
+        (["status", "--once", "--bootstrap", NOWHERE], NOWHERE),
+        (["up", "--config", "absent.toml"], "absent.toml: no such settings file"),
+        (["bench", "bogus"], "bench: expected one of serving, found 'bogus'"),
+        (["chat", "-m", "x", "--url", f"http://{NOWHERE}"], "no gateway at"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
+    code, _, errors = trivium(*arguments)
+    assert code == 2
+    assert message in errors
+    assert errors.startswith("trivium: ")
+    assert len(errors.splitlines()) == 1
+
+
+def test_debug_shows_where_an_error_came_from() -> None:
+    code, _, errors = trivium("tail", "bogus", "--debug")
+    assert code == 1
+    assert "Traceback" in errors
+
+
+def test_topics_are_created_once_verified_and_described(bootstrap: str) -> None:
+    env = {"TRIVIUM_LOG_TOPIC_PREFIX": "cli.", "TRIVIUM_LOG_WORKER_PARTITIONS": "2"}
+    at = ["--bootstrap", bootstrap]
+    code, _, errors = trivium("topics", "verify", *at, env=env)
+    assert (code, "missing: cli.requests" in errors) == (2, True)
+    assert "trivium topics create" in errors
+
+    _, output, _ = trivium("topics", "create", "--json", *at, env=env)
+    assert "cli.fleet.dlq" in json.loads(output)["created"]
+    _, output, _ = trivium("topics", "create", "--json", *at, env=env)
+    assert json.loads(output) == {"created": []}
+    assert trivium("topics", "verify", *at, env=env)[0] == 0
+    _, output, _ = trivium("topics", "describe", "--json", *at, env=env)
+    rows = {row["name"]: row for row in json.loads(output)}
+    assert rows["cli.prefill"]["found"] == 2
+
+    code, _, errors = trivium(
+        "topics", "create", *at, env=env | {"TRIVIUM_LOG_WORKER_PARTITIONS": "3"}
+    )
+    assert code == 2
+    assert "cli.prefill: expected 3, found 2" in errors
+
+
+@pytest.mark.timeout(120)  # four starts of a program or a JVM, on a machine that may be busy
+def test_the_broker_from_the_command_line(tmp_path: Path, bootstrap: str) -> None:
+    env = {"TRIVIUM_BROKER_PORT": "0", "TRIVIUM_BROKER_HEAP_MB": "256"}
+    env["TRIVIUM_BROKER_QUICK"] = "true"
+    code, output, _ = trivium("broker", "status", "--json", home=tmp_path, env=env)
+    assert (code, json.loads(output)["running"]) == (1, False)
+    try:
+        code, output, errors = trivium("broker", "start", "--json", home=tmp_path, env=env)
+        assert code == 0, errors
+        address = json.loads(output)["bootstrap"]
+        _, output, _ = trivium("broker", "start", home=tmp_path, env=env)
+        assert output == f"Kafka already runs at {address}\n"
+        # Other commands of this state folder find it by themselves.
+        assert trivium("topics", "create", home=tmp_path, env=env)[0] == 0
+        assert trivium("status", "--json", home=tmp_path, env=env) == (0, "[]\n", "")
+    finally:
+        _, stopped, _ = trivium("broker", "stop", home=tmp_path, env=env)
+    assert stopped == "Kafka stopped\n"
+    assert trivium("broker", "reset", "--yes", home=tmp_path, env=env)[0] == 0
+    assert not (tmp_path / "broker").exists()
+
+
+def test_down_where_nothing_runs(tmp_path: Path) -> None:
+    code, output, _ = trivium("down", home=tmp_path)
+    assert (code, output) == (0, f"nothing runs in {tmp_path}\n")
+
+
+def test_one_stack_per_state_folder(tmp_path: Path) -> None:
+    first, second = StackFiles(tmp_path), StackFiles(tmp_path)
+    first.lock()
+    with pytest.raises(ConfigError, match="a stack runs already in .*trivium down"):
+        second.lock()
+    second.release()
+    first.write(bootstrap="x:1", ready=True, gateways=["http://y"], processes=[])
+    found = read_state(tmp_path)
+    assert found is not None
+    assert (found.bootstrap, found.gateways, found.launcher.pid) == (
+        "x:1",
+        ["http://y"],
+        os.getpid(),
+    )
+    first.release()
+    assert read_state(tmp_path) is None
+    second.lock()
+    second.release()
+
+
+def test_the_asyncapi_document_is_written(tmp_path: Path) -> None:
+    target = tmp_path / "asyncapi.json"
+    assert trivium("asyncapi", "-o", str(target))[0] == 0
+    assert json.loads(target.read_text())["asyncapi"].startswith("3.")
+
+
+def test_version_tells_what_decides_behaviour() -> None:
+    _, output, _ = trivium("version", "--json")
+    assert {"aiokafka", "faust-streaming", "python"} <= set(json.loads(output))

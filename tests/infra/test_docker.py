@@ -1,0 +1,45 @@
+"""A round trip through Kafka in Docker: the same code on a broker that is not ours."""
+
+import subprocess
+
+import pytest
+
+from schemas.codec import Codec
+from schemas.log.admin import create_topics
+from schemas.log.clients import AssignedReader, LogProducer
+from schemas.records import Cancellation, CancelReason
+from schemas.settings import LogSettings
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(300)]
+
+
+def docker_answers() -> bool:
+    try:
+        done = subprocess.run(["docker", "info"], capture_output=True, check=False, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+async def test_records_cross_a_broker_in_docker() -> None:
+    if not docker_answers():
+        pytest.skip("no Docker engine answers: Kafka in a container is not tested")
+    from testcontainers.community.kafka import KafkaContainer
+
+    with KafkaContainer().with_kraft() as container:
+        log = LogSettings(bootstrap=container.get_bootstrap_server(), session_partitions=1)
+        await create_topics(log)
+        sent = Cancellation(
+            request_id="r1", session_id="s1", reason=CancelReason.CLIENT_GONE, at_ms=1
+        )
+        producer = LogProducer(log, Codec(), durable=True, client_id="docker")
+        reader = AssignedReader(log, "cancellations", [0], client_id="docker")
+        await producer.start()
+        await reader.start("earliest")
+        try:
+            await (await producer.send("cancellations", sent, key="s1", partition=0))
+            (record,) = await reader.read_to_end()
+        finally:
+            await reader.stop()
+            await producer.stop()
+        assert Codec().decode(record.value) == sent

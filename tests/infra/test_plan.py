@@ -1,0 +1,69 @@
+"""What `trivium up` would start, without starting it."""
+
+from pathlib import Path
+
+import pytest
+
+from infra.plan import Plan, core_shares, process_specs
+from infra.supervisor import ProcessSpec
+from schemas.errors import ConfigError
+
+
+def specs(plan: Plan, engine: str = "sim", port: int = 8000) -> dict[str, ProcessSpec]:
+    found = process_specs(
+        plan, folder=Path("/state"), config=Path("/state/x.toml"), engine=engine, gateway_port=port
+    )
+    return {spec.name: spec for spec in found}
+
+
+def test_each_process_gets_its_name_its_role_and_its_log() -> None:
+    found = specs(Plan(prefill=2, decode=1, replica=1, routers=2, gateways=2))
+    assert list(found) == [
+        *("router-0", "router-1", "prefill-0", "prefill-1", "decode-0", "replica-0"),
+        *("gateway-0", "gateway-1"),
+    ]
+    worker = found["prefill-1"]
+    expected = ("worker", "--id", "prefill-1", "--role", "prefill", "--config", "/state/x.toml")
+    assert worker.command[3:] == expected
+    assert worker.log_file == Path("/state/logs/prefill-1.log")
+    assert worker.env["TRIVIUM_HOME"] == "/state"
+    assert found["gateway-1"].command[6:8] == ("--port", "8001")
+
+
+def test_gateways_on_any_port_are_told_none() -> None:
+    assert "--port" not in specs(Plan(), port=0)["gateway-0"].command
+
+
+def test_children_keep_their_bytecode_and_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("TRIVIUM_LOG_BOOTSTRAP", "in the settings file already")
+    env = specs(Plan())["decode-0"].env
+    assert "PYTHONDONTWRITEBYTECODE" not in env
+    assert "TRIVIUM_LOG_BOOTSTRAP" not in env
+    assert env["OMP_NUM_THREADS"] == "1"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in env
+
+
+def test_vllm_workers_are_dealt_the_cores() -> None:
+    env = specs(Plan(prefill=1, decode=1), engine="vllm")
+    binds = {env[name].env["VLLM_CPU_OMP_THREADS_BIND"] for name in ("prefill-0", "decode-0")}
+    assert all(binds)
+
+
+@pytest.mark.parametrize(
+    ("cores", "count", "shares"),
+    [
+        ([0, 1], 2, [[0], [1]]),
+        ([0, 1], 3, [[0], [1], [0]]),
+        ([0, 1, 2, 3, 4], 2, [[0, 1], [2, 3]]),
+        ([4], 1, [[4]]),
+        ([0], 0, []),
+    ],
+)
+def test_core_shares(cores: list[int], count: int, shares: list[list[int]]) -> None:
+    assert core_shares(cores, count) == shares
+
+
+def test_counts_are_checked() -> None:
+    with pytest.raises(ConfigError, match="decode: expected at least 0, found -1"):
+        Plan(decode=-1)

@@ -1,0 +1,71 @@
+"""A whole stack through the command line, on simulated engines: up, status, chat, tail, down."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from infra import config
+from infra.config import Settings
+from infra.launcher import Stack
+from infra.plan import Plan
+from infra.statefile import read_state
+from schemas.errors import ConfigError
+from schemas.settings import LogSettings, ModelSettings
+from tests.infra.test_cli import trivium
+from workers.config import WorkerSettings
+
+SIM = {"prefill_base_ms": 1.0, "decode_step_ms": 1.0, "end_every_tokens": 0}
+
+
+def settings(log: LogSettings) -> Settings:
+    found = Settings(log=log, worker=WorkerSettings(engine="sim"), engines={"sim": SIM})
+    return dataclasses.replace(found, gateway=dataclasses.replace(found.gateway, port=0))
+
+
+@pytest.mark.timeout(180)  # five processes start, on a machine that may be busy
+def test_up_status_chat_tail_down(kafka: LogSettings, tmp_path: Path) -> None:
+    file = tmp_path / "trivium.toml"
+    file.write_text(config.dump(settings(kafka)))
+    home, env = tmp_path / "home", {"TRIVIUM_CONFIG": str(file)}
+    up = ["up", "--replica", "1", "--detach", "--bootstrap", kafka.bootstrap]
+    try:
+        code, output, errors = trivium(*up, home=home, env=env)
+        assert code == 0, errors
+        assert "replica-0 is ready" in output
+
+        _, output, _ = trivium("status", "--json", home=home, env=env)
+        members = {row["member_id"]: row for row in json.loads(output)}
+        assert {row["state"] for row in members.values()} == {"ready"}
+        assert set(members) == {"router-0", "replica-0", "gateway-0"}
+
+        ask = ["chat", "-m", "Why a log?", "--max-tokens", "4", "--temperature", "0"]
+        code, output, errors = trivium(*ask, home=home, env=env)
+        assert (code, bool(output.strip())) == (0, True), errors
+        assert "replica: replica-0; 4 tokens in" in errors
+
+        tail = ["tail", "outcomes", "--from-beginning", "-n", "1", "--json"]
+        _, output, _ = trivium(*tail, home=home, env=env)
+        assert json.loads(output)["value"]["completion_tokens"] == 4
+
+        code, _, errors = trivium(*up, home=home, env=env)
+        assert (code, "a stack runs already" in errors) == (2, True)
+    finally:
+        _, stopped, _ = trivium("down", home=home, env=env)
+    assert stopped == "stopped\n"
+    assert read_state(home) is None
+
+
+async def test_a_process_that_cannot_start_is_told_with_its_last_words(
+    kafka: LogSettings, tmp_path: Path
+) -> None:
+    wrong = dataclasses.replace(settings(kafka), model=ModelSettings(path=str(tmp_path / "none")))
+    plan = Plan(prefill=0, decode=0, routers=0, gateways=1, broker=False)
+    stack = Stack(wrong, plan, folder=tmp_path)
+    try:
+        with pytest.raises(ConfigError, match=r"(?s)gateway-0 ended with code 2.*model.path"):
+            await stack.start(timeout_s=40)
+    finally:
+        await stack.stop(grace_s=5)
+    assert read_state(tmp_path) is None

@@ -1,0 +1,179 @@
+"""The log clients and topic admin against a real broker."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable, RecordError, TopicError
+from schemas.log.admin import create_topics, describe_topics, verify_topics
+from schemas.log.clients import AssignedReader, LogProducer, bury
+from schemas.log.clock import wall_ms
+from schemas.records import Cancellation, CancelReason, Session
+from schemas.settings import LogSettings
+from schemas.topics import TOPICS, partition_of
+
+pytestmark = pytest.mark.kafka
+
+
+def cancellation(number: int) -> Cancellation:
+    return Cancellation(
+        request_id=f"r{number}",
+        session_id=f"s{number}",
+        reason=CancelReason.CLIENT_GONE,
+        at_ms=number,
+    )
+
+
+async def send(producer: LogProducer, number: int, partition: int = 0) -> int:
+    record = cancellation(number)
+    ack = await producer.send("cancellations", record, key=record.session_id, partition=partition)
+    return int((await ack).offset)
+
+
+async def test_what_is_sent_is_read_in_order_with_its_headers(kafka: LogSettings) -> None:
+    producer = LogProducer(kafka, Codec(), durable=True, client_id="writer")
+    reader = AssignedReader(kafka, "cancellations", [0, 1], client_id="reader")
+    await producer.start()
+    await reader.start("latest")
+    try:
+        for number in range(5):
+            await send(producer, number, partition=1)
+        records = await reader.read_to_end()
+    finally:
+        await reader.stop()
+        await producer.stop()
+    assert [Codec().decode(record.value) for record in records] == [
+        cancellation(number) for number in range(5)
+    ]
+    assert dict(records[0].headers)["ce_type"] == b"trivium.Cancellation"
+    assert {record.partition for record in records} == {1}
+
+
+async def test_latest_is_fixed_when_start_returns(kafka: LogSettings) -> None:
+    producer = LogProducer(kafka, Codec(), durable=False, client_id="writer")
+    reader = AssignedReader(kafka, "cancellations", [0], client_id="reader")
+    await producer.start()
+    try:
+        await send(producer, 1)
+        await reader.start("latest")
+        await send(producer, 2)
+        (record,) = await reader.batch()
+        assert Codec().decode(record.value) == cancellation(2)
+    finally:
+        await reader.stop()
+        await producer.stop()
+
+
+async def test_a_reader_finds_its_place_by_time(kafka: LogSettings) -> None:
+    producer = LogProducer(kafka, Codec(), durable=True, client_id="writer")
+    reader = AssignedReader(kafka, "cancellations", [0, 1], client_id="reader")
+    await producer.start()
+    await reader.start("earliest")
+    try:
+        await send(producer, 1)
+        assert await reader.offsets_at(0) == {0: 0, 1: 0}
+        assert await reader.offsets_at(wall_ms() + 60_000) == {0: 1, 1: 0}
+    finally:
+        await reader.stop()
+        await producer.stop()
+
+
+async def test_dead_letters_carry_origin_and_error(kafka: LogSettings) -> None:
+    producer = LogProducer(kafka, Codec(), durable=True, client_id="writer")
+    reader = AssignedReader(kafka, "requests", [0], client_id="reader")
+    dead = AssignedReader(kafka, "requests.dlq", [0], client_id="dead")
+    await producer.start()
+    await reader.start("earliest")
+    await dead.start("earliest")
+    try:
+        await (
+            await producer.send_raw(
+                kafka.topic_prefix + "requests", b"garbage", key=b"s1", partition=0
+            )
+        )
+        (record,) = await reader.batch()
+        await bury(producer, record, RecordError("no marker"))
+        (buried,) = await dead.batch()
+    finally:
+        for client in (reader, dead, producer):
+            await client.stop()
+    headers = dict(buried.headers)
+    assert buried.value == b"garbage"
+    assert buried.key == b"s1"
+    assert headers["x-dlq-error-class"] == b"RecordError"
+    assert headers["x-dlq-error-message"] == b"no marker"
+    assert headers["x-dlq-topic"].decode() == kafka.topic_prefix + "requests"
+    assert headers["x-dlq-offset"] == b"0"
+
+
+async def test_a_record_on_a_foreign_topic_is_refused(kafka: LogSettings) -> None:
+    producer = LogProducer(kafka, Codec(), durable=True, client_id="writer")
+    session = Session(
+        session_id="s",
+        decode_worker="w",
+        worker_epoch=1,
+        context_tokens=1,
+        turns=1,
+        last_used_ms=1,
+    )
+    with pytest.raises(RecordError, match="topic requests carries Request, found Session"):
+        await producer.send("requests", session, key="s", partition=0)
+    with pytest.raises(BrokerUnavailable, match="not started"):
+        await producer.send("sessions", session, key="s", partition=0)
+
+
+async def test_committed_positions_are_visible_to_lag_tools(kafka: LogSettings) -> None:
+    producer = LogProducer(kafka, Codec(), durable=True, client_id="writer")
+    reader = AssignedReader(
+        kafka, "cancellations", [0], client_id="reader", committed_group="workers"
+    )
+    await producer.start()
+    await reader.start("earliest")
+    await send(producer, 1)
+    await reader.batch()
+    await reader.stop()  # closing commits
+    await producer.stop()
+    lag = AIOKafkaConsumer(
+        bootstrap_servers=kafka.bootstrap, group_id=kafka.topic_prefix + "workers"
+    )
+    await lag.start()
+    partition = TopicPartition(kafka.topic_prefix + "cancellations", 0)
+    lag.assign([partition])
+    assert await lag.committed(partition) == 1
+    await lag.stop()
+
+
+async def test_topics_are_created_once_and_checked(kafka: LogSettings) -> None:
+    assert await create_topics(kafka) == []
+    rows = await describe_topics(kafka)
+    assert all(row.fits for row in rows)
+    assert len(rows) == 2 * len(TOPICS)
+
+
+async def test_another_partition_count_is_refused_with_what_to_do(kafka: LogSettings) -> None:
+    other = replace(kafka, session_partitions=kafka.session_partitions + 1)
+    with pytest.raises(TopicError, match="requests: expected 3, found 2.*set them in \\[log\\]"):
+        await create_topics(other)
+
+
+async def test_missing_topics_name_the_command_that_makes_them(kafka: LogSettings) -> None:
+    nowhere = LogSettings(bootstrap=kafka.bootstrap, topic_prefix="nowhere.")
+    with pytest.raises(TopicError, match="trivium topics create"):
+        await verify_topics(nowhere)
+
+
+async def test_no_broker_is_said_at_once() -> None:
+    settings = LogSettings(bootstrap="127.0.0.1:1")
+    producer = LogProducer(settings, Codec(), durable=True, client_id="writer")
+    async with asyncio.timeout(10):
+        with pytest.raises(BrokerUnavailable, match="no broker at 127.0.0.1:1"):
+            await producer.start()
+        with pytest.raises(BrokerUnavailable, match="no broker"):
+            await create_topics(settings)
+
+
+def test_every_process_agrees_on_a_sessions_partition() -> None:
+    assert [partition_of(f"session-{n}", 4) for n in range(6)] == [0, 2, 0, 2, 1, 3]

@@ -1,0 +1,205 @@
+"""Framing, round trips, fingerprints and refusals of the codec."""
+
+import dataclasses
+import io
+import json
+import struct
+from typing import Any
+
+import avro.io
+import avro.schema
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from schemas.codec import (
+    Codec,
+    full_schema,
+    pack_tokens,
+    schema_fingerprint,
+    schema_of,
+    to_dict,
+    unpack_tokens,
+)
+from schemas.errors import RecordError
+from schemas.records import Cancellation, CancelReason, Load, Role, Sampling, WireError
+from tests.schemas.examples import INT_MAX, RECORDS, example, instances
+
+PLAIN = Codec()
+CANCELLATION = Cancellation(
+    request_id="r1", session_id="s1", reason=CancelReason.CLIENT_GONE, at_ms=1_700_000_000_000
+)
+HEADER_BYTES = 10
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_every_record_survives_the_round_trip(data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(RECORDS))
+    record = data.draw(instances(f"trivium.{name}"))
+    assert PLAIN.decode(PLAIN.encode(record)) == record
+
+
+@given(st.lists(st.integers(-INT_MAX - 1, INT_MAX)))
+def test_token_ids_survive_packing(token_ids: list[int]) -> None:
+    packed = pack_tokens(token_ids)
+    assert len(packed) == 4 * len(token_ids)
+    assert unpack_tokens(packed) == token_ids
+
+
+def test_tokens_are_packed_little_endian() -> None:
+    assert pack_tokens([1, 258]) == b"\x01\x00\x00\x00\x02\x01\x00\x00"
+
+
+def test_packed_tokens_of_odd_length_are_refused() -> None:
+    with pytest.raises(RecordError, match="expected a multiple of 4 bytes, found 3"):
+        unpack_tokens(b"abc")
+
+
+def test_sequences_come_back_as_tuples_and_enums_as_members() -> None:
+    record = example("trivium.Registration")
+    again = PLAIN.decode(PLAIN.encode(dataclasses.replace(record, roles=[Role.DECODE])))
+    assert again.roles == (Role.DECODE,) and isinstance(again.roles[0], Role)
+
+
+def test_to_dict_is_plain_json() -> None:
+    record = dataclasses.replace(example("trivium.Phase"), kv=None)
+    plain = to_dict(record)
+    assert plain["kv"] is None and plain["error"]["code"] == record.error.code
+    assert json.loads(json.dumps(plain)) == plain
+
+
+# Fingerprints
+
+
+def test_fingerprint_of_the_specification() -> None:
+    assert schema_fingerprint("int") == struct.pack("<Q", 0x7275D51A3F395C8F)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_the_avro_package_agrees(name: str) -> None:
+    parsed = avro.schema.parse(json.dumps(full_schema(name)))
+    assert parsed.fingerprint("CRC-64-AVRO") == schema_fingerprint(full_schema(name))
+    assert PLAIN.encode(example(f"trivium.{name}"))[2:HEADER_BYTES] == schema_fingerprint(
+        full_schema(name)
+    )
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_the_avro_package_reads_our_bytes(name: str) -> None:
+    schema = avro.schema.parse(json.dumps(full_schema(name)))
+    record = example(f"trivium.{name}")
+    body = io.BytesIO(PLAIN.encode(record)[HEADER_BYTES:])
+    plain = avro.io.DatumReader(schema).read(avro.io.BinaryDecoder(body))
+    assert _lists(plain) == _lists(to_dict(record))
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _lists(item) for key, item in value.items()}
+    return [_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+# Framing
+
+
+def test_single_object_framing() -> None:
+    value = PLAIN.encode(CANCELLATION)
+    assert value[:2] == b"\xc3\x01"
+    assert value[2:HEADER_BYTES] == schema_fingerprint(full_schema("Cancellation"))
+
+
+def test_confluent_framing_and_the_switch() -> None:
+    registered = Codec({"Cancellation": 258})
+    value = registered.encode(CANCELLATION)
+    assert value[:5] == b"\x00\x00\x00\x01\x02"
+    assert value[5:] == PLAIN.encode(CANCELLATION)[HEADER_BYTES:]
+    assert registered.decode(value) == CANCELLATION
+    assert registered.decode(PLAIN.encode(CANCELLATION)) == CANCELLATION  # what is still in the log
+
+
+def test_records_without_an_id_keep_single_object_framing() -> None:
+    assert Codec({"Request": 1}).encode(CANCELLATION) == PLAIN.encode(CANCELLATION)
+
+
+def test_an_older_registered_version_reads_once_learnt() -> None:
+    schema = full_schema("WireError")
+    schema = {**schema, "fields": [f for f in schema["fields"] if f["name"] != "retriable"]}
+    codec = Codec({"WireError": 9})
+    value = b"\x00\x00\x00\x00\x08\x04no\x06yes"
+    with pytest.raises(RecordError, match="unknown schema id 8"):
+        codec.decode(value)
+    codec.learn(8, schema)
+    assert codec.decode(value) == WireError(code="no", message="yes", retriable=False)
+
+
+# Refusals
+
+MARK = PLAIN.encode(CANCELLATION)[:HEADER_BYTES]
+GARBAGE: list[tuple[str, bytes | None, str]] = [
+    ("nothing", None, "expected an Avro record, found an empty value"),
+    ("empty", b"", "expected an Avro record, found an empty value"),
+    (
+        "json",
+        b'{"request_id": "r1"}',
+        r"expected an Avro framing marker \(c301 or 00\), found 7b22",
+    ),
+    ("one byte", b"\xc3", r"expected an Avro framing marker .*, found c3"),
+    ("short header", MARK[:9], r"expected an Avro framing marker .*, found c301"),
+    ("short id", b"\x00\x00\x00", r"expected an Avro framing marker .*, found 0000"),
+    ("unknown id", b"\x00\x00\x00\x00\x07rest", "unknown schema id 7"),
+    ("unknown mark", b"\xc3\x01" + b"\x11" * 8, "unknown schema fingerprint 1111111111111111"),
+    ("no body", MARK, "Cancellation: the body is damaged: EOFError"),
+    ("cut body", PLAIN.encode(CANCELLATION)[:-1], "Cancellation: the body is damaged"),
+    ("rest", PLAIN.encode(CANCELLATION) + b"ab", "Cancellation: 2 bytes follow the record"),
+    ("bad enum", MARK + b"\x02r\x02s\x7e\x00", "Cancellation: the body is damaged: IndexError"),
+    ("bad text", MARK + b"\x02\xff\x02s\x00\x00", "the body is damaged: UnicodeDecodeError"),
+    ("negative length", MARK + b"\x01" * 8, "Cancellation: the body is damaged"),
+    ("huge length", MARK + b"\xfe\xff\xff\xff\xff\xff\xff\xff\x7f", "the body is damaged"),
+]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"), [g[1:] for g in GARBAGE], ids=[g[0] for g in GARBAGE]
+)
+def test_garbage_is_refused_with_what_was_found(value: bytes | None, message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        PLAIN.decode(value)
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_arbitrary_bodies_decode_or_raise_record_error(body: bytes) -> None:
+    for name in ("Work", "TokenFrame"):
+        mark = PLAIN.encode(example(f"trivium.{name}"))[:HEADER_BYTES]
+        try:
+            PLAIN.decode(mark + body)
+        except RecordError:
+            pass
+
+
+MISFITS: list[tuple[str, Any, str]] = [
+    ("text for int", Load(running="many"), "Load: a value does not fit its schema"),  # type: ignore[arg-type]
+    ("none", WireError(code=None, message=""), "WireError: a value does not fit"),  # type: ignore[arg-type]
+    ("int for text", WireError(code=7, message=""), "WireError: a value does not fit"),  # type: ignore[arg-type]
+    ("huge", Load(kv_bytes_sent=2**70), "Load: a value does not fit its schema"),
+    ("bad union", Sampling(max_tokens=1, seed="x"), "Sampling: a value does not fit"),  # type: ignore[arg-type]
+    ("surrogate", WireError(code="\ud800", message=""), "WireError: a value does not fit"),
+]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"), [m[1:] for m in MISFITS], ids=[m[0] for m in MISFITS]
+)
+def test_misfits_are_refused(record: object, message: str) -> None:
+    with pytest.raises(RecordError, match=message):
+        PLAIN.encode(record)
+
+
+def test_only_our_records_are_encoded() -> None:
+    with pytest.raises(RecordError, match=r"expected a record of schemas/avro, found dict"):
+        PLAIN.encode({"request_id": "r1"})
+
+
+def test_schema_of_names_every_type() -> None:
+    assert schema_of("Request")["name"] == "trivium.Request"

@@ -1,0 +1,200 @@
+"""The fleet view: who lives, who holds which lease, and that earlier epochs are void."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.fleet import LEASE_MS, FleetView
+from schemas.records import (
+    Grant,
+    Heartbeat,
+    Lease,
+    Load,
+    MemberKind,
+    MemberState,
+    Registration,
+    Role,
+)
+
+
+def registration(
+    member_id: str, *, epoch: int = 1, claims: tuple[int, ...] = (), kind: str = "worker"
+) -> Registration:
+    return Registration(
+        member_id=member_id,
+        epoch=epoch,
+        kind=MemberKind(kind),
+        leases=tuple(Lease(topic="decode", partition=p) for p in claims),
+        started_ms=0,
+    )
+
+
+def beat(
+    member_id: str, seq: int, *, epoch: int = 1, state: str = "ready", credits: int = 0
+) -> Heartbeat:
+    grants = (Grant(router_id="router-1", role=Role.DECODE, credits=credits),) if credits else ()
+    return Heartbeat(
+        member_id=member_id,
+        epoch=epoch,
+        seq=seq,
+        at_ms=0,
+        state=MemberState(state),
+        grants=grants,
+        load=Load(running=seq),
+    )
+
+
+def folded(*records: Registration | Heartbeat, now_ms: int = 0) -> FleetView:
+    view = FleetView()
+    for offset, record in enumerate(records):
+        view.apply(record, offset, now_ms)
+    return view
+
+
+def holder(view: FleetView, partition: int, now_ms: int = 0) -> str | None:
+    member = view.holder("decode", partition, now_ms)
+    return member.member_id if member else None
+
+
+def test_a_registered_member_starts_and_lives() -> None:
+    member = folded(registration("w1")).members["w1"]
+    assert member.state is MemberState.STARTING and member.lives(LEASE_MS)
+    assert not member.lives(LEASE_MS + 1)
+
+
+def test_a_beat_carries_state_load_and_credits() -> None:
+    member = folded(registration("w1"), beat("w1", 3, credits=7)).members["w1"]
+    assert member.state is MemberState.READY and member.load.running == 3
+    assert member.credits == {("router-1", Role.DECODE): 7}
+
+
+def test_beats_prolong_life() -> None:
+    view = folded(registration("w1"))
+    view.apply(beat("w1", 0), 1, 2_000)
+    assert view.members["w1"].lives(2_000 + LEASE_MS)
+
+
+def test_beats_of_strangers_and_repeats_are_ignored() -> None:
+    view = folded(beat("w2", 0), registration("w1"), beat("w1", 5))
+    view.apply(beat("w1", 5, credits=9), 3, 1_000)
+    view.apply(beat("w1", 4, credits=9), 4, 1_000)
+    assert list(view.members) == ["w1"]
+    assert view.members["w1"].credits == {} and view.members["w1"].seen_ms == 0
+
+
+def test_a_member_that_says_goodbye_is_gone_at_once() -> None:
+    view = folded(registration("w1", claims=(0,)), beat("w1", 0, state="gone"))
+    assert holder(view, 0) is None
+    assert view.free_partitions("decode", 2, 0) == [0, 1]
+
+
+def test_the_first_claim_by_offset_wins() -> None:
+    view = folded(registration("w2", claims=(0,)), registration("w1", claims=(0, 1)))
+    assert (holder(view, 0), holder(view, 1)) == ("w2", "w1")
+    assert view.free_partitions("decode", 3, 0) == [2]
+
+
+def test_a_lease_dies_with_its_heartbeat() -> None:
+    view = folded(registration("w1", claims=(0,)), registration("w2", claims=(0,)))
+    view.apply(beat("w2", 0), 2, LEASE_MS)
+    assert holder(view, 0, LEASE_MS) == "w1"
+    assert holder(view, 0, LEASE_MS + 1) == "w2"
+
+
+def test_leases_of_other_topics_do_not_count() -> None:
+    view = folded(registration("w1", claims=(0,)))
+    assert view.holder("prefill", 0, 0) is None
+
+
+def test_a_new_epoch_replaces_the_old_life() -> None:
+    view = folded(
+        registration("w1", claims=(0,)),
+        beat("w1", 9, credits=4),
+        registration("w1", epoch=2, claims=(1,)),
+        beat("w1", 10),  # of the earlier epoch
+        registration("w1", claims=(0,)),  # likewise
+    )
+    member = view.members["w1"]
+    assert (member.epoch, member.beat_seq, member.credits) == (2, -1, {})
+    assert member.state is MemberState.STARTING
+    assert (holder(view, 0), holder(view, 1)) == (None, "w1")
+
+
+def test_a_role_change_keeps_what_is_known() -> None:
+    view = folded(registration("w1", claims=(0,)), beat("w1", 2, credits=4))
+    view.apply(registration("w1", claims=(0,)), 7, 0)
+    member = view.members["w1"]
+    assert (member.offset, member.beat_seq, member.load.running) == (0, 2, 2)
+    assert member.state is MemberState.READY and member.credits
+
+
+def test_a_new_claim_counts_from_its_own_offset() -> None:
+    view = folded(registration("w1", claims=(0,)), registration("w2", claims=(1,)))
+    view.apply(registration("w1", claims=(1,)), 2, 0)
+    assert (holder(view, 0), holder(view, 1)) == (None, "w2")
+
+
+def test_living_members_of_a_kind_come_sorted() -> None:
+    view = folded(
+        registration("w2"), registration("w1"), registration("g1", kind="gateway"),
+    )  # fmt: skip
+    assert [m.member_id for m in view.living(MemberKind.WORKER, 0)] == ["w1", "w2"]
+    assert [m.member_id for m in view.living(MemberKind.GATEWAY, 0)] == ["g1"]
+    assert list(view.living(MemberKind.WORKER, LEASE_MS + 1)) == []
+
+
+def test_the_silent_are_forgotten() -> None:
+    view = folded(registration("w1"), registration("w2"))
+    view.apply(beat("w2", 0), 2, 5_000)
+    assert view.forget(9_000, 10_000) == ["w1"]
+    assert list(view.members) == ["w2"]
+
+
+# Properties
+
+MEMBERS = st.sampled_from(["w1", "w2", "w3", "w4"])
+CLAIMS = st.lists(st.integers(0, 2), max_size=2, unique=True).map(tuple)
+REGISTRATIONS = st.builds(
+    registration, MEMBERS, epoch=st.integers(1, 3), claims=CLAIMS
+)  # a member may come back, claim anew, or repeat itself
+BEATS = st.builds(
+    beat,
+    MEMBERS,
+    st.integers(0, 9),
+    epoch=st.integers(1, 3),
+    state=st.sampled_from(["starting", "ready", "draining", "gone"]),
+)
+STEPS = st.lists(st.tuples(REGISTRATIONS | BEATS, st.integers(0, 2_000)), max_size=40)
+
+
+@given(STEPS)
+@settings(deadline=None)
+def test_views_of_one_log_agree_and_leases_are_exclusive(
+    steps: list[tuple[Registration | Heartbeat, int]],
+) -> None:
+    one, other, now_ms = FleetView(), FleetView(), 0
+    epochs: dict[str, int] = {}
+    for offset, (record, wait_ms) in enumerate(steps):
+        now_ms += wait_ms
+        one.apply(record, offset, now_ms)
+        other.apply(record, offset, now_ms)
+        other.apply(record, offset, now_ms)  # a repeated record changes nothing
+        assert all(one.members[m].epoch >= epoch for m, epoch in epochs.items())
+        epochs = {m: v.epoch for m, v in one.members.items()}
+        for partition in range(3):
+            found = one.holder("decode", partition, now_ms)
+            again = other.holder("decode", partition, now_ms)
+            assert (found and found.member_id) == (again and again.member_id)
+            _check_first_claim(one, partition, now_ms)
+
+
+def _check_first_claim(view: FleetView, partition: int, now_ms: int) -> None:
+    """The holder recomputed in another way: sort the living claims by offset."""
+    claims = sorted(
+        (member.offset, member.member_id)
+        for member in view.members.values()
+        if member.lives(now_ms)
+        and any(lease.partition == partition for lease in member.registration.leases)
+    )
+    held = view.holder("decode", partition, now_ms)
+    assert (held.member_id if held else None) == (claims[0][1] if claims else None)
+    assert (partition in view.free_partitions("decode", 3, now_ms)) == (not claims)

@@ -1,0 +1,80 @@
+"""The topic table is consistent with itself, with the records and with the settings."""
+
+import dataclasses
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import RecordError
+from schemas.records import Heartbeat, Load, MemberState
+from schemas.settings import LogSettings
+from schemas.topics import DAY_MS, DEAD_LETTER_SUFFIX, TOPICS, Topic, check_record, partition_of
+from tests.schemas.examples import RECORDS, class_of
+
+ROWS = list(TOPICS.values())
+BEAT = Heartbeat(
+    member_id="w", epoch=1, seq=0, at_ms=0, state=MemberState.READY, grants=(), load=Load()
+)
+ACTORS = {"gateway", "router", "worker", "replay", "anyone"}
+
+
+@pytest.mark.parametrize("topic", ROWS, ids=lambda t: t.name)
+def test_rows_are_whole(topic: Topic) -> None:
+    assert TOPICS[topic.name] is topic
+    assert topic.records and set(topic.records) <= set(RECORDS)
+    assert topic.partition_by in ("session", "lease", "single")
+    assert topic.cleanup in ("delete", "compact", "compact,delete")
+    assert topic.retention_ms >= DAY_MS and topic.doc.endswith(".")
+    assert topic.written_by and topic.read_by
+    assert set(topic.written_by) | set(topic.read_by) <= ACTORS
+    assert not topic.name.endswith(DEAD_LETTER_SUFFIX)
+    assert LogSettings().partitions(topic.group) >= 1
+
+
+def test_whoever_owns_a_session_partition_owns_all_of_it() -> None:
+    by_session = {topic.name for topic in ROWS if topic.partition_by == "session"}
+    assert by_session == {
+        "requests", "cancellations", "phases", "outcomes", "decisions", "sessions",
+    }  # fmt: skip
+    assert {TOPICS[name].group for name in by_session} == {"session"}
+
+
+@pytest.mark.parametrize("topic", ROWS, ids=lambda t: t.name)
+def test_one_partition_where_one_is_meant(topic: Topic) -> None:
+    assert (topic.group == "single") == (topic.partition_by == "single")
+    assert (topic.group in ("worker", "gateway")) == (topic.partition_by == "lease")
+
+
+@pytest.mark.parametrize("topic", ROWS, ids=lambda t: t.name)
+def test_session_records_know_their_session(topic: Topic) -> None:
+    if topic.partition_by == "session":
+        for name in topic.records:
+            assert "session_id" in {field.name for field in dataclasses.fields(class_of(name))}
+
+
+def test_every_root_record_has_a_topic() -> None:
+    nested = {
+        "Candidate", "Capability", "Grant", "KvHandle", "Lease", "Load", "Sampling", "StreamEnd",
+        "StreamLogprobs", "Structured", "TokenLogprob", "TopLogprob", "WireError",
+    }  # fmt: skip
+    assert {name for topic in ROWS for name in topic.records} == set(RECORDS) - nested
+
+
+def test_a_record_on_the_wrong_topic_is_refused() -> None:
+    check_record("fleet", BEAT)
+    with pytest.raises(RecordError, match="topic prefill carries Work or CancelWork, found Heart"):
+        check_record("prefill", BEAT)
+
+
+@given(st.text(), st.integers(1, 1_000))
+def test_partition_is_in_range_and_is_crc32(key: str, count: int) -> None:
+    assert partition_of(key, count) == zlib.crc32(key.encode()) % count
+
+
+def test_partition_never_changes() -> None:
+    assert [partition_of(f"session-{i}", 12) for i in range(6)] == PINNED
+
+
+PINNED = [0, 10, 0, 6, 5, 11]

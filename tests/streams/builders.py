@@ -1,0 +1,157 @@
+"""Builders of records with every field defaulted: what a test writes is what it is about."""
+
+from dataclasses import replace
+from typing import Any
+
+from schemas.codec import pack_tokens
+from schemas.records import (
+    Cancellation,
+    CancelReason,
+    Endpoint,
+    Grant,
+    Heartbeat,
+    KvHandle,
+    Lease,
+    Load,
+    MemberKind,
+    MemberState,
+    Outcome,
+    OutcomeKind,
+    Phase,
+    PhaseKind,
+    Priority,
+    Registration,
+    Request,
+    Role,
+    Sampling,
+    WireError,
+    Work,
+)
+
+ROUTER = "router-a"
+T0 = 1_000_000
+_LEASED = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.REPLICA: "decode"}
+
+
+def request(request_id: str = "r1", tokens: int = 10, **changes: Any) -> Request:
+    """A standard chat request that arrives at T0 and has a minute."""
+    base = Request(
+        request_id=request_id,
+        parent_id=request_id,
+        session_id="s-" + request_id,
+        endpoint=Endpoint.CHAT,
+        priority=Priority.STANDARD,
+        model="tiny",
+        prompt_tokens=pack_tokens(range(tokens)),
+        sampling=Sampling(max_tokens=16, seed=7),
+        arrived_ms=T0,
+        deadline_ms=T0 + 60_000,
+        gateway_id="gateway-a",
+        gateway_partition=0,
+    )
+    return replace(base, **changes)
+
+
+def cancellation(request_id: str, **changes: Any) -> Cancellation:
+    """The client gives a request up."""
+    base = Cancellation(
+        request_id=request_id,
+        session_id="s-" + request_id,
+        reason=CancelReason.CLIENT_REQUEST,
+        at_ms=T0,
+    )
+    return replace(base, **changes)
+
+
+def registration(
+    worker_id: str, *roles: Role, epoch: int = 1, partition: int = 0, **changes: Any
+) -> Registration:
+    """A worker that leases one partition per topic."""
+    topics = sorted({_LEASED[role] for role in roles})
+    base = Registration(
+        member_id=worker_id,
+        epoch=epoch,
+        kind=MemberKind.WORKER,
+        roles=roles,
+        leases=[Lease(topic=topic, partition=partition) for topic in topics],
+        started_ms=T0,
+    )
+    return replace(base, **changes)
+
+
+def beat(
+    member_id: str,
+    seq: int,
+    credits: dict[Role, int] | None = None,
+    *,
+    epoch: int = 1,
+    router_id: str = ROUTER,
+    **changes: Any,
+) -> Heartbeat:
+    """A ready member's heartbeat that grants one router credits."""
+    grants = [Grant(router_id=router_id, role=r, credits=c) for r, c in (credits or {}).items()]
+    base = Heartbeat(
+        member_id=member_id,
+        epoch=epoch,
+        seq=seq,
+        at_ms=T0,
+        state=MemberState.READY,
+        grants=grants,
+        load=Load(),
+    )
+    return replace(base, **changes)
+
+
+def handle(work: Work, expires_at_ms: int) -> KvHandle:
+    """The KV that a prefill worker holds."""
+    return KvHandle(
+        worker_id=work.worker_id,
+        worker_epoch=work.worker_epoch,
+        engine_id="engine",
+        engine_request_id=work.request_id,
+        tokens=len(work.prompt_tokens) // 4,
+        block_size=16,
+        block_ids=(1, 2),
+        expires_at_ms=expires_at_ms,
+    )
+
+
+def phase(work: Work, kind: PhaseKind, now_ms: int = T0, **changes: Any) -> Phase:
+    """What the worker that took `work` reports."""
+    base = Phase(
+        request_id=work.request_id,
+        session_id=work.session_id,
+        attempt=work.attempt,
+        router_id=work.router_id,
+        worker_id=work.worker_id,
+        worker_epoch=work.worker_epoch,
+        kind=kind,
+        started_ms=now_ms,
+        ended_ms=now_ms,
+    )
+    if kind is PhaseKind.PREFILL_DONE:
+        kv = handle(work, now_ms + 30_000)
+        base = replace(base, kv=kv, sent_tokens=1, sent_chars=3)
+    if kind in (PhaseKind.FAILED, PhaseKind.REFUSED):
+        error = WireError(code="engine_failed", message="it broke", retriable=True)
+        base = replace(base, error=error)
+    return replace(base, **changes)
+
+
+def outcome(work: Work, now_ms: int = T0, **changes: Any) -> Outcome:
+    """The worker that took `work` completed the answer."""
+    base = Outcome(
+        request_id=work.request_id,
+        session_id=work.session_id,
+        attempt=work.attempt,
+        kind=OutcomeKind.COMPLETED,
+        finish_reason="length",
+        written_by=work.worker_id,
+        mode=work.mode,
+        prefill_worker=work.prefill_worker,
+        decode_worker=work.worker_id,
+        prompt_tokens=len(work.prompt_tokens) // 4,
+        completion_tokens=16,
+        ended_ms=now_ms,
+    )
+    return replace(base, **changes)

@@ -1,0 +1,255 @@
+"""A router with a fleet that the test plays, and independent books over what the router may do.
+
+The books know nothing of the core's tables: they count credits, outcomes and attempts from effects
+and records alone, and fail the test at once where an invariant breaks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from schemas.fleet import LEASE_MS
+from schemas.records import (
+    Cancellation,
+    CancelWork,
+    Decision,
+    DecisionKind,
+    MemberKind,
+    MemberState,
+    Outcome,
+    Phase,
+    PhaseKind,
+    Registration,
+    Request,
+    Role,
+    Work,
+)
+from streams.config import RouterSettings
+from streams.core.effects import Decide, Dispatch, Effect, End
+from streams.core.events import (
+    CancellationArrived,
+    Event,
+    FleetRecordArrived,
+    OutcomeArrived,
+    PartitionReady,
+    PartitionTaken,
+    PhaseArrived,
+    Placed,
+    RequestArrived,
+    Tick,
+)
+from streams.core.router import Router
+from tests.streams import builders
+from tests.streams.builders import ROUTER, T0
+
+PARTITION = 0
+
+
+@dataclass
+class FakeWorker:
+    """One life of a worker, as the test plays it."""
+
+    worker_id: str
+    role: Role
+    partition: int
+    window: int
+    epoch: int = 1
+    seq: int = 0
+    seen_ms: int = T0
+    silent: bool = False
+    state: MemberState = MemberState.READY
+    holds: dict[tuple[str, int], Work] = field(default_factory=dict)
+
+    @property
+    def life(self) -> tuple[str, int]:
+        return self.worker_id, self.epoch
+
+
+class Cluster:
+    """Feeds one router, keeps the log and checks the books."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = RouterSettings(**settings)
+        self.router = Router(ROUTER, self.settings)
+        self.twin = Router(ROUTER, self.settings)
+        self.now_ms = T0
+        self.workers: dict[str, FakeWorker] = {}
+        self.log: list[Event] = []  # everything about the partition, decisions included
+        self.fleet_log: list[tuple[FleetRecordArrived, int]] = []
+        self.works: list[Work] = []
+        self.cancels: list[CancelWork] = []
+        self.decisions: list[Decision] = []
+        self.outcomes: dict[str, Outcome] = {}
+        self.accepted: dict[str, Request] = {}
+        self.attempts: dict[str, int] = {}
+        self._beats = 0
+        self.apply(PartitionTaken(PARTITION))
+        self.apply(PartitionReady(PARTITION))
+
+    def apply(self, event: Event) -> list[Effect]:
+        """One event into the router and its twin, which has to do the same."""
+        effects = self.router.apply(event, self.now_ms)
+        assert self.twin.apply(event, self.now_ms) == effects
+        for effect in effects:
+            self._account(effect)
+        return effects
+
+    def _account(self, effect: Effect) -> None:
+        match effect:
+            case Dispatch(topic, partition, Work() as work):
+                self._dispatched(topic, partition, work)
+            case Dispatch(_, _, CancelWork() as cancel):
+                self.cancels.append(cancel)
+            case Decide(decision, partition):
+                self.decisions.append(decision)
+                self.log.append(Placed(decision, partition))
+                if decision.kind in (DecisionKind.PLACE, DecisionKind.REPLACE):
+                    self.attempts[decision.request_id] = decision.attempt
+                    self._void(decision.request_id, decision.attempt)
+            case End(outcome, partition):
+                self._end(outcome)
+                self.log.append(OutcomeArrived(outcome, partition))
+
+    def _dispatched(self, topic: str, partition: int, work: Work) -> None:
+        worker = self.workers[work.worker_id]
+        assert work.request_id not in self.outcomes, "work after the outcome"
+        assert work.worker_epoch == worker.epoch, "work for an earlier life"
+        assert self.now_ms - worker.seen_ms <= LEASE_MS, "work for a silent worker"
+        assert worker.state is MemberState.READY, "work for a worker that drains or is gone"
+        assert (topic == "prefill") == (worker.role is Role.PREFILL)
+        assert partition == worker.partition
+        assert work.attempt == self.attempts[work.request_id]
+        worker.holds[work.request_id, work.attempt] = work
+        assert len(worker.holds) <= worker.window, "more work than credits"
+        self.works.append(work)
+
+    def _void(self, request_id: str, attempt: int) -> None:
+        for worker in self.workers.values():
+            for key in [k for k in worker.holds if k[0] == request_id and k[1] < attempt]:
+                del worker.holds[key]
+
+    def _end(self, outcome: Outcome) -> None:
+        assert outcome.request_id not in self.outcomes, "a second outcome"
+        self.outcomes[outcome.request_id] = outcome
+        self._void(outcome.request_id, 1 << 30)
+
+    # What the surroundings do
+
+    def worker(self, worker_id: str, role: Role, window: int = 2, **changes: Any) -> FakeWorker:
+        """A worker starts, or starts again."""
+        known = self.workers.get(worker_id)
+        epoch = known.epoch + 1 if known else 1
+        partition = known.partition if known else len(self.workers)
+        found = FakeWorker(worker_id, role, partition, window, epoch=epoch, **changes)
+        self.workers[worker_id] = found
+        record = builders.registration(
+            worker_id, role, epoch=epoch, partition=found.partition, started_ms=self.now_ms
+        )
+        self.fleet(record)
+        self.beat(found)
+        return found
+
+    def fleet(self, record: Any) -> None:
+        """One fleet record arrives."""
+        event = FleetRecordArrived(record, len(self.fleet_log))
+        self.fleet_log.append((event, self.now_ms))
+        self.apply(event)
+
+    def beat(self, worker: FakeWorker) -> None:
+        """One heartbeat, with the worker's window granted."""
+        worker.seen_ms = self.now_ms
+        worker.seq += 1
+        self.fleet(
+            builders.beat(
+                worker.worker_id,
+                worker.seq,
+                {worker.role: worker.window},
+                epoch=worker.epoch,
+                state=worker.state,
+            )
+        )
+
+    def pass_ms(self, passed_ms: int) -> None:
+        """Time passes in ticks; whoever is not silent beats."""
+        end_ms = self.now_ms + passed_ms
+        while self.now_ms < end_ms:
+            self.now_ms = min(end_ms, self.now_ms + 250)
+            self._beats += 1
+            self.fleet(self._own())
+            for worker in self.workers.values():
+                if not worker.silent:
+                    self.beat(worker)
+            self.apply(Tick())
+            self._expire_lost()
+
+    def _own(self) -> Any:
+        if self._beats == 1:
+            return Registration(
+                member_id=ROUTER, epoch=1, kind=MemberKind.ROUTER, started_ms=self.now_ms
+            )
+        return builders.beat(ROUTER, self._beats)
+
+    def _expire_lost(self) -> None:
+        for worker in self.workers.values():
+            if self.now_ms - worker.seen_ms > LEASE_MS:
+                worker.holds.clear()
+
+    def request(self, request_id: str, tokens: int = 10, **changes: Any) -> list[Effect]:
+        """A request arrives now."""
+        found = builders.request(
+            request_id,
+            tokens,
+            **{"arrived_ms": self.now_ms, "deadline_ms": self.now_ms + 60_000, **changes},
+        )
+        self.accepted[request_id] = found
+        return self.record(RequestArrived(found, PARTITION))
+
+    def record(self, event: Any) -> list[Effect]:
+        """A record of the partition arrives."""
+        self.log.append(event)
+        return self.apply(event)
+
+    def cancel(self, request_id: str) -> list[Effect]:
+        """The client gives a request up."""
+        found: Cancellation = builders.cancellation(request_id, at_ms=self.now_ms)
+        return self.record(CancellationArrived(found, PARTITION))
+
+    def phase(self, work: Work, kind: PhaseKind, **changes: Any) -> list[Effect]:
+        """The worker that took the work reports."""
+        found: Phase = builders.phase(work, kind, self.now_ms, **changes)
+        if kind is not PhaseKind.KV_RECEIVED:
+            worker = self.workers[work.worker_id]
+            if worker.epoch == work.worker_epoch:
+                worker.holds.pop((work.request_id, work.attempt), None)
+        return self.record(PhaseArrived(found, PARTITION))
+
+    def outcome(self, work: Work, **changes: Any) -> list[Effect]:
+        """The worker that took the work ends it."""
+        found = builders.outcome(work, self.now_ms, **changes)
+        known = work.request_id in self.outcomes
+        if not known and found.attempt >= self.attempts[work.request_id]:
+            self._end(found)
+        return self.record(OutcomeArrived(found, PARTITION))
+
+    def rebuilt(self, log: Sequence[Event] | None = None) -> Router:
+        """A new router that takes the partition over, with a fleet that grants it nothing new."""
+        router = Router(ROUTER, self.settings)
+        for event, at_ms in self.fleet_log:
+            record = event.record
+            if not isinstance(record, Registration):
+                record = replace(record, grants=())
+            router.apply(FleetRecordArrived(record, event.offset), at_ms)
+        router.apply(PartitionTaken(PARTITION), self.now_ms)
+        for past in self.log if log is None else log:
+            router.apply(past, self.now_ms)
+        router.apply(PartitionReady(PARTITION), self.now_ms)
+        return router
+
+    def held(self) -> list[Work]:
+        """Work that workers which live hold, in a fixed order."""
+        return [
+            work
+            for worker in sorted(self.workers.values(), key=lambda w: w.worker_id)
+            if not worker.silent
+            for _, work in sorted(worker.holds.items())
+        ]

@@ -1,0 +1,266 @@
+"""The gateway process on a real broker, with a scripted worker and a router that only lives."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from infra.broker.process import Broker
+from infra.broker.settings import BrokerSettings
+from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable, ConfigError
+from schemas.log.admin import create_topics
+from schemas.log.clients import AssignedReader, LogProducer
+from schemas.log.clock import wall_ms
+from schemas.log.membership import Membership
+from schemas.records import Capability, MemberKind, MemberState, Request, Role
+from schemas.settings import LogSettings, ModelSettings
+from streams.gateway.app import listen, run_gateway
+from streams.gateway.config import GatewaySettings
+from tests.streams.gateway_fakes import (
+    MODEL,
+    chat,
+    ended,
+    events_of,
+    frame,
+    text_of,
+    tokenizer_folder,
+)
+from tests.waiting import until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(60)]
+CAPABILITY = Capability(
+    model=MODEL, engine="sim", engine_id="e", block_size=16, max_model_len=256, running_max=8
+)
+TEXTS = ["Hé", "llo", " wörld"]
+
+
+@dataclass
+class Cluster:
+    """What the gateways under test talk to, and the gateways."""
+
+    log: LogSettings
+    producer: LogProducer
+    reader: AssignedReader
+    gateways: dict[str, tuple[asyncio.Event, asyncio.Task[None]]] = field(default_factory=dict)
+    members: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def gateway(self, name: str) -> str:
+        """Start one, with a router and a worker if there are none; its URL once it is ready."""
+        settings = GatewaySettings(port=0, grace_ms=5_000)
+        model = ModelSettings(path=str(tokenizer_folder()), name=MODEL, max_model_len=256)
+        stop = asyncio.Event()
+        work = run_gateway(self.log, settings, model, gateway_id=name, stop=stop)
+        self.gateways[name] = stop, asyncio.create_task(work)
+        router = await self.join(f"router-of-{name}", MemberKind.ROUTER)
+        await self.join(f"replica-of-{name}", MemberKind.WORKER)
+
+        def known() -> bool:
+            member = router.view.members.get(name)
+            return member is not None and member.state is MemberState.READY
+
+        await until(known)
+        url = router.view.members[name].registration.url
+        async with httpx.AsyncClient(base_url=url) as client:
+            await until(lambda: ready(client))
+        return url
+
+    async def join(self, name: str, kind: MemberKind) -> Membership:
+        """One more member of the fleet, ready."""
+        roles = (Role.REPLICA,) if kind is MemberKind.WORKER else ()
+        found = Membership(self.log, Codec(), self.producer, member_id=name, kind=kind, roles=roles)
+        found.set_state(MemberState.READY)
+        await found.join(CAPABILITY if roles else None)
+        self.members.append(asyncio.create_task(_run(found)))
+        return found
+
+    async def next_request(self, session_id: str = "") -> Request:
+        """The next request that any gateway sends, of this session if one is named."""
+        while True:
+            for record in await self.reader.batch(max_records=1):
+                found = Codec().decode(record.value)
+                assert isinstance(found, Request)
+                if session_id in ("", found.session_id):
+                    return found
+
+    async def answer(self, request: Request, first: int, last: int) -> None:
+        """Send the frame of some of its tokens; with the last one its end."""
+        end = ended(request.request_id, TEXTS) if last == len(TEXTS) else None
+        before = len("".join(TEXTS[:first]))
+        record = frame(
+            request.request_id, TEXTS[first:last], first_seq=first, first_char=before, end=end
+        )
+        partition = request.gateway_partition
+        await (await self.producer.send("tokens", record, key="gateway", partition=partition))
+
+    async def stop(self) -> None:
+        """Gateways first, as they should end by themselves."""
+        for stop, _ in self.gateways.values():
+            stop.set()
+        await asyncio.wait_for(asyncio.gather(*(task for _, task in self.gateways.values())), 15)
+        for member in self.members:
+            member.cancel()
+        await asyncio.gather(*self.members, return_exceptions=True)
+        await self.reader.stop()
+        await self.producer.stop()
+
+
+async def _run(member: Membership) -> None:
+    try:
+        await member.run()
+    finally:
+        await member.leave()
+
+
+async def ready(client: httpx.AsyncClient) -> bool:
+    return (await client.get("/health/ready")).status_code == 200
+
+
+@contextlib.asynccontextmanager
+async def cluster(kafka: LogSettings) -> AsyncIterator[Cluster]:
+    producer = LogProducer(kafka, Codec(), durable=True, client_id="test")
+    reader = AssignedReader(kafka, "requests", range(kafka.session_partitions), client_id="test")
+    await producer.start()
+    await reader.start("latest")
+    found = Cluster(kafka, producer, reader)
+    try:
+        yield found
+    finally:
+        await found.stop()
+
+
+async def test_a_stream_crosses_the_log_and_another_gateway_resumes_it(kafka: LogSettings) -> None:
+    async with cluster(kafka) as running:
+        urls = [await running.gateway("gateway-1"), await running.gateway("gateway-2")]
+        async with httpx.AsyncClient(timeout=10) as client:
+            path = "/v1/chat/completions"
+            call = asyncio.create_task(client.post(urls[0] + path, json=chat(stream=True)))
+            request = await running.next_request()
+            await running.answer(request, 0, 1)
+            await running.answer(request, 1, 3)
+            await running.answer(request, 1, 3)  # a repeat
+            whole = (await call).text
+            assert text_of(events_of(whole)) == "".join(TEXTS)
+            first_id = whole.split("\n", 1)[0].removeprefix("id: ")
+            again = await client.get(
+                f"{urls[1]}/v1/requests/{request.request_id}/events",
+                headers={"Last-Event-ID": first_id},
+            )
+            had = text_of(events_of(whole.split("\n\n", 1)[0]))
+            assert had + text_of(events_of(again.text)) == "".join(TEXTS)
+
+
+async def test_an_undecodable_frame_is_buried_and_tokens_go_on(kafka: LogSettings) -> None:
+    async with cluster(kafka) as running:
+        url = await running.gateway("gateway-1")
+        async with httpx.AsyncClient(timeout=10) as client:
+            call = asyncio.create_task(client.post(url + "/v1/chat/completions", json=chat()))
+            request = await running.next_request()
+            topic = kafka.topic_prefix + "tokens"
+            partition = request.gateway_partition
+            await (
+                await running.producer.send_raw(topic, b"\xc3\x01x", key=b"k", partition=partition)
+            )
+            await running.answer(request, 0, 3)
+            assert (await call).json()["choices"][0]["message"]["content"] == "".join(TEXTS)
+            metrics = (await client.get(url + "/metrics")).text
+            assert "trivium_gateway_undecodable_records_total 1.0" in metrics
+        dead = AssignedReader(kafka, "tokens.dlq", [0], client_id="test")
+        await dead.start("earliest")
+        (record,) = await dead.batch()
+        await dead.stop()
+        assert record.value == b"\xc3\x01x"
+
+
+async def test_a_stop_lets_streams_end_and_then_leaves_the_fleet(kafka: LogSettings) -> None:
+    async with cluster(kafka) as running:
+        url = await running.gateway("gateway-1")
+        async with httpx.AsyncClient(timeout=10) as client:
+            path = url + "/v1/chat/completions"
+            call = asyncio.create_task(client.post(path, json=chat(stream=True)))
+            request = await running.next_request()
+            stop, gateway = running.gateways["gateway-1"]
+            stop.set()
+
+            async def refused() -> bool:
+                return (await client.post(path, json=chat())).status_code == 503
+
+            await until(refused)
+            await running.answer(request, 0, 3)
+            assert text_of(events_of((await call).text)) == "".join(TEXTS)
+        await asyncio.wait_for(gateway, 10)
+
+
+async def test_a_gateway_serves_refusals_until_there_is_a_broker_and_then_gives_up() -> None:
+    log = LogSettings(bootstrap="127.0.0.1:1")
+    probe = listen("127.0.0.1", 0)
+    port = probe.getsockname()[1]
+    probe.close()
+    settings = GatewaySettings(port=port)
+    model = ModelSettings(path=str(tokenizer_folder()), name=MODEL)
+    stop = asyncio.Event()
+    task = asyncio.create_task(run_gateway(log, settings, model, gateway_id="g", stop=stop))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+
+        async def listening() -> bool:
+            with contextlib.suppress(httpx.ConnectError):
+                return (await client.get("/health/live")).status_code == 200
+            return False
+
+        await until(listening)
+        refused = await client.post("/v1/chat/completions", json=chat())
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "broker_unavailable"
+        assert (await client.get("/health/ready")).status_code == 503
+    stop.set()
+    await asyncio.wait_for(task, 10)
+    hasty = replace(settings, ready_timeout_ms=0)
+    with pytest.raises(BrokerUnavailable, match="no broker at 127.0.0.1:1"):
+        await run_gateway(log, hasty, model, gateway_id="g", stop=asyncio.Event())
+
+
+async def test_a_broker_that_pauses_means_503_and_the_gateway_joins_again(tmp_path: Path) -> None:
+    broker = Broker(BrokerSettings(port=0, heap_mb=384, quick=True), tmp_path, tethered=True)
+    try:
+        address = broker.start()  # here and not in a thread: the broker ends with its thread
+    except ConfigError as error:
+        pytest.skip(str(error))
+    pid = broker.status().pid
+    try:
+        log = LogSettings(bootstrap=address, session_partitions=1, gateway_partitions=2)
+        await create_topics(log)
+        async with cluster(log) as running:
+            url = await running.gateway("gateway-1")
+            async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+                os.kill(pid, signal.SIGSTOP)
+                try:
+                    assert await refused(client)  # found out by not being acknowledged
+                    started_ms = wall_ms()
+                    assert await refused(client)
+                    assert wall_ms() - started_ms < 1_000
+                    assert not await ready(client)
+                finally:
+                    os.kill(pid, signal.SIGCONT)
+                await running.join("router-2", MemberKind.ROUTER)
+                await running.join("replica-2", MemberKind.WORKER)
+                await until(lambda: ready(client))
+                headers = {"X-Session-Id": "after"}
+                call = asyncio.create_task(
+                    client.post("/v1/chat/completions", json=chat(), headers=headers)
+                )
+                await running.answer(await running.next_request("after"), 0, 3)
+                assert (await call).status_code == 200
+    finally:
+        await asyncio.to_thread(broker.stop)
+
+
+async def refused(client: httpx.AsyncClient) -> bool:
+    response = await client.post("/v1/chat/completions", json=chat())
+    assert response.json()["error"]["code"] == "broker_unavailable"
+    return response.status_code == 503

@@ -1,0 +1,130 @@
+"""The tokenizer, chat templates and settings."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.errors import ConfigError, InvalidRequest
+from streams.gateway.config import GatewaySettings
+from streams.gateway.template import ChatTemplate
+from streams.gateway.tokenizer import Tokenizer, model_folder
+from tests.streams.gateway_fakes import tokenizer, tokenizer_folder
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hé"}]
+
+
+async def test_a_chat_is_rendered_and_tokenised() -> None:
+    text = tokenizer().render(MESSAGES)
+    assert text == "<s><|system|>Be brief.</s><|user|>hé</s><|assistant|>"
+    ids = await tokenizer().encode(text, add_special_tokens=False)
+    assert ids[0:2] == [0, 2]
+    assert ids[-2:] == [1, 4]
+
+
+async def test_a_long_text_has_the_same_tokens_from_a_thread() -> None:
+    text = "hello world " * 50
+    threaded = Tokenizer(tokenizer_folder(), inline_chars=1)
+    assert await threaded.encode(text, add_special_tokens=False) == await tokenizer().encode(
+        text, add_special_tokens=False
+    )
+
+
+def test_a_folder_without_a_template_serves_completions_only(tmp_path: Path) -> None:
+    shutil.copy(tokenizer_folder() / "tokenizer.json", tmp_path)
+    with pytest.raises(InvalidRequest, match="no chat template; use /v1/completions"):
+        Tokenizer(tmp_path).render(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"chat_template.jinja": "J{{ messages|length }}"},
+        {"chat_template.json": json.dumps({"chat_template": "J{{ messages|length }}"})},
+        {"tokenizer_config.json": json.dumps({"chat_template": "J{{ messages|length }}"})},
+        {
+            "tokenizer_config.json": json.dumps(
+                {
+                    "chat_template": [
+                        {"name": "tool_use", "template": "T"},
+                        {"name": "default", "template": "J{{ messages|length }}"},
+                    ]
+                }
+            )
+        },
+    ],
+)
+def test_where_templates_are_found(tmp_path: Path, files: dict[str, str]) -> None:
+    shutil.copy(tokenizer_folder() / "tokenizer.json", tmp_path)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert Tokenizer(tmp_path).render(MESSAGES) == "J2"
+
+
+def test_folders_that_cannot_be_served(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs a fast tokenizer"):
+        Tokenizer(tmp_path)
+    shutil.copy(tokenizer_folder() / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ConfigError, match="tokenizer_config.json: expected JSON"):
+        Tokenizer(tmp_path)
+    with pytest.raises(ConfigError, match="expected a folder or a Hugging Face name"):
+        model_folder("no/such/model")
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            "{% for m in messages %}\n  {% if m.role == 'user' %}\nU\n  {% endif %}\n{% endfor %}",
+            "U\n",
+        ),
+        ("{{ messages[0] | tojson }}", '{"role": "system", "content": "Be brief."}'),
+        ("{{ messages[1]['content'] | tojson }}", '"hé"'),
+        ("{% generation %}a{{ eos_token }}{% endgeneration %}b", "a</s>b"),
+        ("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}x{% endfor %}", "x"),
+        ("{{ strftime_now('%Y') | length }}", "4"),
+        ("{{ thinking }}", "True"),
+        ("{{ tools is none }}{{ add_generation_prompt }}", "TrueTrue"),
+    ],
+)
+def test_templates_render_as_their_authors_expect(source: str, expected: str) -> None:
+    template = ChatTemplate(source, {"eos_token": "</s>"})
+    assert template.render(MESSAGES, variables={"thinking": True}) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages[9].content.x }}",
+    ],
+)
+def test_a_template_that_refuses_is_the_callers_error(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="chat template refuses"):
+        ChatTemplate(source, {}).render(MESSAGES)
+
+
+def test_a_broken_template_stops_the_start() -> None:
+    with pytest.raises(ConfigError, match="cannot be compiled"):
+        ChatTemplate("{% if %}", {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"port": 70_000}, "gateway.port: expected 0 to 65535, found 70000"),
+        ({"in_flight_max": 0}, "gateway.in_flight_max: expected at least 1, found 0"),
+        ({"prompt_tokens_max": -1}, "gateway.prompt_tokens_max: expected at least 0, found -1"),
+        ({"deadline_ms": 4_000_000}, "gateway.deadline_ms: expected at most deadline_ms_max"),
+        ({"priority": "urgent"}, "gateway.priority: expected one of standard, interactive, batch"),
+        ({"api_keys": ("a", " ")}, "gateway.api_keys: expected keys, found an empty one"),
+    ],
+)
+def test_settings_that_stop_the_start(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GatewaySettings(**changes)

@@ -1,0 +1,219 @@
+"""The router under random events, against independent books: the invariants of the design."""
+
+from collections.abc import Callable
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.records import MemberState, OutcomeKind, PhaseKind, Priority, Role, WireError
+from streams.core.events import (
+    CancellationArrived,
+    OutcomeArrived,
+    PartitionLost,
+    PartitionReady,
+    PartitionTaken,
+    PhaseArrived,
+    Placed,
+    RequestArrived,
+)
+from streams.core.requests import State
+from tests.streams.builders import handle
+from tests.streams.cluster import PARTITION, Cluster
+
+FLEETS = {
+    "split": (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE)),
+    "replicas": (("x0", Role.REPLICA), ("x1", Role.REPLICA)),
+    "mixed": (("p0", Role.PREFILL), ("d0", Role.DECODE), ("x0", Role.REPLICA)),
+}
+PRIORITIES = list(Priority)
+LOG_ORDER = (OutcomeArrived, Placed, PhaseArrived, CancellationArrived, RequestArrived)
+FATAL = WireError(code="invalid_request", message="no", retriable=False)
+
+
+def arrive(on: Cluster, a: int, b: int) -> None:
+    request_id = f"r{len(on.accepted):03}"
+    on.request(
+        request_id,
+        tokens=1 + a,
+        priority=PRIORITIES[b % 3],
+        session_id=f"s{a % 5}",
+        deadline_ms=on.now_ms + 500 + 400 * b,
+    )
+
+
+def cancel(on: Cluster, a: int, b: int) -> None:
+    on.cancel(f"r{(a + b) % (len(on.accepted) + 2):03}")
+
+
+def progress(on: Cluster, a: int, b: int) -> None:
+    held = on.held()
+    if not held:
+        return
+    work = held[a % len(held)]
+    if on.workers[work.worker_id].role is Role.PREFILL:
+        kv = handle(work, on.now_ms + 1_000 + 200 * b)
+        on.phase(work, PhaseKind.PREFILL_DONE, kv=kv)
+    elif b % 3 == 0:
+        on.phase(work, PhaseKind.KV_RECEIVED)
+    else:
+        on.outcome(work)
+
+
+def break_down(on: Cluster, a: int, b: int) -> None:
+    held = on.held()
+    if held:
+        kind = PhaseKind.REFUSED if b % 2 else PhaseKind.FAILED
+        changes = {"error": FATAL} if b % 7 == 0 else {}
+        on.phase(held[a % len(held)], kind, **changes)
+
+
+def repeat(on: Cluster, a: int, b: int) -> None:
+    """A record comes twice; a request only while its id is remembered, up to its deadline."""
+    records = [e for e in on.log if isinstance(e, LOG_ORDER) and not isinstance(e, Placed)]
+    records = [
+        e for e in records if not isinstance(e, RequestArrived) or e.request.deadline_ms > on.now_ms
+    ]
+    if records:
+        on.apply(records[(a * 31 + b) % len(records)])
+
+
+def stale(on: Cluster, a: int, b: int) -> None:
+    """Somebody reports work that it holds no longer."""
+    if on.works:
+        work = on.works[(a * 31 + b) % len(on.works)]
+        if (work.request_id, work.attempt) not in on.workers[work.worker_id].holds:
+            on.phase(work, (PhaseKind.PREFILL_DONE, PhaseKind.FAILED)[b % 2])
+
+
+def fall_silent(on: Cluster, a: int, b: int) -> None:
+    names = sorted(on.workers)
+    on.workers[names[a % len(names)]].silent = True
+
+
+def start_again(on: Cluster, a: int, b: int) -> None:
+    names = sorted(on.workers)
+    old = on.workers[names[a % len(names)]]
+    on.worker(old.worker_id, old.role, window=b % 4)
+
+
+def drain(on: Cluster, a: int, b: int) -> None:
+    names = sorted(on.workers)
+    worker = on.workers[names[a % len(names)]]
+    if not worker.silent:
+        worker.state = MemberState.DRAINING
+        on.beat(worker)
+
+
+def wait(on: Cluster, a: int, b: int) -> None:
+    on.pass_ms(1 + 60 * a)
+
+
+STEPS: dict[str, Callable[[Cluster, int, int], None]] = {
+    step.__name__: step
+    for step in (
+        *(arrive, cancel, progress, break_down, repeat, stale),
+        *(fall_silent, start_again, drain, wait),
+    )
+}
+WEIGHTED = [*STEPS, *["arrive"] * 4, *["progress"] * 8]
+
+
+def check_rebuild(on: Cluster) -> None:
+    """Live state equals what the log tells, in whichever order its topics are read."""
+    live = on.router.view()
+    ordered = [e for kind in LOG_ORDER for e in on.log if isinstance(e, kind)]
+    for log in (ordered, ordered[::-1] if not _repeats(on) else ordered):
+        assert on.rebuilt(log).view() == live
+
+
+def _repeats(on: Cluster) -> bool:
+    """Two phases of one attempt: then their order within the topic matters."""
+    phases = [(e.phase.request_id, e.phase.attempt) for e in on.log if isinstance(e, PhaseArrived)]
+    return len(phases) != len(set(phases))
+
+
+def heal(on: Cluster) -> None:
+    """All workers return with credits, and everything in flight is answered."""
+    for worker in list(on.workers.values()):
+        on.worker(worker.worker_id, worker.role, window=50)
+    for _ in range(400):
+        held = on.held()
+        if not held and not on.router.dispatcher.table.live:
+            return
+        for work in held:
+            if on.workers[work.worker_id].role is Role.PREFILL:
+                on.phase(work, PhaseKind.PREFILL_DONE)
+            else:
+                on.outcome(work)
+        on.pass_ms(250)
+    raise AssertionError(f"still live: {on.router.view()}")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(sorted(FLEETS)),
+    st.lists(
+        st.tuples(st.sampled_from(WEIGHTED), st.integers(0, 60), st.integers(0, 60)),
+        min_size=10,
+        max_size=120,
+    ),
+    st.integers(1, 12),
+)
+def test_invariants_hold_whatever_happens(
+    fleet: str, steps: list[tuple[str, int, int]], queue_max: int
+) -> None:
+    on = Cluster(queue_requests_max=queue_max, handover_ahead=2, local_after_ms=2_000)
+    for worker_id, role in FLEETS[fleet]:
+        on.worker(worker_id, role)
+    on.pass_ms(250)
+    for step, a, b in steps:
+        STEPS[step](on, a, b)
+    on.pass_ms(50)
+    check_rebuild(on)
+    heal(on)
+    assert set(on.outcomes) == set(on.accepted)
+    table = on.router.dispatcher.table
+    assert not table.by_life and not table.handovers and not table.underway
+    assert len(on.router.dispatcher.admission) == 0
+    for workers in on.router.dispatcher.fleet.by_role.values():
+        assert all((w.running, w.work_ahead_tokens) == (0, 0) for w in workers)
+
+
+def test_the_random_test_reaches_every_kind_of_outcome() -> None:
+    """A fixed walk long enough to see all kinds, so that the property above is about something."""
+    on = Cluster(queue_requests_max=4, handover_ahead=2)
+    for worker_id, role in FLEETS["split"]:
+        on.worker(worker_id, role, window=1)
+    on.pass_ms(250)
+    names = list(WEIGHTED)
+    for number in range(1_500):
+        a, b = number * 7 % 61, number * 13 % 59
+        STEPS[names[number * 5 % len(names)]](on, a, b)
+    heal(on)
+    kinds = {outcome.kind for outcome in on.outcomes.values()}
+    assert kinds == set(OutcomeKind)
+    assert set(on.outcomes) == set(on.accepted)
+
+
+def test_giving_a_partition_up_and_taking_it_again_changes_nothing() -> None:
+    on = Cluster()
+    for worker_id, role in FLEETS["split"]:
+        on.worker(worker_id, role)
+    on.pass_ms(250)
+    for number in range(12):
+        arrive(on, number, 50)
+        if number % 2:
+            progress(on, number, number)
+    before = on.router.view()
+    assert {State.PREFILLING, State.DECODING, State.QUEUED} <= {v[2] for v in before.values()}
+    past = list(on.log)
+    for worker in on.workers.values():
+        worker.window = 0
+        on.beat(worker)
+    on.apply(PartitionLost(PARTITION))
+    assert not on.router.view()
+    on.apply(PartitionTaken(PARTITION))
+    for event in past:
+        assert on.apply(event) == []
+    on.apply(PartitionReady(PARTITION))
+    assert on.router.view() == before

@@ -1,0 +1,309 @@
+"""An engine that does what a test says, and a log in memory with the clients' methods."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal, cast
+
+from aiokafka import ConsumerRecord
+
+from schemas.codec import Codec, pack_tokens
+from schemas.errors import BrokerUnavailable, LeaseError
+from schemas.fleet import FleetView
+from schemas.log.clients import AssignedReader, Headers, LogProducer
+from schemas.log.clock import wall_ms
+from schemas.log.membership import Membership, OnRecord
+from schemas.records import (
+    CancelWork,
+    Capability,
+    Grant,
+    KvHandle,
+    Load,
+    MemberKind,
+    MemberState,
+    Mode,
+    Orchestration,
+    Registration,
+    Sampling,
+    Work,
+    WorkPhase,
+)
+from schemas.topics import check_record, partition_of
+from workers.llm.engine import EngineLoad, Job, Output
+from workers.runtime import LogClients
+
+WORKER, EPOCH, MODEL = "w1", 7, "m"
+FAR_MS = 60_000
+
+
+def capability(running_max: int = 4) -> Capability:
+    return Capability(
+        model=MODEL,
+        engine="fake",
+        engine_id="e-fake",
+        block_size=16,
+        max_model_len=128,
+        running_max=running_max,
+    )
+
+
+class FakeEngine:
+    """Records what it is told; `say` is the next step's outputs."""
+
+    def __init__(self, running_max: int = 4) -> None:
+        self.capability = capability(running_max)
+        self.jobs: list[Job] = []
+        self.aborted: list[str] = []
+        self.closed = False
+        self.figures = EngineLoad()
+        self._steps: asyncio.Queue[list[Output] | Exception] = asyncio.Queue()
+
+    def add(self, job: Job) -> None:
+        self.jobs.append(job)
+
+    async def outputs(self) -> list[Output]:
+        step = await self._steps.get()
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    def say(self, *outputs: Output) -> None:
+        self._steps.put_nowait(list(outputs))
+
+    @property
+    def is_heard(self) -> bool:
+        """Every step was taken, and the worker waits for the next one."""
+        return self._steps.empty() and bool(self._steps._getters)  # type: ignore[attr-defined]
+
+    def die(self, error: Exception) -> None:
+        self._steps.put_nowait(error)
+
+    def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+
+    def load(self) -> EngineLoad:
+        return self.figures
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class FakeLog:
+    """What was sent, as (topic, partition, key, record, headers), and how sends behave."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, int, str, Any, Headers]] = []
+        self.buried: list[tuple[str, bytes | None]] = []
+        self.errors: dict[
+            str, deque[Exception]
+        ] = {}  # topic to errors of its next acknowledgements
+        self.refusing: set[str] = set()  # topics whose sends raise
+        self.held_acks: dict[str, list[asyncio.Future[Any]]] = {}  # topics whose acks wait
+        self.readers: dict[str, FakeReader] = {}
+
+    def of(self, kind: type) -> list[Any]:
+        return [record for *_, record, _ in self.sent if type(record) is kind]
+
+
+class FakeProducer:
+    def __init__(self, log: FakeLog) -> None:
+        self.log = log
+        self.open = False
+
+    async def start(self) -> None:
+        self.open = True
+
+    async def stop(self) -> None:
+        self.open = False
+
+    def session_partition(self, session_id: str) -> int:
+        return partition_of(session_id, 4)
+
+    async def send(
+        self, topic: str, record: Any, *, key: str, partition: int, headers: Headers = ()
+    ) -> asyncio.Future[Any]:
+        assert self.open
+        check_record(topic, record)
+        if topic in self.log.refusing:
+            raise BrokerUnavailable(f"{topic} takes nothing")
+        ack = asyncio.get_running_loop().create_future()
+        errors = self.log.errors.get(topic)
+        if errors:
+            ack.set_exception(errors.popleft())
+            return ack
+        self.log.sent.append((topic, partition, key, record, headers))
+        if topic in self.log.held_acks:
+            self.log.held_acks[topic].append(ack)
+        else:
+            ack.set_result(None)
+        return ack
+
+    async def send_raw(
+        self, full_topic: str, value: bytes | None, **more: object
+    ) -> asyncio.Future[Any]:
+        self.log.buried.append((full_topic, value))
+        ack = asyncio.get_running_loop().create_future()
+        ack.set_result(None)
+        return ack
+
+
+class FakeReader:
+    def __init__(self, topic: str, partition: int, codec: Codec) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.started_at: object = None
+        self.stopped = False
+        self._codec = codec
+        self._records: asyncio.Queue[ConsumerRecord] = asyncio.Queue()
+
+    def put(self, record: Any, headers: Headers = ()) -> None:
+        value = record if isinstance(record, bytes) else self._codec.encode(record)
+        fields = (self.topic, self.partition, 0, 0, 0, b"k", value, None, 1, len(value))
+        self._records.put_nowait(ConsumerRecord(*fields, tuple(headers)))
+
+    async def start(self, at: Literal["earliest", "latest"] | dict[int, int]) -> None:
+        self.started_at = at
+
+    async def batch(self, *, max_records: int = 500, timeout_ms: int = 60_000) -> list[Any]:
+        found = [await self._records.get()]
+        while len(found) < max_records and not self._records.empty():
+            found.append(self._records.get_nowait())
+        return found
+
+    async def stop(self) -> None:
+        self.stopped = True
+
+
+class FakeMembership:
+    """A member whose lease stands until the test takes it."""
+
+    def __init__(self, on_record: OnRecord | None = None) -> None:
+        self.member_id = WORKER
+        self.epoch = EPOCH
+        self.leases: dict[str, int] = {"prefill": 1, "decode": 2}
+        self.view = FleetView()
+        self.states: list[MemberState] = [MemberState.STARTING]
+        self.published: Capability | None = None
+        self.beats: list[list[Grant]] = []
+        self.valid = True
+        self.left = False
+        self.load_source: Any = Load
+        self.grant_source: Any = list
+        self.lost = asyncio.Event()
+        self.on_record = on_record
+
+    async def join(self, capability: Capability | None = None) -> None:
+        await self.beat_now()
+
+    async def update(self, capability: Capability) -> None:
+        self.published = capability
+
+    async def run(self) -> None:
+        await self.lost.wait()
+        raise LeaseError("lost")
+
+    def set_state(self, state: MemberState) -> None:
+        self.states.append(state)
+
+    async def beat_now(self) -> None:
+        self.load_source()
+        self.beats.append(self.grant_source())
+
+    def is_valid(self) -> bool:
+        return self.valid
+
+    async def leave(self) -> None:
+        await self.beat_now()
+        self.left = True
+
+    def add_router(self, router_id: str) -> None:
+        self._add(Registration(member_id=router_id, epoch=1, kind=MemberKind.ROUTER, started_ms=1))
+
+    def add_worker(self, worker_id: str, epoch: int, nixl_metadata: bytes) -> None:
+        found = replace(capability(), engine_id=f"e-{worker_id}", nixl_metadata=nixl_metadata)
+        self._add(
+            Registration(
+                member_id=worker_id,
+                epoch=epoch,
+                kind=MemberKind.WORKER,
+                started_ms=1,
+                capability=found,
+            )
+        )
+
+    def _add(self, record: Registration) -> None:
+        self.view.apply(record, len(self.view.members), wall_ms())
+        if self.on_record is not None:
+            self.on_record(record, 0, wall_ms())
+
+
+def clients(log: FakeLog) -> tuple[LogClients, list[FakeMembership]]:
+    """The bundle for a Worker, and where its membership will appear."""
+    codec, made = Codec(), list[FakeMembership]()
+
+    def membership(on_record: OnRecord) -> Membership:
+        made.append(FakeMembership(on_record))
+        return cast(Membership, made[-1])
+
+    def reader(topic: str, partition: int) -> AssignedReader:
+        log.readers[topic] = FakeReader(topic, partition, codec)
+        return cast(AssignedReader, log.readers[topic])
+
+    producers = [cast(LogProducer, FakeProducer(log)) for _ in range(2)]
+    bundle = LogClients(
+        codec=codec,
+        durable=producers[0],
+        tokens=producers[1],
+        membership=membership,
+        reader=reader,
+    )
+    return bundle, made
+
+
+def work(
+    request_id: str = "r1", phase: WorkPhase = WorkPhase.DECODE, now_ms: int = 0, **changes: Any
+) -> Work:
+    """Work for this worker, due in a minute."""
+    now_ms = now_ms or wall_ms()
+    fields: dict[str, Any] = {
+        "request_id": request_id,
+        "session_id": f"s-{request_id}",
+        "attempt": 1,
+        "router_id": "router-a",
+        "worker_id": WORKER,
+        "worker_epoch": EPOCH,
+        "phase": phase,
+        "mode": Mode.REPLICA,
+        "orchestration": Orchestration.NONE,
+        "model": MODEL,
+        "prompt_tokens": pack_tokens([1, 2, 3]),
+        "sampling": Sampling(max_tokens=8),
+        "arrived_ms": now_ms - 5,
+        "deadline_ms": now_ms + FAR_MS,
+        "gateway_partition": 0,
+        "dispatched_ms": now_ms,
+    }
+    return Work(**{**fields, **changes})
+
+
+def cancel_work(request_id: str = "r1", attempt: int = 1, worker_id: str = WORKER) -> CancelWork:
+    return CancelWork(request_id=request_id, attempt=attempt, worker_id=worker_id, at_ms=wall_ms())
+
+
+def handle(expires_at_ms: int, worker_id: str = "") -> KvHandle:
+    """A KV handle as an engine gives it: it knows neither worker nor epoch."""
+    return KvHandle(
+        worker_id=worker_id,
+        worker_epoch=0,
+        engine_id="e-other",
+        engine_request_id="x",
+        tokens=3,
+        block_size=16,
+        block_ids=(0,),
+        expires_at_ms=expires_at_ms,
+    )
+
+
+def out(job_id: str = "r1.1", ids: Sequence[int] = (), text: str = "", **more: Any) -> Output:
+    return Output(request_id=job_id, token_ids=ids, text=text, **more)

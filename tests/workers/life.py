@@ -1,0 +1,82 @@
+"""A worker that runs beside a test, with a scripted engine and a log in memory."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from schemas.records import (
+    MemberState,
+    Role,
+    WorkPhase,
+)
+from schemas.settings import LogSettings, ModelSettings
+from tests.waiting import until
+from tests.workers.fakes import (
+    MODEL,
+    FakeEngine,
+    FakeLog,
+    FakeMembership,
+    FakeReader,
+    clients,
+)
+from workers.config import WorkerSettings
+from workers.llm.engine import Engine
+from workers.runtime import Worker
+
+
+class Life:
+    """A worker that runs beside the test."""
+
+    def __init__(self, *roles: Role, running_max: int = 4, **settings: Any) -> None:
+        self.engine = FakeEngine(running_max)
+        self.log = FakeLog()
+        self.stop = asyncio.Event()
+        self.settings = {"drain_timeout_ms": 5_000, **settings}
+        bundle, made = clients(self.log)
+        self.worker = Worker(
+            bundle,
+            LogSettings(request_timeout_ms=1_000),
+            WorkerSettings(**self.settings),
+            ModelSettings(name=MODEL),
+            roles or (Role.PREFILL, Role.DECODE),
+        )
+        self.membership: FakeMembership = made[0]
+        self.task: asyncio.Task[None] | None = None
+
+    async def start(self, engine: Callable[[], Awaitable[Engine]] | None = None) -> None:
+        self.task = asyncio.create_task(self.worker.run(engine or self.engine, self.stop))
+
+    async def ready(self) -> None:
+        await until(lambda: self.membership.states[-1] is MemberState.READY)
+
+    @property
+    def decode(self) -> FakeReader:
+        return self.log.readers["decode"]
+
+    async def ended(self) -> BaseException | None:
+        assert self.task is not None
+        await asyncio.wait([self.task])
+        return self.task.exception()
+
+    async def held(self, *orders: Any) -> None:
+        """Give it work and wait until the engine has it."""
+        wanted = len(self.engine.jobs) + len(orders)
+        for order in orders:
+            topic = "prefill" if order.phase is WorkPhase.PREFILL else "decode"
+            self.log.readers[topic].put(order, [("traceparent", b"t")])
+        await until(lambda: len(self.engine.jobs) == wanted)
+
+
+@asynccontextmanager
+async def life(*roles: Role, **settings: Any) -> AsyncIterator[Life]:
+    found = Life(*roles, **settings)
+    await found.start()
+    await found.ready()
+    try:
+        yield found
+    finally:
+        found.stop.set()
+        assert found.task is not None
+        found.task.cancel()
+        await asyncio.gather(found.task, return_exceptions=True)

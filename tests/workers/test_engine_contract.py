@@ -1,0 +1,296 @@
+"""What every engine must do, run on every engine; sizes and times differ and are not compared."""
+
+import asyncio
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from schemas.errors import EngineDead
+from tests.waiting import until
+from tests.workers.engines import ENGINES, PREFILL, Answer, answered, collected, handed_over, job
+from tests.workers.engines import prompt as make_prompt
+from workers.llm.engine import Engine
+
+LIMIT_S = 45
+_MARKS = {"vllm": [pytest.mark.vllm, pytest.mark.timeout(500)]}
+
+
+@dataclass
+class Pair:
+    """Two engines of one kind, and the loop that they live in."""
+
+    runner: asyncio.Runner
+    producer: Engine
+    consumer: Engine
+
+    def run(self, main: Any) -> Any:
+        async def limited() -> Any:
+            async with asyncio.timeout(LIMIT_S):
+                return await main
+
+        return self.runner.run(limited())
+
+    def answer(self, **fields: Any) -> Answer:
+        """An answer of the consumer to a prompt that is always the same."""
+        tokens = fields.pop("prompt_tokens", make_prompt(40))
+        answer: Answer = self.run(answered(self.consumer, job(tokens, **fields)))
+        return answer
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=_MARKS.get(name, [])) for name in ENGINES],
+)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Engines are shared by all tests of the module: a real one takes long to start."""
+    factory = ENGINES[request.param]
+    with asyncio.Runner() as runner:
+
+        async def started() -> tuple[Engine, Engine]:
+            return await asyncio.gather(factory(), factory())
+
+        found = Pair(runner, *runner.run(started()))
+        yield found
+        for engine in (found.producer, found.consumer):
+            runner.run(engine.close())
+
+
+def test_capability(pair: Pair) -> None:
+    ours, theirs = pair.producer.capability, pair.consumer.capability
+    assert ours.engine_id != theirs.engine_id
+    assert ours.kv_layout == theirs.kv_layout
+    assert ours.block_size > 0
+    assert ours.running_max > 1
+
+
+def test_answer_has_its_length_and_text(pair: Pair) -> None:
+    answer = pair.answer(max_tokens=12)
+    assert answer.last.finish_reason == "length"
+    assert len(answer.token_ids) == 12
+    assert answer.text
+    assert [output.finish_reason for output in answer.outputs[:-1]] == [""] * (
+        len(answer.outputs) - 1
+    )
+
+
+def test_greedy_answers_repeat(pair: Pair) -> None:
+    assert pair.answer().token_ids == pair.answer().token_ids
+
+
+def test_answer_depends_on_the_prompt(pair: Pair) -> None:
+    other = [*make_prompt(39), 99]
+    assert pair.answer().token_ids != pair.answer(prompt_tokens=other).token_ids
+
+
+def test_seeds_repeat_and_differ(pair: Pair) -> None:
+    def drawn(seed: int) -> list[int]:
+        return pair.answer(temperature=1.0, seed=seed).token_ids
+
+    assert drawn(5) == drawn(5)
+    assert drawn(5) != drawn(6)
+
+
+def test_neighbours_change_nothing(pair: Pair) -> None:
+    jobs = [job(make_prompt(20 + 9 * i, i), max_tokens=8 + i) for i in range(6)]
+    together = pair.run(collected(pair.consumer, *jobs))
+    for one, answer in zip(jobs, together, strict=True):
+        alone = pair.run(
+            answered(pair.consumer, replace(one, request_id=f"{one.request_id}-again"))
+        )
+        assert alone.token_ids == answer.token_ids
+        assert alone.text == answer.text
+
+
+@pytest.mark.parametrize("include_stop", [False, True])
+def test_stop_string(pair: Pair, include_stop: bool) -> None:
+    whole = pair.answer(max_tokens=24).text
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 4]
+    answer = pair.answer(max_tokens=24, stop=(stop,), include_stop=include_stop)
+    end = whole.index(stop) + (len(stop) if include_stop else 0)
+    assert answer.text == whole[:end]
+    assert (answer.last.finish_reason, answer.last.stop_reason) == ("stop", stop)
+
+
+def test_stop_string_that_never_comes_loses_no_text(pair: Pair) -> None:
+    whole = pair.answer(max_tokens=24).text
+    answer = pair.answer(max_tokens=24, stop=(whole[-1] + "#", whole[-3:] + "#"))
+    assert answer.text == whole
+    assert answer.last.finish_reason == "length"
+
+
+def test_stop_token(pair: Pair) -> None:
+    whole = pair.answer().token_ids
+    answer = pair.answer(stop_token_ids=(whole[5],))
+    assert answer.token_ids == whole[: whole.index(whole[5]) + 1]
+    assert (answer.last.finish_reason, answer.last.stop_reason) == ("stop", str(whole[5]))
+
+
+def test_min_tokens_hold_a_stop_back(pair: Pair) -> None:
+    first = pair.answer().token_ids[0]
+    answer = pair.answer(stop_token_ids=(first,), min_tokens=6)
+    assert len(answer.token_ids) >= 6
+
+
+def test_logprobs(pair: Pair) -> None:
+    answer = pair.answer(logprobs=3)
+    logprobs = [entry for output in answer.outputs for entry in output.logprobs]
+    assert [entry.token_id for entry in logprobs] == answer.token_ids
+    for entry in logprobs:
+        assert entry.logprob <= 0
+        assert len(entry.top) >= 3
+        assert len({top.token_id for top in entry.top}) == len(entry.top)
+        assert sum(math.exp(top.logprob) for top in entry.top) <= 1 + 1e-4
+    assert not any(output.logprobs for output in pair.answer().outputs)
+
+
+def test_abort_ends_with_abort(pair: Pair) -> None:
+    async def main() -> Answer:
+        one = job(make_prompt(30), max_tokens=1_500)
+        pair.consumer.add(one)
+        while not any(out.token_ids for out in await pair.consumer.outputs()):
+            pass
+        pair.consumer.abort(one.request_id)
+        pair.consumer.abort("nobody")
+        answer = (await collected(pair.consumer, one, add=False))[0]
+        await until(lambda: not pair.consumer.load().running)
+        return answer
+
+    assert pair.run(main()).last.finish_reason == "abort"
+
+
+def test_load_counts(pair: Pair) -> None:
+    before = pair.consumer.load().tokens_total
+    pair.answer(max_tokens=7)
+
+    async def idle() -> None:
+        await until(lambda: not pair.consumer.load().running)
+
+    pair.run(idle())
+    load = pair.consumer.load()
+    assert load.tokens_total - before >= 6
+    assert load.kv_blocks_total > 0
+    assert 0 <= load.kv_blocks_used <= load.kv_blocks_total
+
+
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 32, 70, 200])
+def test_handing_over_changes_nothing(pair: Pair, tokens: int) -> None:
+    samplings: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.9, "seed": 7})
+    for sampling in samplings:
+        prompt = make_prompt(tokens, salt=tokens)
+        prefilled, decoded = pair.run(
+            handed_over(pair.producer, pair.consumer, prompt, max_tokens=20, **sampling)
+        )
+        alone = pair.run(answered(pair.producer, job(prompt, max_tokens=20, **sampling)))
+        assert prefilled.token_ids == alone.token_ids[:1]
+        assert decoded.token_ids == alone.token_ids
+        assert decoded.text == alone.text
+        assert decoded.last.finish_reason == "length"
+
+
+def test_handle_says_where_the_kv_lies(pair: Pair) -> None:
+    prompt = make_prompt(50, salt=91)
+    prefilled, decoded = pair.run(handed_over(pair.producer, pair.consumer, prompt))
+    kv = prefilled.last.kv
+    assert kv is not None
+    assert len(prefilled.token_ids) == 1
+    assert kv.engine_id == pair.producer.capability.engine_id
+    assert kv.tokens == 50
+    assert len(kv.params) < 2_000
+    assert sum(output.kv_bytes > 0 for output in decoded.outputs) == 1
+    assert decoded.outputs[0].kv_bytes > 0
+    assert pair.consumer.load().kv_bytes_received > 0
+
+
+def test_blocks_already_held_are_not_read_again(pair: Pair) -> None:
+    first = make_prompt(300, salt=92)
+    _, decoded = pair.run(handed_over(pair.producer, pair.consumer, first))
+    second = [*first, *decoded.token_ids, *make_prompt(20, salt=93)]
+    _, again = pair.run(handed_over(pair.producer, pair.consumer, second))
+    assert 0 < again.outputs[0].kv_bytes < decoded.outputs[0].kv_bytes
+
+
+def test_prefix_is_cached_for_the_next_turn(pair: Pair) -> None:
+    first = make_prompt(300, salt=94)
+    answer = pair.answer(prompt_tokens=first)
+    again = pair.answer(prompt_tokens=[*first, *answer.token_ids, *make_prompt(20, salt=95)])
+    assert again.outputs[0].cached_tokens >= 256
+
+
+def test_prefill_that_is_the_whole_answer_leaves_no_handle(pair: Pair) -> None:
+    answer = pair.run(answered(pair.producer, job(make_prompt(20), PREFILL, max_tokens=1)))
+    assert answer.last.finish_reason == "length"
+    assert answer.last.kv is None
+    assert len(answer.token_ids) == 1
+
+
+@pytest.mark.parametrize("case", ["used", "expired", "malformed"])
+def test_handle_that_must_not_be_used_is_not(pair: Pair, case: str) -> None:
+    """An engine says so, and another placement may succeed, or computes the prompt itself."""
+    prompt = make_prompt(60, salt=96)
+
+    async def main() -> Answer:
+        prefilled, _ = await handed_over(pair.producer, pair.consumer, prompt)
+        kv = prefilled.last.kv
+        assert kv is not None
+        if case != "used":
+            fresh = job(prompt, PREFILL)
+            kv = (await answered(pair.producer, fresh)).last.kv
+            assert kv is not None
+        if case == "expired":
+            kv = replace(kv, expires_at_ms=1)
+        if case == "malformed":
+            kv = replace(kv, tokens=kv.tokens + 1)
+        return await answered(pair.consumer, job(prompt, kv=kv))
+
+    answer = pair.run(main())
+    assert not any(output.kv_bytes for output in answer.outputs)
+    if answer.last.error is None:
+        assert answer.token_ids == pair.answer(prompt_tokens=prompt).token_ids
+    else:
+        assert answer.last.finish_reason == "error"
+        assert answer.error_code == "kv_unavailable"
+        assert answer.last.error.retriable
+    assert pair.answer().last.finish_reason == "length"  # the engine goes on
+
+
+def test_prompt_that_does_not_fit_is_an_error(pair: Pair) -> None:
+    longest = pair.consumer.capability.max_model_len
+    assert pair.answer(prompt_tokens=[5] * (longest + 1)).error_code == "context_length_exceeded"
+    assert pair.answer(prompt_tokens=[]).error_code == "invalid_request"
+
+
+def test_deadline_ends_a_request(pair: Pair) -> None:
+    answer = pair.answer(max_tokens=1_900, timeout_ms=50)
+    assert answer.last.finish_reason == "error"
+    assert answer.error_code == "deadline_exceeded"
+
+
+def test_cancelled_wait_loses_nothing(pair: Pair) -> None:
+    async def main() -> Answer:
+        waiting = asyncio.ensure_future(pair.consumer.outputs())
+        await asyncio.wait([waiting], timeout=0.01)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        return await answered(pair.consumer, job(make_prompt(20)))
+
+    assert len(pair.run(main()).token_ids) == 12
+
+
+def test_close_ends_the_engine(request: pytest.FixtureRequest, pair: Pair) -> None:
+    name = request.node.callspec.params["pair"]
+    if name == "vllm":
+        pytest.skip("a third vLLM engine takes a minute to start")
+
+    async def main() -> None:
+        engine = await ENGINES[name]()
+        engine.add(job(make_prompt(20), max_tokens=1_000))
+        await engine.close()
+        await engine.close()
+        with pytest.raises(EngineDead, match="closed"):
+            while True:
+                await engine.outputs()
+
+    pair.run(main())

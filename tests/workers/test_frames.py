@@ -1,0 +1,122 @@
+"""Frames hold all rows of one gateway partition, once, in order."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.codec import Codec
+from schemas.records import Outcome, OutcomeKind, StreamEnd, TokenLogprob
+from workers.frames import Frames
+
+CODEC = Codec()
+ROWS = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.sampled_from(["r1", "r2", "r3"]),
+        st.lists(st.integers(0, 99), max_size=3),
+        st.text(max_size=3),
+    )
+)
+
+
+@settings(deadline=None)  # a shared machine may stall
+@given(ROWS)
+def test_rows_come_out_as_they_went_in(rows: list[tuple[int, str, list[int], str]]) -> None:
+    frames = Frames("w1")
+    for number, (partition, request_id, ids, text) in enumerate(rows):
+        seq = number * 10  # a gap after each row, so that none joins another
+        frames.columns(partition).row(request_id, 1, seq, seq, ids, text)
+    batches = frames.take(5)
+    assert [batch.partition for batch in batches] == list(dict.fromkeys(row[0] for row in rows))
+    found = []
+    for batch in batches:
+        frame, start = CODEC.decode(CODEC.encode(batch.frame)), 0
+        assert (frame.worker_id, frame.at_ms) == ("w1", 5)
+        for n, count in enumerate(frame.token_counts):
+            ids = frame.token_ids[start : start + count]
+            found.append((batch.partition, frame.request_ids[n], list(ids), frame.texts[n]))
+            start += count
+        assert start == len(frame.token_ids)
+    assert sorted(found) == sorted(rows)
+    assert not frames.pending()
+    assert frames.take(6) == []
+
+
+def test_columns_kept_by_a_stream_fill_the_next_frame() -> None:
+    frames = Frames("w1")
+    columns = frames.columns(3)
+    columns.row("r1", 1, 0, 0, [7], "a")
+    first = frames.take(1)[0].frame
+    columns.row("r1", 1, 1, 1, [8], "b")
+    second = frames.take(2)[0].frame
+    assert (first.token_ids, second.token_ids) == ([7], [8])
+    assert frames.columns(3) is columns
+
+
+def test_tokens_that_wait_join_the_row_that_their_stream_has() -> None:
+    frames = Frames("w1")
+    columns = frames.columns(3)
+    columns.row("r1", 1, 0, 0, [7], "a")
+    columns.row("r2", 1, 0, 0, [5], "x")
+    columns.row("r1", 1, 1, 1, [8, 9], "bc")
+    columns.row("r1", 2, 0, 0, [7], "a")  # another attempt starts again
+    columns.row("r2", 1, 4, 4, [6], "y")  # does not follow
+    frame = frames.take(1)[0].frame
+    assert frame.request_ids == ["r1", "r2", "r1", "r2"]
+    assert frame.token_counts == [3, 1, 1, 1]
+    assert frame.token_ids == [7, 8, 9, 5, 7, 6]
+    assert frame.texts == ["abc", "x", "a", "y"]
+
+
+def test_rows_with_log_probabilities_stay_apart() -> None:
+    frames = Frames("w1")
+    columns = frames.columns(3)
+    for seq in range(2):
+        columns.row("r1", 1, seq, seq, [seq], "a")
+        columns.add_logprobs("r1", 1, seq, [])
+    frame = frames.take(1)[0].frame
+    assert list(frame.first_seqs) == [entry.first_seq for entry in frame.logprobs] == [0, 1]
+
+
+def test_a_busy_partition_keeps_what_it_has() -> None:
+    frames = Frames("w1")
+    for partition in (3, 4):
+        frames.columns(partition).row("r1", 1, 0, 0, [7], "a")
+    assert [batch.partition for batch in frames.take(1, {3})] == [4]
+    assert frames.pending()
+    assert not frames.pending({3})
+    assert [batch.partition for batch in frames.take(2)] == [3]
+
+
+def test_an_end_takes_its_outcome_along() -> None:
+    frames = Frames("w1")
+    end = StreamEnd(request_id="r1", attempt=1, seq=0, chars=0, kind=OutcomeKind.CANCELLED)
+    outcome = Outcome(
+        request_id="r1",
+        session_id="s",
+        attempt=1,
+        kind=OutcomeKind.CANCELLED,
+        written_by="w1",
+        ended_ms=1,
+    )
+    frames.columns(0).end(end, outcome, [("traceparent", b"t")])
+    assert frames.pending()
+    (batch,) = frames.take(1)
+    assert list(batch.frame.ends) == [end]
+    assert list(batch.outcomes) == [(outcome, [("traceparent", b"t")])]
+
+
+def test_logprobs_name_their_first_token() -> None:
+    frames = Frames("w1")
+    logprob = TokenLogprob(token_id=7, token="a", logprob=-0.5)
+    frames.columns(0).row("r1", 2, 4, 9, [7], "a")
+    frames.columns(0).add_logprobs("r1", 2, 4, [logprob])
+    (found,) = frames.take(1)[0].frame.logprobs
+    assert (found.request_id, found.attempt, found.first_seq) == ("r1", 2, 4)
+    assert list(found.tokens) == [logprob]
+
+
+def test_what_is_cleared_is_never_sent() -> None:
+    frames = Frames("w1")
+    frames.columns(0).row("r1", 1, 0, 0, [7], "a")
+    frames.clear()
+    assert not frames.pending()

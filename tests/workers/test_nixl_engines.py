@@ -1,0 +1,138 @@
+"""Simulated engines in different processes hand KV over by NIXL; one of them dies."""
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from schemas.records import KvHandle
+from tests.waiting import run
+from tests.workers.engines import answered, job, prompt, start_sim
+
+pytestmark = pytest.mark.skipif(find_spec("nixl") is None, reason="needs the package nixl")
+
+PRODUCER = """
+import asyncio, pickle, sys
+from tests.workers.engines import PREFILL, answered, job, prompt, start_sim
+
+async def main():
+    engine = await start_sim(transfer="nixl", worker_id=sys.argv[1])
+    loop = asyncio.get_running_loop()
+    print("started", flush=True)
+    while line := await loop.run_in_executor(None, sys.stdin.readline):
+        if line.startswith("load"):
+            print(engine.load().kv_bytes_sent, engine.blocks.used, flush=True)
+            continue
+        tokens, salt, request_id = line.split()
+        one = job(prompt(int(tokens), int(salt)), PREFILL, request_id=request_id)
+        print(pickle.dumps((await answered(engine, one)).last.kv).hex(), flush=True)
+    await engine.close()
+
+asyncio.run(main())
+"""
+
+
+class Producer:
+    """A prefill engine in a process of its own."""
+
+    def __init__(self, worker_id: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PRODUCER, worker_id],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.ask("") == "started"
+
+    def ask(self, line: str) -> str:
+        process = self.process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if line:
+            process.stdin.write(line + "\n")
+            process.stdin.flush()
+        return process.stdout.readline().strip()
+
+    def prefill(self, tokens: int, salt: int, request_id: str) -> KvHandle:
+        kv: Any = pickle.loads(bytes.fromhex(self.ask(f"{tokens} {salt} {request_id}")))
+        assert isinstance(kv, KvHandle)
+        return kv
+
+    def load(self) -> tuple[int, int]:
+        """KV bytes sent and blocks in use."""
+        sent, used = self.ask("load").split()
+        return int(sent), int(used)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@pytest.fixture
+def producers() -> Iterator[Callable[[str], Producer]]:
+    started: list[Producer] = []
+
+    def start(worker_id: str) -> Producer:
+        started.append(Producer(worker_id))
+        return started[-1]
+
+    yield start
+    for producer in started:
+        producer.end()
+
+
+def test_processes_hand_over_what_one_would_have_answered(
+    producers: Callable[[str], Producer],
+) -> None:
+    producer = producers("producer")
+
+    async def main() -> None:
+        consumer = await start_sim(transfer="nixl")
+        for salt, tokens in enumerate([5, 64, 333]):
+            kv = producer.prefill(tokens, salt, f"remote-{salt}")
+            answer = await answered(
+                consumer, job(prompt(tokens, salt), request_id=f"remote-{salt}", kv=kv)
+            )
+            assert answer.outputs[0].kv_bytes == -(-tokens // 16) * 4_096
+            assert answer.outputs[0].transfer_ms > 0
+            consumer.blocks.forget_cached()
+            alone = await answered(consumer, job(prompt(tokens, salt)))
+            assert answer.token_ids == alone.token_ids
+        received = consumer.load().kv_bytes_received
+        assert received == (1 + 4 + 21) * 4_096
+        sent, used = producer.load()
+        while used:  # the last notice is on its way
+            sent, used = producer.load()
+        assert sent == received
+        await consumer.close()
+
+    run(main())
+
+
+def test_dead_producer_means_recomputing_and_a_new_one_is_read(
+    producers: Callable[[str], Producer],
+) -> None:
+    first = producers("producer")
+
+    async def main() -> None:
+        consumer = await start_sim(transfer="nixl")
+        known, lost = first.prefill(40, 1, "known"), first.prefill(50, 2, "lost")
+        assert (await answered(consumer, job(prompt(40, 1), kv=known))).outputs[0].kv_bytes
+        first.end()
+        answer = await answered(consumer, job(prompt(50, 2), kv=lost))
+        assert answer.outputs[0].kv_bytes == 0
+        consumer.blocks.forget_cached()
+        assert answer.token_ids == (await answered(consumer, job(prompt(50, 2)))).token_ids
+        assert consumer.load().extra["recomputed_total"] == 1
+        kv = producers("producer-2").prefill(60, 3, "next")
+        assert (await answered(consumer, job(prompt(60, 3), kv=kv))).outputs[0].kv_bytes
+        await consumer.close()
+
+    run(main())

@@ -1,0 +1,382 @@
+"""The life of a worker with a scripted engine and a log in memory."""
+
+import asyncio
+from collections import deque
+from typing import Any
+
+import pytest
+from aiokafka.errors import KafkaTimeoutError
+
+from schemas.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    LeaseError,
+)
+from schemas.log.clock import wall_ms
+from schemas.records import (
+    Grant,
+    MemberState,
+    Outcome,
+    OutcomeKind,
+    Phase,
+    PhaseKind,
+    Role,
+    TokenFrame,
+    WorkPhase,
+)
+from tests.waiting import until
+from tests.workers.fakes import (
+    cancel_work,
+    handle,
+    out,
+    work,
+)
+from tests.workers.life import Life, life
+from workers.config import WorkerSettings, engine_start
+from workers.llm.engine import Engine, EngineLoad
+from workers.runtime import lease_topics
+
+
+async def test_it_joins_before_its_engine_is_up_and_offers_nothing_until_then() -> None:
+    found, may_start = Life(), asyncio.Event()
+
+    async def start() -> Engine:
+        await may_start.wait()
+        return found.engine
+
+    await found.start(start)
+    await until(lambda: found.log.readers.keys() == {"prefill", "decode"})
+    await until(lambda: found.decode.started_at == "latest")
+    found.membership.add_router("router-a")
+    await found.membership.beat_now()
+    assert found.membership.states == [MemberState.STARTING]
+    assert found.membership.beats[-1] == []
+    may_start.set()
+    await found.ready()
+    await until(lambda: found.membership.published == found.engine.capability)
+    assert (found.log.readers["prefill"].partition, found.decode.partition) == (1, 2)
+    found.stop.set()
+    assert await found.ended() is None
+    assert found.engine.closed
+
+
+async def test_an_engine_that_does_not_start_ends_the_worker() -> None:
+    found = Life()
+
+    async def start() -> Engine:
+        raise ConfigError("no such model")
+
+    await found.start(start)
+    assert isinstance(await found.ended(), ConfigError)
+    assert found.membership.left
+    assert found.decode.stopped
+
+
+async def test_it_can_be_stopped_while_its_engine_starts() -> None:
+    found = Life()
+
+    async def start() -> Engine:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    await found.start(start)
+    await until(lambda: "decode" in found.log.readers)
+    found.stop.set()
+    assert await found.ended() is None
+    assert found.membership.left
+
+
+async def test_a_lease_lost_while_the_engine_starts_ends_the_worker() -> None:
+    found = Life()
+
+    async def start() -> Engine:
+        found.membership.lost.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    await found.start(start)
+    assert isinstance(await found.ended(), LeaseError)
+
+
+async def test_tokens_and_outcome_of_a_request() -> None:
+    async with life() as found:
+        order = work()
+        await found.held(order)
+        found.engine.say(out(ids=[5], text="a"))
+        await until(lambda: len(found.log.of(TokenFrame)) == 1)
+        found.engine.say(out(ids=[6], text="b", finish_reason="stop"))
+        await until(lambda: found.log.of(Outcome) != [])
+        first, second = found.log.of(TokenFrame)
+        assert (first.ends, second.ends[0].seq) == ([], 2)
+        (entry,) = (e for e in found.log.sent if e[0] == "outcomes")
+        _, partition, key, outcome, headers = entry
+        assert (key, partition) == ("r1", found.worker._clients.durable.session_partition("s-r1"))
+        assert (outcome.kind, list(headers)) == (OutcomeKind.COMPLETED, [("traceparent", b"t")])
+
+
+async def test_one_frame_per_gateway_partition_and_step() -> None:
+    async with life(running_max=8) as found:
+        names = [f"r{n}" for n in range(6)]
+        orders = [work(name, gateway_partition=n % 2) for n, name in enumerate(names)]
+        await found.held(*orders)
+        found.engine.say(*(out(f"{name}.1", [7], "x") for name in names))
+        await until(lambda: len(found.log.of(TokenFrame)) == 2)
+        sent = [(p, list(f.request_ids)) for t, p, _, f, _ in found.log.sent if t == "tokens"]
+        assert sent == [(0, ["r0", "r2", "r4"]), (1, ["r1", "r3", "r5"])]
+
+
+async def test_prefill_reports_a_phase_on_its_sessions_partition() -> None:
+    async with life() as found:
+        await found.held(work("r1", WorkPhase.PREFILL))
+        kv = handle(wall_ms() + 5_000)
+        found.engine.say(out(ids=[5], text="a", finish_reason="handover", kv=kv))
+        await until(lambda: found.log.of(Phase) != [])
+        (entry,) = (e for e in found.log.sent if e[0] == "phases")
+        assert entry[2] == "s-r1"
+        assert entry[3].kind is PhaseKind.PREFILL_DONE
+        assert [type(e[3]) for e in found.log.sent] == [TokenFrame, Phase]
+
+
+async def test_a_record_that_cannot_be_read_is_buried_and_work_goes_on() -> None:
+    async with life() as found:
+        beat = found.worker._clients.codec.encode(cancel_work())[:-1]
+        found.decode.put(b"rubbish")
+        found.decode.put(beat)
+        found.decode.put(Grant(router_id="a", role=Role.DECODE, credits=1))
+        await found.held(work())
+        assert [topic for topic, _ in found.log.buried] == ["decode.dlq"] * 3
+        assert found.log.buried[0][1] == b"rubbish"
+
+
+async def test_a_cancellation_ends_the_request() -> None:
+    async with life() as found:
+        await found.held(work())
+        found.decode.put(cancel_work())
+        await until(lambda: found.log.of(Outcome) != [])
+        assert found.log.of(Outcome)[0].kind is OutcomeKind.CANCELLED
+        assert found.log.of(TokenFrame)[0].ends[0].kind is OutcomeKind.CANCELLED
+        assert found.engine.aborted == ["r1.1"]
+
+
+async def test_a_deadline_ends_the_request_without_an_engine_step() -> None:
+    async with life() as found:
+        await found.held(work("r1"))
+        await found.held(work("r2", deadline_ms=wall_ms() + 50))
+        await until(lambda: found.log.of(Outcome) != [])
+        (outcome,) = found.log.of(Outcome)
+        assert (outcome.request_id, outcome.kind) == ("r2", OutcomeKind.EXPIRED)
+        assert found.engine.aborted == ["r2.1"]
+
+
+async def test_an_outcome_waits_for_its_frame() -> None:
+    async with life() as found:
+        found.log.held_acks["tokens"] = []
+        await found.held(work())
+        found.engine.say(out(ids=[5], text="a", finish_reason="stop"))
+        await until(lambda: found.log.held_acks["tokens"] != [])
+        assert found.log.of(Outcome) == []
+        found.log.held_acks["tokens"][0].set_result(None)
+        await until(lambda: found.log.of(Outcome) != [])
+
+
+async def test_tokens_come_together_while_the_last_frame_is_not_acknowledged() -> None:
+    async with life() as found:
+        found.log.held_acks["tokens"] = []
+        await found.held(work())
+        for token, text in enumerate("abcd"):
+            found.engine.say(out(ids=[token], text=text))
+            await until(lambda: found.engine.is_heard)
+        assert [list(frame.texts) for frame in found.log.of(TokenFrame)] == [["a"]]
+        found.log.held_acks["tokens"][0].set_result(None)
+        await until(lambda: len(found.log.of(TokenFrame)) == 2)
+        later = found.log.of(TokenFrame)[1]
+        assert (list(later.texts), list(later.first_seqs)) == (["bcd"], [1])
+        found.log.held_acks["tokens"][1].set_result(None)
+
+
+async def test_frames_of_many_streams_keep_their_interval_but_first_tokens_do_not_wait() -> None:
+    async with life(running_max=8, frame_interval_ms=200, frame_at_once_max=2) as found:
+        names = [f"r{n}" for n in range(4)]
+        await found.held(*(work(name) for name in names))
+        found.engine.say(*(out(f"{name}.1", [7], "x") for name in names))
+        await until(lambda: len(found.log.of(TokenFrame)) == 1)
+        for _ in range(2):
+            found.engine.say(*(out(f"{name}.1", [8], "y") for name in names))
+            await until(lambda: found.engine.is_heard)
+        assert len(found.log.of(TokenFrame)) == 1
+        await found.held(work("late"))
+        found.engine.say(out("late.1", [7], "x"))
+        await until(lambda: len(found.log.of(TokenFrame)) == 2)
+        assert list(found.log.of(TokenFrame)[1].texts) == ["yy"] * 4 + ["x"]
+        found.engine.say(*(out(f"{name}.1", [9], "z") for name in names))
+        await until(lambda: len(found.log.of(TokenFrame)) == 3)  # when the interval is over
+
+
+async def test_the_last_tokens_of_many_streams_leave_although_the_timer_is_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    async with life(running_max=8, frame_interval_ms=100, frame_at_once_max=2) as found:
+        names = [f"r{n}" for n in range(4)]
+        await found.held(*(work(name) for name in names))
+        found.engine.say(*(out(f"{name}.1", [7], "x") for name in names))
+        await until(lambda: len(found.log.of(TokenFrame)) == 1)
+        with monkeypatch.context() as early:
+            early.setattr(loop, "call_at", lambda _, ring, *args: loop.call_soon(ring, *args))
+            last = (out(f"{name}.1", [8], "y", finish_reason="length") for name in names)
+            found.engine.say(*last)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        await until(lambda: len(found.log.of(Outcome)) == 4)
+
+
+async def test_a_frame_that_is_not_written_ends_the_worker_without_an_outcome() -> None:
+    async with life() as found:
+        found.log.errors["tokens"] = deque([KafkaTimeoutError()])
+        await found.held(work())
+        found.engine.say(out(ids=[5], text="a", finish_reason="stop"))
+        assert isinstance(await found.ended(), BrokerUnavailable)
+        assert found.log.of(Outcome) == []
+
+
+async def test_a_report_that_fails_is_sent_again() -> None:
+    async with life() as found:
+        found.log.errors["outcomes"] = deque([KafkaTimeoutError(), KafkaTimeoutError()])
+        await found.held(work())
+        found.engine.say(out(ids=[5], text="a", finish_reason="stop"))
+        await until(lambda: found.log.of(Outcome) != [])
+
+
+@pytest.mark.parametrize("refusing", [True, False])
+async def test_a_report_that_never_gets_through_ends_the_worker(refusing: bool) -> None:
+    async with life(report_tries_max=2) as found:
+        if refusing:
+            found.log.refusing.add("outcomes")
+        found.log.errors["outcomes"] = deque([KafkaTimeoutError()] * 2)
+        await found.held(work())
+        found.engine.say(out(ids=[5], text="a", finish_reason="stop"))
+        error = await found.ended()
+        assert isinstance(error, BrokerUnavailable)
+        assert "Outcome of request r1 not sent after 2 tries" in error.message
+
+
+async def test_no_work_is_taken_while_too_many_reports_are_pending() -> None:
+    async with life(reports_pending_max=1) as found:
+        found.log.held_acks["phases"] = []
+        await found.held(work())
+        found.engine.say(out(finish_reason="abort"))
+        await until(lambda: found.log.held_acks["phases"] != [])
+        found.decode.put(work("r2"))  # is read, since the reader waits for records already
+        await until(lambda: len(found.engine.jobs) == 2)
+        found.decode.put(work("r3"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(found.engine.jobs) == 2
+        found.log.held_acks["phases"].pop().set_result(None)
+        await until(lambda: len(found.engine.jobs) == 3)
+
+
+async def test_routers_share_the_capacity_and_a_new_one_hears_at_once() -> None:
+    async with life(running_max=5, prefill_credits=3) as found:
+        found.membership.add_router("router-b")
+        await until(lambda: found.membership.beats[-1] != [])
+        found.membership.add_router("router-a")
+        await until(lambda: len(found.membership.beats[-1]) == 4)
+        shares = {(g.router_id, g.role): g.credits for g in found.membership.beats[-1]}
+        assert shares == {
+            ("router-a", Role.PREFILL): 2,
+            ("router-b", Role.PREFILL): 1,
+            ("router-a", Role.DECODE): 3,
+            ("router-b", Role.DECODE): 2,
+        }
+
+
+async def test_its_load_is_the_engines_with_a_rate() -> None:
+    async with life() as found:
+        presence = found.worker._presence
+        times = iter([10.0, 12.0, 14.0, 20.0])
+        presence._clock_s = lambda: next(times)
+        presence._samples.clear()
+        await found.held(work())
+        found.engine.figures = EngineLoad(running=1, waiting=2, tokens_total=100, step_ms=5.0)
+        assert presence.load().tokens_per_s == 0
+        found.engine.figures.tokens_total = 300
+        load = presence.load()
+        assert (load.tokens_per_s, load.running, load.waiting) == (100, 1, 2)
+        assert (load.requests_total, load.tokens_total, load.step_ms) == (1, 300, 5.0)
+        found.engine.figures.tokens_total = 700
+        assert presence.load().tokens_per_s == 150
+        assert presence.load().tokens_per_s == 0  # nothing for a whole window
+
+
+async def test_an_engine_with_the_hooks_learns_its_peers() -> None:
+    found, lookups, seen = Life(), list[Any](), list[tuple[str, int, str]]()
+    found.engine.set_peer_metadata = lookups.append  # type: ignore[attr-defined]
+    found.engine.saw_worker = lambda *names: seen.append(names)  # type: ignore[attr-defined]
+    found.membership.add_worker("w2", 3, b"card")
+    await found.start()
+    await found.ready()
+    found.membership.add_worker("w3", 4, b"other card")
+    (peer_metadata,) = lookups
+    assert (peer_metadata("e-w2"), peer_metadata("e-w3")) == (b"card", b"other card")
+    assert peer_metadata("e-w9") is None
+    assert seen == [("w2", 3, "e-w2"), ("w3", 4, "e-w3")]
+    found.stop.set()
+    assert await found.ended() is None
+
+
+async def test_an_idle_worker_takes_no_turns_of_its_own() -> None:
+    async with life() as found:
+        turns = 0
+        loop: Any = asyncio.get_running_loop()
+        run_once = loop._run_once
+
+        def counted() -> None:
+            nonlocal turns
+            turns += 1
+            run_once()
+
+        loop._run_once = counted
+        done = asyncio.Event()
+        loop.call_later(0.3, done.set)
+        await done.wait()
+        del loop._run_once
+        assert found.membership.states[-1] is MemberState.READY
+        assert turns <= 5
+
+
+@pytest.mark.parametrize(
+    ("roles", "topics"),
+    [
+        ([Role.PREFILL], ["prefill"]),
+        ([Role.DECODE], ["decode"]),
+        ([Role.REPLICA], ["decode"]),
+        ([Role.DECODE, Role.PREFILL], ["prefill", "decode"]),
+    ],
+)
+def test_roles_choose_the_topics(roles: list[Role], topics: list[str]) -> None:
+    assert lease_topics(roles) == topics
+
+
+@pytest.mark.parametrize("roles", [[], [Role.UNKNOWN], [Role.DECODE, Role.REPLICA]])
+def test_roles_that_make_no_worker(roles: list[Role]) -> None:
+    with pytest.raises(ConfigError, match="worker roles"):
+        lease_topics(roles)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"engine": "tpu"}, "worker.engine: expected sim or vllm, found 'tpu'"),
+        ({"seen_max": 0}, "worker.seen_max: expected at least 1, found 0"),
+        ({"decode_credits": -1}, "worker.decode_credits: expected at least 0, found -1"),
+    ],
+)
+def test_settings_that_stop_the_start(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        WorkerSettings(**changes)
+
+
+def test_engines_start_by_name() -> None:
+    pytest.importorskip("workers.llm.sim_engine", reason="the sim engine is missing")
+    assert callable(engine_start("sim"))

@@ -1,0 +1,198 @@
+"""What vLLM must never see: jobs and handles that are refused, settings that stop the start."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from schemas.errors import ConfigError, KvUnavailable, StaleEpoch
+from schemas.records import Capability, KvHandle, Sampling
+from tests.workers.engines import job
+from workers.llm.vllm_check import HandleGate, checked_params, job_problem
+from workers.llm.vllm_handover import Handover, certain_text
+from workers.llm.vllm_settings import VllmSettings
+
+PARAMS: dict[str, Any] = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_block_ids": [[3, 4]],
+    "remote_engine_id": "engine-p",
+    "remote_request_id": "r1-abcd0123",
+    "remote_host": "localhost",
+    "remote_port": 5600,
+    "tp_size": 1,
+    "dcp_size": 1,
+    "pp_size": 1,
+    "remote_num_tokens": 40,
+    "remote_blocks_expiry_time": None,
+    "transfer_mode": "pull",
+}
+
+
+def handle(**changes: Any) -> KvHandle:
+    """A good handle of 40 tokens; `params` changes single parameters, None removes one."""
+    params = {**PARAMS, **changes.pop("params", {})}
+    params = {name: value for name, value in params.items() if value is not None}
+    fields: dict[str, Any] = {
+        "worker_id": "prefill-0",
+        "worker_epoch": 5,
+        "engine_id": "engine-p",
+        "engine_request_id": "r1-abcd0123",
+        "tokens": 40,
+        "block_size": 32,
+        "block_ids": (3, 4),
+        "expires_at_ms": 1_000,
+        "params": json.dumps(params).encode(),
+    }
+    return KvHandle(**{**fields, **changes})
+
+
+def gate() -> HandleGate:
+    return HandleGate(engine_id="engine-d", block_size=32)
+
+
+def test_a_good_handle_passes_once() -> None:
+    one = gate()
+    params = one.use(handle(), 40, now_ms=999)
+    assert params == {k: v for k, v in PARAMS.items() if k != "remote_blocks_expiry_time"}
+    with pytest.raises(KvUnavailable, match="already used once"):
+        one.use(handle(), 40, now_ms=999)
+
+
+def test_unknown_parameters_are_dropped() -> None:
+    assert "_p_side_truncated" not in checked_params(handle(params={"_p_side_truncated": True}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"params": {name: None}} for name, value in PARAMS.items() if value is not None),
+        {"params": {"remote_block_ids": []}},
+        {"params": {"remote_block_ids": [[]]}},
+        {"params": {"remote_block_ids": [3, 4]}},
+        {"params": {"remote_block_ids": [[3, "4"]]}},
+        {"params": {"remote_block_ids": [[3, -4]]}},
+        {"params": {"remote_block_ids": [[3, True]]}},
+        {"params": {"remote_block_ids": [[3]]}},
+        {"params": {"remote_port": "5600"}},
+        {"params": {"remote_port": True}},
+        {"params": {"remote_port": 0}},
+        {"params": {"remote_port": 70_000}},
+        {"params": {"remote_host": ""}},
+        {"params": {"tp_size": 0}},
+        {"params": {"do_remote_prefill": False}},
+        {"params": {"do_remote_decode": True}},
+        {"params": {"transfer_mode": "push"}},
+        {"params": {"remote_engine_id": "another"}},
+        {"params": {"remote_request_id": "another"}},
+        {"params": {"remote_num_tokens": 41}},
+        {"params": b""},
+        {"params": b"[]"},
+        {"params": b"{"},
+        {"tokens": 41},
+        {"block_size": 16},
+        {"engine_id": "engine-d"},
+        {"expires_at_ms": 900},
+    ],
+)
+def test_a_bad_handle_is_refused(changes: dict[str, Any]) -> None:
+    one = gate()
+    raw = changes.get("params")
+    bad = replace(handle(), params=raw) if isinstance(raw, bytes) else handle(**changes)
+    with pytest.raises(KvUnavailable):
+        one.use(bad, 40, now_ms=900)
+    one.use(handle(), 40, now_ms=900)  # and leaves no trace
+
+
+def test_own_kv_is_not_fetched() -> None:
+    mine = handle(engine_id="engine-d", params={"remote_engine_id": "engine-d"})
+    with pytest.raises(KvUnavailable, match="another engine's"):
+        gate().use(mine, 40, now_ms=0)
+
+
+def test_kv_of_an_earlier_life_is_refused() -> None:
+    one = gate()
+    one.saw("prefill-0", 6)
+    with pytest.raises(StaleEpoch, match="expected epoch 6"):
+        one.use(handle(), 40, now_ms=0)
+    one.use(handle(worker_epoch=6), 40, now_ms=0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({}, ""),
+        ({"prompt_tokens": [1] * 99}, ""),
+        ({"prompt_tokens": []}, "invalid_request"),
+        ({"prompt_tokens": [1] * 100}, "context_length_exceeded"),
+        ({"prompt_tokens": [1, -1]}, "invalid_request"),
+        ({"prompt_tokens": [1, 500]}, "invalid_request"),
+        ({"max_tokens": 0}, "invalid_request"),
+        ({"max_tokens": 4, "min_tokens": 5}, "invalid_request"),
+    ],
+)
+def test_jobs(fields: dict[str, Any], code: str) -> None:
+    one = job(fields.pop("prompt_tokens", [1, 2, 3]), **fields)
+    error = job_problem(one, max_model_len=100, vocab_size=500)
+    assert (error.code if error else "") == code
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kv_transfer": "push"}, "expected pull or off"),
+        ({"running_max": 0}, "vllm.running_max: expected at least 1"),
+        ({"kv_lease_s": 5, "handle_margin_ms": 5_000}, "expected less than kv_lease_s"),
+        ({"extra": "{"}, "expected a JSON object"),
+        ({"extra": "[]"}, "expected a JSON object"),
+    ],
+)
+def test_settings_that_stop_the_start(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        VllmSettings(**fields)
+
+
+def test_more_arguments() -> None:
+    assert VllmSettings(extra='{"seed": 3}').extra_args() == {"seed": 3}
+
+
+def test_handles_expire_before_the_lease_and_are_counted() -> None:
+    capability = Capability(
+        model="m",
+        engine="vllm",
+        engine_id="engine-p",
+        block_size=32,
+        max_model_len=100,
+        running_max=4,
+    )
+    settings = VllmSettings(kv_lease_s=30, handle_margin_ms=5_000)
+    handover = Handover(settings, capability, worker_id="prefill-0", worker_epoch=5)
+    made = handover.handle("r1", PARAMS, now_ms=1_000)
+    assert made.expires_at_ms == 26_000
+    assert (made.tokens, made.block_ids, made.engine_request_id) == (40, (3, 4), "r1-abcd0123")
+    assert gate().use(made, 40, now_ms=25_999)
+    handover.handle("r2", {**PARAMS, "remote_request_id": "r2-00000000"}, now_ms=2_000)
+    assert handover.held(30_999, kv_usage=0.1) == 2
+    assert handover.held(31_000, kv_usage=0.1) == 1
+    assert handover.taken_back("r2") == "r2-00000000"
+    assert handover.taken_back("r2") == ""
+    handover.handle("r3", PARAMS, now_ms=3_000)
+    assert handover.held(3_001, kv_usage=0.0) == 0  # all memory is free, so it was read
+    assert handover.total == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "include", "certain"),
+    [
+        (" river", (), False, " river"),
+        (" river", ("river bank",), False, " "),
+        (" river", ("river bank",), True, " river"),
+        (" river", ("erosion", "xyz"), False, " riv"),
+    ],
+)
+def test_first_text_keeps_what_may_become_a_stop_string(
+    text: str, stop: tuple[str, ...], include: bool, certain: str
+) -> None:
+    sampling = Sampling(max_tokens=8, stop=stop, include_stop=include)
+    assert certain_text(text, sampling) == certain

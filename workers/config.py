@@ -1,0 +1,68 @@
+"""Section [worker] of the settings, and the dictionary from engine names to where they start.
+
+What an engine itself is told (`SimSettings`, `VllmSettings`) stands in the engine's module.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from schemas.errors import ConfigError
+from workers.llm.engine import Engine
+
+ENGINES = {
+    "sim": "workers.llm.sim_engine:start",
+    "vllm": "workers.llm.vllm_engine:start",
+}
+_AT_LEAST = {
+    "prefill_credits": 0,
+    "decode_credits": 0,
+    "drain_timeout_ms": 0,
+    "close_timeout_ms": 1,
+    "seen_max": 1,
+    "reports_pending_max": 1,
+    "report_tries_max": 1,
+    "read_records_max": 1,
+    "frame_interval_ms": 0,
+    "frame_at_once_max": 0,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """Section [worker]: how much a worker takes, and how it stops."""
+
+    engine: str = "vllm"
+    prefill_credits: int = (
+        0  # prefill requests at once, of all routers; 0: the engine's running_max
+    )
+    decode_credits: int = 0  # the same for decode and replica
+    drain_timeout_ms: int = 30_000  # after SIGTERM, what is left then is placed elsewhere
+    close_timeout_ms: int = 10_000  # for the engine to close
+    seen_max: int = 16_384  # requests remembered, so that repeated work is ignored
+    reports_pending_max: int = (
+        1_024  # phases and outcomes without acknowledgement; then no new work
+    )
+    report_tries_max: int = 5  # sends of one phase or outcome before the worker gives up
+    frame_interval_ms: int = 10  # between frames to a gateway, where many streams share them
+    frame_at_once_max: int = 16  # frames of so few streams leave at once; first tokens always do
+    read_records_max: int = 64  # work taken at once, so that reading never holds decode up for long
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise ConfigError(
+                f"worker.engine: expected {' or '.join(sorted(ENGINES))}, found {self.engine!r}"
+            )
+        for name, least in _AT_LEAST.items():
+            if getattr(self, name) < least:
+                raise ConfigError(
+                    f"worker.{name}: expected at least {least}, found {getattr(self, name)}"
+                )
+
+
+def engine_start(name: str) -> Callable[..., Awaitable[Engine]]:
+    """The `start` function of an engine; its module, and so torch, is imported only here."""
+    module, _, function = ENGINES[name].partition(":")
+    start: Any = getattr(import_module(module), function)
+    return start  # type: ignore[no-any-return]  # found by name

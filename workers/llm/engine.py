@@ -1,0 +1,95 @@
+"""The engine protocol: what a worker needs from whatever computes tokens and KV.
+
+Two engines implement it, `workers/llm/vllm_engine.py` and `workers/llm/sim_engine.py`;
+`tests/workers/test_engine_contract.py` is the one suite that both pass. An engine knows nothing of
+Kafka, leases or routers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from schemas.records import Capability, KvHandle, Sampling, TokenLogprob, WireError, WorkPhase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One phase of one request.
+
+    A prefill job computes the prompt's KV and the first token, then holds the KV for its peer. A
+    decode job generates the whole answer, from the first token on; with `kv` it fetches the
+    prompt's KV instead of computing it. Both sides of a hand-over use the same `request_id` and
+    `sampling`.
+    """
+
+    request_id: str
+    phase: WorkPhase
+    prompt_tokens: Sequence[int]
+    sampling: Sampling
+    deadline_ms: int  # wall time
+    kv: KvHandle | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """What one step produced for one request.
+
+    The last output of a request has `finish_reason` set: `stop` or `length` for an answer that is
+    whole, `handover` for a prefill job whose KV waits for its peer (then `kv` is set), `abort`
+    after `abort`, and `error` with `error` set. `text` may lag `token_ids` while a character or
+    stop string is incomplete; texts joined up to the last output are the answer. `kv_bytes` and
+    `transfer_ms` are set once, on the first output after KV was received.
+    """
+
+    request_id: str
+    token_ids: Sequence[int] = ()
+    text: str = ""
+    logprobs: Sequence[TokenLogprob] = ()
+    finish_reason: str = ""
+    stop_reason: str = ""
+    error: WireError | None = None
+    kv: KvHandle | None = None
+    cached_tokens: int = 0  # of the prompt; valid from the first output on
+    kv_bytes: int = 0
+    transfer_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class EngineLoad:
+    """What the engine is doing; counters run since its start."""
+
+    running: int = 0
+    waiting: int = 0
+    queued_tokens: int = 0
+    prefill_tokens_per_s: float = 0.0
+    step_ms: float = 0.0
+    kv_blocks_used: int = 0
+    kv_blocks_total: int = 0
+    kv_bytes_sent: int = 0
+    kv_bytes_received: int = 0
+    tokens_total: int = 0
+    extra: dict[str, float] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """Built, ready to serve, by an async factory `start` in the module that implements it."""
+
+    capability: Capability
+
+    def add(self, job: Job) -> None:
+        """Take a job. Never blocks; what is wrong with it arrives as an output with an error."""
+
+    async def outputs(self) -> list[Output]:
+        """Wait for the next step and return what it produced: at least one output, one a request.
+
+        Raises EngineDead when the engine cannot go on. Cancelling the wait loses nothing.
+        """
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request and free what it holds; its last output is `abort`, if it is known."""
+
+    def load(self) -> EngineLoad:
+        """Current figures; cheap."""
+
+    async def close(self) -> None:
+        """Stop for good and free memory, processes and NIXL agents."""

@@ -1,0 +1,285 @@
+"""The requests that a worker holds: takes work, outputs, cancellations and deadlines; fills frames.
+
+Synchronous bookkeeping without clock and log, so that every rule of a worker's side can be tested
+with plain calls. It decides which record is due; `workers/runtime.py` sends them.
+
+Theory of operation: a request is held from `take` until its hand-over, outcome or failed phase, and
+exactly one of these leaves. Streams are keyed by the job's id, which carries the attempt, so what
+the engine still says about a stream that has ended finds nothing and is dropped. Requests that were
+seen are remembered (bounded), so repeated work and lower attempts are ignored.
+"""
+
+import dataclasses
+import heapq
+from collections.abc import Callable, Sequence
+
+from schemas.codec import unpack_tokens
+from schemas.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    TriviumError,
+    UnknownModel,
+    WorkerRefused,
+)
+from schemas.log.clients import Headers
+from schemas.records import (
+    CancelWork,
+    Outcome,
+    OutcomeKind,
+    Phase,
+    PhaseKind,
+    Role,
+    StreamEnd,
+    WireError,
+    Work,
+    WorkPhase,
+)
+from workers.frames import Frames
+from workers.llm import decode, prefill
+from workers.llm.engine import Engine, Job, Output
+from workers.llm.stream import Identity, Stream, ended, failed, phase
+
+Report = Callable[[Phase, Headers], None]
+_BIT = {WorkPhase.PREFILL: 1, WorkPhase.DECODE: 2}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What this worker takes; more than `held_max` at once is refused."""
+
+    roles: frozenset[Role]
+    model: str
+    held_max: int
+    seen_max: int
+    gateway_partitions: int
+
+    def takes(self, work_phase: WorkPhase) -> bool:
+        """Whether one of the roles runs the phase."""
+        if work_phase is WorkPhase.PREFILL:
+            return Role.PREFILL in self.roles
+        return Role.DECODE in self.roles or Role.REPLICA in self.roles
+
+
+class Held:
+    """All requests on this worker; `report` takes the phases that are due, `frames` the tokens."""
+
+    def __init__(
+        self, engine: Engine, me: Identity, limits: Limits, frames: Frames, report: Report
+    ) -> None:
+        self.draining = False
+        self.requests_total = 0
+        self.kv_until_ms = 0  # when the last KV that was handed over expires
+        self.on_empty: Callable[[], None] = lambda: None
+        self._engine = engine
+        self._me = me
+        self._limits = limits
+        self._frames = frames
+        self._report = report
+        self._streams: dict[str, Stream] = {}  # by job id
+        self._jobs: dict[str, str] = {}  # request id to job id
+        self._seen: dict[str, tuple[int, int]] = {}  # request id to attempt and its phases' bits
+        self._deadlines: list[tuple[int, str]] = []  # heap; ended streams leave it lazily
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def take(self, work: Work, headers: Headers, now_ms: int) -> None:
+        """Start the work, or say why not; work for another life or seen before is ignored."""
+        me = self._me
+        if (work.worker_id, work.worker_epoch) != (me.worker_id, me.epoch) or not self._new(work):
+            return
+        older = self._jobs.get(work.request_id)
+        if older is not None:  # a higher attempt voids it; its reports would be void as well
+            self._drop(self._streams[older])
+            self._engine.abort(older)
+        try:
+            prompt_tokens = unpack_tokens(work.prompt_tokens)
+            self._check(work)
+        except TriviumError as error:
+            refused = isinstance(error, WorkerRefused)
+            kind = PhaseKind.REFUSED if refused else PhaseKind.FAILED
+            self._report(phase(work, me, kind, now_ms, now_ms, error=error.to_wire()), headers)
+            return
+        kv = decode.usable_kv(work, me, now_ms)
+        stream = self._stream(work, headers, len(prompt_tokens), now_ms)
+        if work.kv is not None and kv is None:
+            if work.kv.worker_id == me.worker_id:
+                self._engine.abort(stream.job_id)  # no longer to be kept for a peer
+            stream.work = dataclasses.replace(work, kv=None)
+        self._hold(stream)
+        if work.deadline_ms <= now_ms:
+            self._expire(stream, now_ms)
+            return
+        self.requests_total += 1
+        self._engine.add(
+            Job(
+                request_id=stream.job_id,
+                phase=work.phase,
+                prompt_tokens=prompt_tokens,
+                sampling=work.sampling,
+                deadline_ms=work.deadline_ms,
+                kv=kv,
+            )
+        )
+
+    def _new(self, work: Work) -> bool:
+        attempt, phases = self._seen.get(work.request_id, (0, 0))
+        bit = _BIT[work.phase]
+        if work.attempt < attempt or (work.attempt == attempt and phases & bit):
+            return False
+        self._seen.pop(work.request_id, None)
+        self._seen[work.request_id] = (
+            work.attempt,
+            bit | (phases if work.attempt == attempt else 0),
+        )
+        if len(self._seen) > self._limits.seen_max:
+            del self._seen[next(iter(self._seen))]
+        return True
+
+    def _check(self, work: Work) -> None:
+        limits, me = self._limits, self._me.worker_id
+        if not limits.takes(work.phase):
+            raise WorkerRefused(f"worker {me} runs no {work.phase}; request {work.request_id}")
+        if self.draining:
+            raise WorkerRefused(f"worker {me} is draining; request {work.request_id}")
+        if len(self._streams) >= limits.held_max:
+            raise WorkerRefused(
+                f"worker {me} holds {len(self._streams)} requests, its most; "
+                f"request {work.request_id}"
+            )
+        if work.model != limits.model:
+            raise UnknownModel(f"worker {me} serves {limits.model}, found {work.model}")
+        if not 0 <= work.gateway_partition < limits.gateway_partitions:
+            raise InvalidRequest(
+                f"gateway_partition: expected 0 to {limits.gateway_partitions - 1}, found "
+                f"{work.gateway_partition}; request {work.request_id}"
+            )
+
+    def _stream(self, work: Work, headers: Headers, prompt_tokens: int, now_ms: int) -> Stream:
+        return Stream(
+            work=work,
+            job_id=f"{work.request_id}.{work.attempt}",
+            columns=self._frames.columns(work.gateway_partition),
+            headers=[(name, value) for name, value in headers if name == "traceparent"],
+            prompt_tokens=prompt_tokens,
+            started_ms=now_ms,
+            request_id=work.request_id,
+            attempt=work.attempt,
+            first_seq=work.first_seq,
+            first_char=work.first_char,
+            first_token_ms=work.first_token_ms,
+            cached_tokens=work.cached_tokens,
+        )
+
+    def _hold(self, stream: Stream) -> None:
+        self._streams[stream.job_id] = stream
+        self._jobs[stream.request_id] = stream.job_id
+        heapq.heappush(self._deadlines, (stream.work.deadline_ms, stream.job_id))
+        if len(self._deadlines) > 2 * len(self._streams) + 256:
+            self._deadlines = [(s.work.deadline_ms, s.job_id) for s in self._streams.values()]
+            heapq.heapify(self._deadlines)
+
+    def _drop(self, stream: Stream) -> None:
+        del self._streams[stream.job_id]
+        del self._jobs[stream.request_id]
+        if not self._streams:
+            self.on_empty()
+
+    def step(self, outputs: Sequence[Output], now_ms: int) -> None:
+        """What one engine step produced. The hot path: this loop runs for every token."""
+        streams = self._streams
+        for output in outputs:
+            stream = streams.get(output.request_id)
+            if stream is None:  # ended here already
+                continue
+            token_ids, text, seq, chars = output.token_ids, output.text, stream.seq, stream.chars
+            if not seq:
+                self._first(stream, output, now_ms)
+                if stream.prefill and text:
+                    text = prefill.decided_text(stream, output)
+            if token_ids or text:
+                stream.seq = seq + len(token_ids)
+                stream.chars = chars + len(text)
+                if seq < stream.first_seq or chars < stream.first_char or output.logprobs:
+                    decode.clipped_row(stream, output, seq, chars)
+                else:
+                    stream.columns.row(
+                        stream.request_id, stream.attempt, seq, chars, token_ids, text
+                    )
+            if output.kv_bytes:
+                received = decode.received(stream, output, self._me, now_ms)
+                if received is not None:
+                    self._report(received, stream.headers)
+            if output.finish_reason:
+                self._finish(stream, output, now_ms)
+
+    def _first(self, stream: Stream, output: Output, now_ms: int) -> None:
+        if output.token_ids and not stream.first_token_ms:
+            stream.first_token_ms = now_ms
+        if stream.work.kv is None:  # with KV the prefill worker's figure stands
+            stream.cached_tokens = output.cached_tokens
+
+    def _finish(self, stream: Stream, output: Output, now_ms: int) -> None:
+        if output.error is not None and output.error.code == DeadlineExceeded.code:
+            self._expire(stream, now_ms)
+            return
+        by_phase = prefill if stream.prefill else decode
+        record = by_phase.finish(stream, output, self._me, now_ms)
+        self._drop(stream)
+        if not isinstance(record, Phase):
+            self._end(stream, record)
+            return
+        if record.kv is not None:
+            self.kv_until_ms = max(self.kv_until_ms, record.kv.expires_at_ms)
+        self._report(record, stream.headers)
+
+    def _end(self, stream: Stream, records: tuple[StreamEnd, Outcome]) -> None:
+        stream.columns.end(*records, stream.headers)
+
+    def cancel(self, order: CancelWork, now_ms: int) -> None:
+        """Stop a request; one that is not held may still have KV here, which is freed."""
+        if order.worker_id != self._me.worker_id:
+            return
+        job_id = f"{order.request_id}.{order.attempt}"
+        stream = self._streams.get(job_id)
+        if stream is not None:
+            self._drop(stream)
+            self._end(stream, ended(stream, self._me, OutcomeKind.CANCELLED, now_ms))
+        self._engine.abort(job_id)
+
+    @property
+    def next_deadline_ms(self) -> int | None:
+        """When `expire` has to be called next."""
+        while self._deadlines and self._deadlines[0][1] not in self._streams:
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def expire(self, now_ms: int) -> None:
+        """End every request whose deadline has passed."""
+        while (due_ms := self.next_deadline_ms) is not None and due_ms <= now_ms:
+            stream = self._streams[heapq.heappop(self._deadlines)[1]]
+            self._engine.abort(stream.job_id)
+            self._expire(stream, now_ms)
+
+    def _expire(self, stream: Stream, now_ms: int) -> None:
+        late_ms = now_ms - stream.work.deadline_ms
+        error = DeadlineExceeded(
+            f"request {stream.request_id}: the deadline passed {late_ms} ms ago in "
+            f"{stream.work.phase} on {self._me.worker_id} after {stream.seq} tokens"
+        ).to_wire()
+        self._drop(stream)
+        self._end(stream, ended(stream, self._me, OutcomeKind.EXPIRED, now_ms, error=error))
+
+    def give_back(self, error: WireError, now_ms: int) -> None:
+        """Every request as a failed phase, for the router to place again."""
+        for stream in list(self._streams.values()):
+            self._drop(stream)
+            self._engine.abort(stream.job_id)
+            self._report(failed(stream, self._me, error, now_ms), stream.headers)
+
+    def abandon(self) -> None:
+        """Stop everything and say nothing: another worker may hold the requests already."""
+        for stream in list(self._streams.values()):
+            self._drop(stream)
+            self._engine.abort(stream.job_id)
+        self._frames.clear()

@@ -1,0 +1,61 @@
+"""What the end of a prefill job means: a hand-over, a whole answer of one token, or a failure.
+
+Pure; `workers/llm/held.py` calls it and sends what it returns.
+"""
+
+import dataclasses
+
+from schemas.errors import EngineFailed
+from schemas.records import Outcome, OutcomeKind, Phase, StreamEnd
+from workers.llm.engine import Output
+from workers.llm.stream import Identity, Stream, ended, failed, handed_over
+
+WHOLE = ("stop", "length")
+
+
+def decided_text(stream: Stream, output: Output) -> str:
+    """The text of a prefill output that no later token can take back.
+
+    An engine that stops after one token no longer holds back what may begin a stop string; decode
+    would find the stop string whole and cut it off, after the client has seen its beginning.
+    """
+    text = output.text
+    if output.finish_reason in WHOLE:
+        return text
+    cut = len(text)
+    for stop in stream.work.sampling.stop:
+        for start in range(max(0, len(text) - len(stop) + 1), cut):
+            if stop.startswith(text[start:]):
+                cut = start
+                break
+    return text[:cut]
+
+
+def finish(
+    stream: Stream, output: Output, me: Identity, now_ms: int
+) -> Phase | tuple[StreamEnd, Outcome]:
+    """The record of the last output of a prefill job.
+
+    The handle gets this worker's name and epoch here, because an engine knows neither.
+    """
+    if output.finish_reason in WHOLE:  # the answer needed no decode
+        return ended(
+            stream,
+            me,
+            OutcomeKind.COMPLETED,
+            now_ms,
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop_reason,
+        )
+    if output.finish_reason == "handover" and output.kv is not None:
+        kv = dataclasses.replace(output.kv, worker_id=me.worker_id, worker_epoch=me.epoch)
+        return handed_over(stream, me, kv, now_ms)
+    return failed(stream, me, output.error or unexpected(stream, output).to_wire(), now_ms)
+
+
+def unexpected(stream: Stream, output: Output) -> EngineFailed:
+    """The error of an end that the engine did not explain."""
+    return EngineFailed(
+        f"request {stream.request_id}: {stream.work.phase} ended with {output.finish_reason!r}"
+        f"{' and no KV handle' if output.finish_reason == 'handover' else ''}"
+    )

@@ -1,0 +1,102 @@
+"""KV handles of the simulated engine, both ends: KV that waits for its peer, and which handles may
+be used.
+
+Pure: time is an argument. Called by `sim_engine.py`.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from schemas.errors import KvUnavailable, StaleEpoch, TriviumError
+from schemas.records import KvHandle
+from workers.llm.blocks import BlockTable
+
+_USED_MAX = 16_384  # handles remembered as used; far more than can be alive at once
+
+
+@dataclass(slots=True)
+class Held:
+    """One prompt's KV, pinned until its peer has read it or its time is up."""
+
+    request_id: str
+    table: BlockTable
+    release_at_ms: int
+
+
+class HeldKv:
+    """The producer's side, by `engine_request_id`."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Held] = {}  # in order of expiry, for the time to live is one constant
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, engine_request_id: str, held: Held) -> None:
+        self._held[engine_request_id] = held
+
+    def has(self, engine_request_id: str) -> bool:
+        return engine_request_id in self._held
+
+    def take(self, engine_request_id: str) -> Held | None:
+        """Give up one; None when it is unknown, so that a repeated release is harmless."""
+        return self._held.pop(engine_request_id, None)
+
+    def expired(self, now_ms: int) -> Iterator[Held]:
+        """Give up all whose time is up."""
+        while self._held:
+            key, held = next(iter(self._held.items()))
+            if held.release_at_ms > now_ms:
+                return
+            del self._held[key]
+            yield held
+
+    def of_request(self, request_id: str) -> list[str]:
+        return [key for key, held in self._held.items() if held.request_id == request_id]
+
+
+class HandleRules:
+    """The consumer's side: each handle once, in time, and of the producer's present life."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._used: dict[tuple[str, str], None] = {}
+        self._epochs: dict[str, tuple[int, str]] = {}  # worker: latest epoch seen, and its engine
+
+    def use(self, kv: KvHandle, prompt_tokens: int, now_ms: int) -> TriviumError | None:
+        """Mark a handle as used; returns why it must not be."""
+        blocks = -(-prompt_tokens // self._block_size)
+        if kv.block_size != self._block_size:
+            return KvUnavailable(
+                f"{kv.engine_request_id}: expected blocks of {self._block_size} tokens, "
+                f"found {kv.block_size}"
+            )
+        if kv.tokens != prompt_tokens or len(kv.block_ids) != blocks:
+            return KvUnavailable(
+                f"{kv.engine_request_id}: expected {prompt_tokens} tokens in {blocks} blocks, "
+                f"found {kv.tokens} in {len(kv.block_ids)}"
+            )
+        if now_ms >= kv.expires_at_ms:
+            return KvUnavailable(
+                f"{kv.engine_request_id}: expired {now_ms - kv.expires_at_ms} ms ago"
+            )
+        key = (kv.engine_id, kv.engine_request_id)
+        if key in self._used:
+            return KvUnavailable(f"{kv.engine_request_id}: already used once")
+        latest, _ = self._epochs.get(kv.worker_id, (0, ""))
+        if kv.worker_epoch < latest:
+            return StaleEpoch(
+                f"{kv.worker_id}: expected epoch {latest}, found KV of epoch {kv.worker_epoch}"
+            )
+        self._used[key] = None
+        if len(self._used) > _USED_MAX:
+            del self._used[next(iter(self._used))]
+        return None
+
+    def saw(self, worker_id: str, epoch: int, engine_id: str) -> str | None:
+        """A worker lives in this epoch; returns its earlier engine, if any, to be forgotten."""
+        latest, known = self._epochs.get(worker_id, (0, ""))
+        if epoch < latest or engine_id == known:
+            return None
+        self._epochs[worker_id] = (epoch, engine_id)
+        return known or None

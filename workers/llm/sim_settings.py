@@ -1,0 +1,73 @@
+"""Section [sim]: the simulated engine's size and latency profile.
+
+Nothing here is shared with the router's estimates: a simulation must not agree with itself.
+"""
+
+from dataclasses import dataclass
+
+from schemas.errors import ConfigError
+
+TRANSFERS = ("nixl", "memory", "none")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimSettings:
+    """Section [sim]; the default profile is 20 ms prefill and 5 ms per token."""
+
+    prefill_base_ms: float = 20.0
+    prefill_ms_per_token: float = 0.0  # of tokens not cached
+    append_base_ms: float = -1.0  # for prompts whose beginning is cached; below 0: as prefill
+    append_ms_per_token: float = -1.0
+    decode_step_ms: float = 5.0
+    decode_ms_per_request: float = 0.0  # added to a step for each running request
+    prefill_interference: float = 0.0  # share by which each prefill under way lengthens a step
+    running_max: int = 64
+    prefill_running_max: int = 8  # prefills under way at once
+    waiting_max: int = 1_024  # jobs beyond this are refused
+    backlog_steps_max: int = 64  # steps that nobody has collected before stepping pauses
+    block_size: int = 16
+    kv_blocks: int = 8_192
+    bytes_per_token: int = 256
+    handle_ttl_ms: int = 30_000  # how long KV waits for its peer
+    handle_margin_ms: int = 1_000  # a handle says that it expires this much earlier
+    transfer: str = "nixl"  # or memory (inside one process), none
+    transfer_timeout_ms: int = 2_000
+    answer_tokens: int = 0  # answers end by themselves after this many tokens; 0: at max_tokens
+    end_every_tokens: int = 512  # mean distance of the end of sequence; 0: never drawn
+    vocabulary: int = 4_096  # tokens to draw from, at most
+
+    def __post_init__(self) -> None:
+        for name in (
+            "running_max",
+            "prefill_running_max",
+            "waiting_max",
+            "block_size",
+            "kv_blocks",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"sim.{name}: expected at least 1, found {getattr(self, name)}")
+        if self.transfer not in TRANSFERS:
+            expected = ", ".join(TRANSFERS)
+            raise ConfigError(f"sim.transfer: expected one of {expected}, found {self.transfer!r}")
+        if not 0 <= self.handle_margin_ms < self.handle_ttl_ms:
+            raise ConfigError(
+                f"sim.handle_margin_ms: expected under handle_ttl_ms {self.handle_ttl_ms}, "
+                f"found {self.handle_margin_ms}"
+            )
+        if self.decode_step_ms <= 0:
+            raise ConfigError(f"sim.decode_step_ms: expected above 0, found {self.decode_step_ms}")
+
+    def prefill_s(self, tokens: int, cached_tokens: int) -> float:
+        """How long computing a prompt takes."""
+        base_ms, per_token_ms = self.prefill_base_ms, self.prefill_ms_per_token
+        if cached_tokens:
+            base_ms = self.append_base_ms if self.append_base_ms >= 0 else base_ms
+            per_token_ms = (
+                self.append_ms_per_token if self.append_ms_per_token >= 0 else per_token_ms
+            )
+        return (base_ms + per_token_ms * (tokens - cached_tokens)) / 1_000
+
+    def step_s(self, running: int, prefilling: int) -> float:
+        """How long one decode step of the batch takes."""
+        step_ms = self.decode_step_ms + self.decode_ms_per_request * running
+        return step_ms * (1 + self.prefill_interference * prefilling) / 1_000

@@ -1,0 +1,44 @@
+"""Incremental text of one answer with stop strings.
+
+Text that could still become a stop string is held back until it is decided. Pieces are whole
+characters already. Pure; used by the sim engine (vLLM does its own).
+"""
+
+from collections.abc import Sequence
+
+
+class StopText:
+    """Feed pieces in; get back what may be shown."""
+
+    def __init__(self, stops: Sequence[str], *, include_stop: bool) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._include_stop = include_stop
+        self._held = ""
+        self.matched = ""
+
+    def feed(self, piece: str, *, may_stop: bool = True) -> str:
+        """Text that is now certain; `matched` is set when a stop string ended the answer."""
+        text = self._held + piece
+        if may_stop:
+            found = [(text.find(stop), stop) for stop in self._stops]
+            found = [(at, stop) for at, stop in found if at >= 0]
+            if found:
+                at, self.matched = min(found, key=lambda pair: (pair[0], len(pair[1])))
+                self._held = ""
+                return text[: at + len(self.matched) if self._include_stop else at]
+        keep = self._undecided(text)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """What was held back; the answer ended without a stop string."""
+        text, self._held = self._held, ""
+        return text
+
+    def _undecided(self, text: str) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        longest = max((len(stop) for stop in self._stops), default=1) - 1
+        for size in range(min(longest, len(text)), 0, -1):
+            if any(stop.startswith(text[len(text) - size :]) for stop in self._stops):
+                return size
+        return 0

@@ -1,0 +1,196 @@
+"""A tiny Llama with its tokenizer, made on this machine from the text beside this file.
+
+The weights are random but seeded: the words are real, the sentences are not, and every token
+depends on the whole prompt, so a wrong KV block changes the answer. Used by the demo, the tests and
+whoever leaves `model.path` at "tiny". Nothing is downloaded, and only numpy, safetensors and
+tokenizers are needed, so the gateway can call it too.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from schemas.settings import ModelSettings, home
+
+CORPUS = Path(__file__).with_name("tiny_corpus.txt")
+TINY = "tiny"
+SPECIAL_TOKENS = ("<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+BEGIN_ID, END_ID = 0, 1
+VOCAB = 2_048
+LAYERS, HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, HEAD_DIM = 4, 256, 512, 8, 4, 32
+SEED = 20_260
+# Standard deviations of the random weights, in units of 1/sqrt(inputs). Found by trial: queries and
+# keys sharp enough to look at few places, values large enough that the context outweighs the last
+# token. With less of either, greedy answers fall into a loop of a few tokens.
+INIT = {"q": 3.0, "k": 3.0, "v": 1.5, "o": 1.5, "mlp": 1.0, "head": 3.0}
+PIECE_SCALE = 0.6
+
+CHAT_TEMPLATE = (
+    "{{ '<|begin|>' }}"
+    "{% for message in messages %}"
+    "{% if message['role'] in ['system', 'developer'] %}{{ '<|system|>' }}"
+    "{% elif message['role'] == 'assistant' %}{{ '<|assistant|>' }}"
+    "{% else %}{{ '<|user|>' }}{% endif %}"
+    "{{ message['content'] }}{{ '<|end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INTERMEDIATE,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "hidden_act": "silu",
+    "max_position_embeddings": 4_096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "bos_token_id": BEGIN_ID,
+    "eos_token_id": END_ID,
+    "torch_dtype": "float32",
+    "use_cache": True,
+}
+GENERATION_CONFIG = {"bos_token_id": BEGIN_ID, "eos_token_id": END_ID}
+TOKENIZER_CONFIG = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "bos_token": SPECIAL_TOKENS[BEGIN_ID],
+    "eos_token": SPECIAL_TOKENS[END_ID],
+    "add_bos_token": False,
+    "clean_up_tokenization_spaces": False,
+    "model_max_length": CONFIG["max_position_embeddings"],
+    "chat_template": CHAT_TEMPLATE,
+}
+
+Weights = dict[str, NDArray[np.float32]]
+
+
+def model_folder(model: ModelSettings) -> str:
+    """What to load: a folder or name as configured, or the tiny model, made if it is not there yet.
+
+    Every process of a deployment gets the same string, which vLLM's KV connectors compare.
+    """
+    if model.path != TINY:
+        return model.path
+    return str(make_tiny_model(home() / "models"))
+
+
+def make_tiny_model(folder: Path) -> Path:
+    """Make the model in `folder`, in a subfolder named by its version, and return that subfolder.
+
+    One that is there already is reused. Several processes may do this at once.
+    """
+    target = folder.absolute() / f"{TINY}-{version()}"
+    if target.exists():
+        return target
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{TINY}-", dir=folder))
+    try:
+        _write(draft)
+        draft.chmod(0o755)
+        os.rename(draft, target)
+    except OSError:
+        if not target.exists():  # else another process was first, with equal content
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return target
+
+
+def version() -> str:
+    """Short hash of everything that decides the model's content."""
+    parts = (CORPUS.read_bytes(), CONFIG, TOKENIZER_CONFIG, SPECIAL_TOKENS, INIT, PIECE_SCALE, SEED)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+def _write(folder: Path) -> None:
+    tokenizer = _train_tokenizer(CORPUS.read_text(encoding="utf-8"))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    for name, content in (
+        ("config.json", CONFIG),
+        ("generation_config.json", GENERATION_CONFIG),
+        ("tokenizer_config.json", TOKENIZER_CONFIG),
+    ):
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    weights = _weights(_head_scales(tokenizer))
+    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+
+
+def _train_tokenizer(text: str) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        min_frequency=1,
+        special_tokens=list(SPECIAL_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(text.split("\n\n"), trainer)
+    found = tokenizer.get_vocab_size()
+    if found != VOCAB:
+        raise ValueError(f"{CORPUS.name}: expected text for {VOCAB} tokens, found {found}")
+    return tokenizer
+
+
+def _head_scales(tokenizer: Tokenizer) -> NDArray[np.float32]:
+    """How strongly each token competes: whole words and the end fully, pieces of words less.
+
+    Role marks and bytes that are no text on their own get 0; then their logit is 0, where the
+    largest of the others is some 9, and greedy decoding never picks them.
+    """
+    scales = np.zeros(VOCAB, dtype=np.float32)
+    scales[END_ID] = 1.0
+    for token_id in range(len(SPECIAL_TOKENS), VOCAB):
+        piece = tokenizer.decode([token_id])
+        if piece.startswith(" ") and piece[1:].isalpha():
+            scales[token_id] = 1.0
+        elif piece.isprintable() and "\ufffd" not in piece:
+            scales[token_id] = PIECE_SCALE
+    return scales
+
+
+def _weights(head_scales: NDArray[np.float32]) -> Weights:
+    random = np.random.default_rng(SEED)
+
+    def matrix(outputs: int, inputs: int, scale: float) -> NDArray[np.float32]:
+        values = random.standard_normal((outputs, inputs), dtype=np.float32)
+        return values * np.float32(scale / inputs**0.5)
+
+    ones = np.ones(HIDDEN, dtype=np.float32)
+    # Embeddings scaled like 1, not 1/sqrt(inputs): a row is looked up, not summed over.
+    weights: Weights = {"model.embed_tokens.weight": matrix(VOCAB, HIDDEN, HIDDEN**0.5)}
+    for layer in range(LAYERS):
+        prefix = f"model.layers.{layer}"
+        attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+        kv_rows = KV_HEADS * HEAD_DIM
+        weights |= {
+            f"{prefix}.input_layernorm.weight": ones.copy(),
+            f"{prefix}.post_attention_layernorm.weight": ones.copy(),
+            f"{attention}.q_proj.weight": matrix(HEADS * HEAD_DIM, HIDDEN, INIT["q"]),
+            f"{attention}.k_proj.weight": matrix(kv_rows, HIDDEN, INIT["k"]),
+            f"{attention}.v_proj.weight": matrix(kv_rows, HIDDEN, INIT["v"]),
+            f"{attention}.o_proj.weight": matrix(HIDDEN, HEADS * HEAD_DIM, INIT["o"]),
+            f"{mlp}.gate_proj.weight": matrix(INTERMEDIATE, HIDDEN, INIT["mlp"]),
+            f"{mlp}.up_proj.weight": matrix(INTERMEDIATE, HIDDEN, INIT["mlp"]),
+            f"{mlp}.down_proj.weight": matrix(HIDDEN, INTERMEDIATE, INIT["mlp"]),
+        }
+    head = matrix(VOCAB, HIDDEN, INIT["head"]) * head_scales[:, None]
+    return weights | {"model.norm.weight": ones.copy(), "lm_head.weight": head}

@@ -1,0 +1,151 @@
+"""What must hold before vLLM sees a job or a KV handle. Pure; imports nothing of vLLM.
+
+vLLM checks sampling by itself and well. It does not check KV handles: a missing field kills the
+engine, a wrong one lets the request hang, a late or repeated one gives other tokens without an
+error. So nothing reaches it that is not exactly what a peer's engine returned.
+"""
+
+import json
+from typing import Any
+
+from schemas.errors import (
+    InvalidRequest,
+    KvUnavailable,
+    PromptTooLong,
+    StaleEpoch,
+    TriviumError,
+)
+from schemas.records import KvHandle
+from workers.llm.engine import Job
+
+_USED_MAX = 16_384  # handles remembered as used; far more than can be alive at once
+_PORT_MAX = 65_535
+# Fields of `kv_transfer_params` and their types. What else a peer sends is dropped.
+_FIELDS: dict[str, type] = {
+    "do_remote_prefill": bool,
+    "do_remote_decode": bool,
+    "remote_block_ids": list,
+    "remote_engine_id": str,
+    "remote_request_id": str,
+    "remote_host": str,
+    "remote_port": int,
+    "tp_size": int,
+    "dcp_size": int,
+    "pp_size": int,
+    "remote_num_tokens": int,
+    "transfer_mode": str,
+}
+
+
+def job_problem(job: Job, *, max_model_len: int, vocab_size: int) -> TriviumError | None:
+    """Why the engine must not see this job, if so."""
+    name, tokens = job.request_id, job.prompt_tokens
+    if not name:
+        return InvalidRequest("expected a request id, found none")
+    if not tokens:
+        return InvalidRequest(f"{name}: expected a prompt of at least one token")
+    if len(tokens) >= max_model_len:
+        return PromptTooLong(f"{name}: expected under {max_model_len} tokens, found {len(tokens)}")
+    low, high = min(tokens), max(tokens)
+    if low < 0 or high >= vocab_size:
+        found = low if low < 0 else high
+        return InvalidRequest(f"{name}: expected tokens below {vocab_size}, found {found}")
+    if job.sampling.max_tokens < 1:
+        return InvalidRequest(f"{name}: expected max_tokens of at least 1")
+    if job.sampling.min_tokens > job.sampling.max_tokens:
+        return InvalidRequest(
+            f"{name}: expected min_tokens of at most max_tokens, {job.sampling.max_tokens}, "
+            f"found {job.sampling.min_tokens}"
+        )
+    return None
+
+
+class HandleGate:
+    """Lets each handle pass once, in time, unharmed, and of its producer's present life."""
+
+    def __init__(self, *, engine_id: str, block_size: int) -> None:
+        self._engine_id, self._block_size = engine_id, block_size
+        self._used: dict[tuple[str, str], None] = {}
+        self._epochs: dict[str, int] = {}
+
+    def saw(self, worker_id: str, epoch: int) -> None:
+        """A worker lives in this epoch; KV of its earlier ones is refused."""
+        self._epochs[worker_id] = max(epoch, self._epochs.get(worker_id, 0))
+
+    def use(self, kv: KvHandle, prompt_tokens: int, now_ms: int) -> dict[str, Any]:
+        """Mark the handle as used and return vLLM's parameters; raises where it must not be."""
+        params = checked_params(kv)
+        name = kv.engine_request_id
+        blocks = -(-prompt_tokens // self._block_size)
+        if kv.block_size != self._block_size:
+            raise KvUnavailable(
+                f"{name}: expected blocks of {self._block_size} tokens, found {kv.block_size}"
+            )
+        found = [len(group) for group in params["remote_block_ids"]]
+        if kv.tokens != prompt_tokens or found[0] != blocks:
+            raise KvUnavailable(
+                f"{name}: expected {prompt_tokens} tokens in {blocks} blocks, "
+                f"found {kv.tokens} in {found[0]}"
+            )
+        if kv.engine_id == self._engine_id:
+            raise KvUnavailable(f"{name}: expected another engine's KV, found this one's")
+        if now_ms >= kv.expires_at_ms:
+            raise KvUnavailable(f"{name}: expired {now_ms - kv.expires_at_ms} ms ago")
+        latest = self._epochs.get(kv.worker_id, 0)
+        if kv.worker_epoch < latest:
+            raise StaleEpoch(
+                f"{kv.worker_id}: expected epoch {latest}, found KV of epoch {kv.worker_epoch}"
+            )
+        key = (kv.engine_id, name)
+        if key in self._used:
+            raise KvUnavailable(f"{name}: already used once")
+        self.saw(kv.worker_id, kv.worker_epoch)
+        self._used[key] = None
+        if len(self._used) > _USED_MAX:
+            del self._used[next(iter(self._used))]
+        return params
+
+
+def checked_params(kv: KvHandle) -> dict[str, Any]:
+    """The handle's `kv_transfer_params`, every field of the right type and none left over."""
+    name = kv.engine_request_id
+    try:
+        found = json.loads(kv.params)
+    except ValueError:
+        raise KvUnavailable(f"{name}: expected params as JSON, found {kv.params[:80]!r}") from None
+    if not isinstance(found, dict):
+        raise KvUnavailable(f"{name}: expected params as an object, found {kv.params[:80]!r}")
+    params = {field: found.get(field) for field in _FIELDS}
+    for field, kind in _FIELDS.items():
+        value = params[field]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise KvUnavailable(f"{name}: expected {field} as {kind.__name__}, found {value!r}")
+    for field, wanted in {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "transfer_mode": "pull",
+        "remote_engine_id": kv.engine_id,
+        "remote_request_id": kv.engine_request_id,
+        "remote_num_tokens": kv.tokens,
+    }.items():
+        if params[field] != wanted:
+            raise KvUnavailable(f"{name}: expected {field} {wanted!r}, found {params[field]!r}")
+    _check_numbers(name, params)
+    return params
+
+
+def _check_numbers(name: str, params: dict[str, Any]) -> None:
+    groups = params["remote_block_ids"]
+    if not groups or not all(isinstance(group, list) and group for group in groups):
+        raise KvUnavailable(f"{name}: expected lists of block ids, found {groups!r}")
+    for block in (block for group in groups for block in group):
+        if isinstance(block, bool) or not isinstance(block, int) or block < 0:
+            raise KvUnavailable(f"{name}: expected block ids, found {block!r}")
+    if not params["remote_host"] or not 0 < params["remote_port"] <= _PORT_MAX:
+        raise KvUnavailable(
+            f"{name}: expected a host and a port, "
+            f"found {params['remote_host']!r} and {params['remote_port']}"
+        )
+    for field in ("tp_size", "dcp_size", "pp_size"):
+        if params[field] < 1:
+            raise KvUnavailable(f"{name}: expected {field} of at least 1, found {params[field]}")

@@ -1,0 +1,184 @@
+"""Starts and stops vLLM's processes: environment, arguments, and an end without orphans.
+
+Called by `workers/llm/vllm_engine.py`, in a thread, because vLLM's constructor blocks for the whole
+start. Several engines may start in one process; the moment in which each reads the environment is
+one at a time.
+"""
+
+import logging
+import multiprocessing
+import os
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from vllm.config import KVTransferConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from schemas.settings import ModelSettings
+from workers.llm.tiny import model_folder
+from workers.llm.vllm_api import Meter
+from workers.llm.vllm_plugin import BIND_VARIABLE, OWNER_VARIABLE, SPIN_VARIABLE, KvRelease
+from workers.llm.vllm_settings import VllmSettings
+
+_environment = threading.Lock()
+_SPAWN_POLL_S = 0.05
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Launched:
+    """A running engine and what the adapter needs to know of it."""
+
+    llm: Any
+    meter: Meter
+    kv_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    kv_layout: str
+    has_transfer: bool
+
+
+def launch(
+    settings: VllmSettings, model: ModelSettings, *, engine_id: str, has_transfer: bool
+) -> Launched:
+    """Start the engine's processes; returns when they are ready."""
+    meter = Meter()
+    args = engine_args(settings, model, engine_id=engine_id, has_transfer=has_transfer)
+    llm = _constructed(args, meter, environment(settings, has_transfer=has_transfer))
+    meter.listen(llm.output_processor)
+    config = llm.vllm_config
+    blocks = config.cache_config.num_gpu_blocks
+    return Launched(
+        llm=llm,
+        meter=meter,
+        kv_blocks=blocks,
+        block_size=config.cache_config.block_size,
+        max_model_len=config.model_config.max_model_len,
+        vocab_size=config.model_config.get_vocab_size(),
+        kv_layout=_layout(config),
+        has_transfer=has_transfer,
+    )
+
+
+def engine_args(
+    settings: VllmSettings, model: ModelSettings, *, engine_id: str, has_transfer: bool
+) -> AsyncEngineArgs:
+    """The settings as vLLM takes them; `extra` has the last word."""
+    is_cpu = current_platform.is_cpu()
+    args: dict[str, Any] = {
+        "model": model_folder(model),
+        "served_model_name": model.served_name,
+        "dtype": "float32" if settings.dtype == "auto" and is_cpu else settings.dtype,
+        "max_model_len": model.max_model_len,
+        "enforce_eager": settings.enforce_eager,
+        "block_size": settings.block_size,
+        "max_num_seqs": settings.running_max,
+        "disable_log_stats": True,
+        "enable_log_requests": False,
+    }
+    if settings.kv_cache_bytes:
+        args["kv_cache_memory_bytes"] = settings.kv_cache_bytes
+    if has_transfer:
+        args["worker_extension_cls"] = f"{KvRelease.__module__}.{KvRelease.__qualname__}"
+        args["kv_transfer_config"] = KVTransferConfig(
+            kv_connector="NixlConnector",
+            kv_role="kv_both",
+            engine_id=engine_id,
+            kv_load_failure_policy="recompute",
+            kv_connector_extra_config={"kv_lease_duration": settings.kv_lease_s},
+        )
+    return AsyncEngineArgs(**{**args, **settings.extra_args()})
+
+
+def environment(settings: VllmSettings, *, has_transfer: bool) -> dict[str, str]:
+    """Variables for the engine's processes, where vLLM has no argument for it."""
+    found = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        OWNER_VARIABLE: str(os.getpid()),
+    }
+    for name, value in {"VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}.items():
+        found[name] = os.environ.get(name, value)
+    if settings.cpu_bind:
+        found[BIND_VARIABLE] = settings.cpu_bind
+    if settings.spin_ms >= 0:
+        found[SPIN_VARIABLE] = str(settings.spin_ms)
+    if settings.enforce_eager and current_platform.is_cpu():
+        # vLLM compiles a few small functions in any case, the first log-probabilities for 20 s.
+        found["TORCHDYNAMO_DISABLE"] = "1"
+    if has_transfer:
+        port = settings.side_channel_port or _free_port(settings.side_channel_host)
+        found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
+        found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(port)
+    return found
+
+
+def end(launched: Launched, timeout_s: float) -> None:
+    """Stop the engine's processes; those that do not go in time are killed."""
+    launched.llm.shutdown(timeout=timeout_s)
+
+
+def forget(launched: Launched) -> None:
+    """Drop what is left in this process after `end`; on the event loop, whose sockets these are."""
+    launched.llm.engine_core.resources.ctx.destroy(linger=0)
+    launched.llm = None  # its finalizer must not run when the interpreter is half gone
+
+
+def _constructed(args: AsyncEngineArgs, meter: Meter, variables: Mapping[str, str]) -> Any:
+    """Run the constructor in a thread of its own, and hold the environment until it has spawned.
+
+    The thread's end does not end its children: they watch this process, not the thread.
+    """
+    result: list[Any] = []
+
+    def construct() -> None:
+        try:
+            result.append(AsyncLLM.from_engine_args(args, stat_loggers=[meter.logger]))
+        except BaseException as error:  # raised again where it was asked for
+            result.append(error)
+
+    thread = threading.Thread(target=construct, name="vllm-start", daemon=True)
+    with _environment, _variables(variables):
+        before = {child.pid for child in multiprocessing.active_children()}
+        thread.start()
+        while thread.is_alive():
+            thread.join(_SPAWN_POLL_S)
+            if {child.pid for child in multiprocessing.active_children()} - before:
+                break
+    thread.join()
+    if isinstance(result[0], BaseException):
+        raise result[0]
+    return result[0]
+
+
+@contextmanager
+def _variables(variables: Mapping[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _layout(config: Any) -> str:
+    """Workers with equal layouts can exchange KV: the same model, types and block size."""
+    model, cache = config.model_config, config.cache_config
+    parallel = config.parallel_config.tensor_parallel_size
+    return f"vllm/{model.model}/{model.dtype}/{cache.cache_dtype}/{cache.block_size}/tp{parallel}"
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as server:
+        return int(server.getsockname()[1])

@@ -1,0 +1,219 @@
+"""Runs in every process that vLLM starts (entry point `vllm.general_plugins`) and mends its idling.
+
+Theory of operation, with what each costs unmended on one small machine:
+- NIXL's progress thread spins a core for ever: vLLM's agent asks for no delay (`calm_nixl`).
+- While a handle waits for its peer, the engine steps a thousand times a second (`calm_pinned`).
+- Workers spin for a second after every step before they sleep (`calm_queues`).
+- NIXL's start pins every worker to the machine's last core, whatever was asked (`keep_binding`).
+- Engine processes outlive a killed parent, and take seconds to exit (`watch`, `exit_quickly`).
+The first two are always done, the others where `workers/llm/vllm_launch.py` asks for them by
+environment. What an unknown vLLM no longer has is left alone, and the log says so.
+"""
+
+import atexit
+import functools
+import importlib
+import logging
+import os
+import queue
+import select
+import signal
+import sys
+import threading
+import time
+from types import ModuleType
+from typing import Any, NoReturn
+
+OWNER_VARIABLE = "TRIVIUM_PLUGIN_OWNER_PID"
+SPIN_VARIABLE = "TRIVIUM_PLUGIN_SPIN_MS"
+BIND_VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
+# The longest sleep of the progress thread. It wakes on events; this bounds the harm of a lost
+# wake-up, which NIXL's own code expects of some UCX transports. 10 ms costs 0.5 % of a core.
+PROGRESS_SLEEP_US = 10_000
+# How often an engine with nothing but pinned blocks looks for their release.
+PINNED_POLL_S = 0.1
+# A reader of a queue naps for STEP_NAP_S at a time until STEP_S after its last read; then it waits
+# for a share of its wait so far, and NAP_MAX_MS at most, before it looks again.
+STEP_S, STEP_NAP_S = 0.02, 0.000_05
+NAP_SHARE, NAP_MAX_MS = 0.25, 100
+
+log = logging.getLogger(__name__)
+
+
+def register() -> None:
+    """Called by vLLM in each process, perhaps more than once."""
+    owner = os.environ.get(OWNER_VARIABLE, "")
+    if owner.isdecimal() and int(owner) != os.getpid():
+        watch(int(owner))
+        exit_quickly()
+    for mend in (_calm_nixl_when_loaded, calm_pinned, calm_queues, keep_binding):
+        try:
+            mend()
+        except (AttributeError, ImportError):
+            log.warning("this vLLM cannot be mended by %s; it will use more CPU", mend.__name__)
+
+
+def calm_nixl(api: ModuleType, sleep_us: int = PROGRESS_SLEEP_US) -> None:
+    """Let the progress threads of agents from `nixl._api` sleep in poll(2) until UCX has an event.
+
+    Passive transfers go on working, which they would not without the thread. Agents that set a
+    delay keep it.
+    """
+    bindings = api.nixlBind
+    make_agent = bindings.nixlAgent
+    if getattr(make_agent, "calm", False):
+        return
+
+    def make_calm_agent(name: str, config: Any) -> Any:
+        if config.useProgThread and not config.pthrDelay:
+            config.pthrDelay = sleep_us
+        return make_agent(name, config)
+
+    make_calm_agent.calm = True  # type: ignore[attr-defined]  # marks the replacement
+    bindings.nixlAgent = make_calm_agent
+
+
+def _calm_nixl_when_loaded() -> None:
+    """Calm NIXL when vLLM loads it and not before: most processes never do, and it is slow."""
+    from vllm.distributed import nixl_utils
+
+    load = nixl_utils._load_nixl_attr  # noqa: SLF001  # the one place where it is loaded
+    if getattr(load, "calm", False):
+        return
+
+    @functools.wraps(load)
+    def load_calm(name: str) -> Any:
+        value = load(name)
+        if name == "NixlWrapper" and value is not None:
+            calm_nixl(importlib.import_module(value.__module__))
+        return value
+
+    load_calm.calm = True  # type: ignore[attr-defined]  # marks the replacement
+    nixl_utils._load_nixl_attr = load_calm  # noqa: SLF001  # see above
+
+
+def calm_pinned() -> None:
+    """Wait for input, not a millisecond, while all that is left are blocks pinned for a peer."""
+    from vllm.v1.engine.core import EngineCoreProc
+
+    step = EngineCoreProc._process_engine_step  # noqa: SLF001  # there is no hook around it
+    if getattr(step, "calm", False):
+        return
+
+    @functools.wraps(step)
+    def step_calm(self: Any) -> bool:
+        executed: bool = step(self)
+        scheduler = self.scheduler
+        only_pinned = (
+            not executed
+            and type(self) is EngineCoreProc  # data-parallel cores step for their peers
+            and self.is_running()
+            and not scheduler.has_unfinished_requests()
+            and not scheduler.finished_req_ids
+            and scheduler.has_requests()
+        )
+        if only_pinned:
+            try:
+                request = self.input_queue.get(timeout=PINNED_POLL_S)
+            except queue.Empty:
+                return executed
+            self._handle_client_request(*request)
+        return executed
+
+    step_calm.calm = True  # type: ignore[attr-defined]  # marks the replacement
+    EngineCoreProc._process_engine_step = step_calm  # noqa: SLF001  # see above
+
+
+def calm_queues() -> None:
+    """Let readers of shared-memory queues sleep instead of spinning for a second after each read.
+
+    During a step they take very short naps; later they wait to be woken, as vLLM does after its
+    second. As a wake-up is lost now and then when messages follow each other quickly, and vLLM
+    looks again only after 5 s, those waits are short at first and grow.
+    """
+    spin_ms = os.environ.get(SPIN_VARIABLE, "")
+    if not spin_ms:
+        return
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    wait, spin_s = SpinCondition.wait, float(spin_ms) / 1_000
+    if getattr(wait, "calm", False):
+        return
+
+    @functools.wraps(wait)
+    def wait_calm(self: Any, timeout_ms: int | None = None) -> None:
+        waited_s = time.monotonic() - self.last_read
+        if spin_s < waited_s < STEP_S:
+            time.sleep(STEP_NAP_S)
+            return
+        self.busy_loop_s = spin_s
+        nap_ms = min(NAP_MAX_MS, int(waited_s * 1_000 * NAP_SHARE))
+        wait(self, nap_ms if timeout_ms is None else min(nap_ms, timeout_ms))
+
+    wait_calm.calm = True  # type: ignore[attr-defined]  # marks the replacement
+    SpinCondition.wait = wait_calm
+
+
+def keep_binding() -> None:
+    """Keep NIXL from moving workers to the last core where cores were given."""
+    if os.environ.get(BIND_VARIABLE, "auto") == "auto":
+        return
+    from vllm.platforms.cpu import CpuPlatform
+
+    assert callable(CpuPlatform.discover_numa_topology)  # used for nothing but that
+    CpuPlatform.discover_numa_topology = classmethod(lambda cls: [])
+
+
+class KvRelease:
+    """Mixed into vLLM's workers: gives up KV that no peer will fetch, which vLLM cannot itself."""
+
+    def release_kv(self, engine_request_id: str) -> bool:
+        """Free a finished request's blocks now, not when its lease ends; False if none are held."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+        connector: Any = get_kv_transfer_group().connector_worker
+        if connector._reqs_to_send.pop(engine_request_id, None) is None:  # noqa: SLF001  # no call
+            return False
+        connector._reqs_to_process.discard(engine_request_id)  # noqa: SLF001  # as after a read
+        # What is in this set is reported as sent at the next step.
+        connector._replicated_pcp_done_sending.add(engine_request_id)  # noqa: SLF001  # see above
+        return True
+
+
+def watch(owner_pid: int) -> None:
+    """End this process as soon as its owner is gone, however it went."""
+    if any(thread.name == "owner-watch" for thread in threading.enumerate()):
+        return
+    try:
+        owner = os.pidfd_open(owner_pid)
+    except ProcessLookupError:
+        _end()
+    threading.Thread(target=_wait_and_end, args=(owner,), name="owner-watch", daemon=True).start()
+
+
+def _wait_and_end(owner: int) -> None:
+    poll = select.poll()
+    poll.register(owner, select.POLLIN)
+    poll.poll()
+    _end()
+
+
+def _end() -> NoReturn:
+    # Nothing gentler ends a process that waits inside a kernel or a transfer. Shared memory is
+    # removed by the resource tracker, which lives a little longer.
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("survived SIGKILL")
+
+
+def exit_quickly() -> None:
+    """Skip the interpreter's own teardown, two seconds per process, once vLLM's is done."""
+
+    def leave() -> None:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    # Last of all: exit handlers run in the reverse order, and this one came early.
+    atexit.unregister(leave)
+    atexit.register(leave)

@@ -1,0 +1,143 @@
+"""Requests that a vLLM engine works on, and which of them have stalled. Pure: time is an argument.
+
+vLLM says nothing when it hangs, so the adapter must tell a hang from a queue. Three rules:
+- Silence: the engine reports every step, also of other requests. Nothing at all for the progress
+  timeout while there are requests: it is frozen, and all of them have failed.
+- No token: it reports steps, and nobody gets a token for the progress timeout though some had
+  begun: those have failed.
+- No first token: a request waits for the first-token timeout although nothing was in its way.
+  A full batch and full KV memory are in the way, and so is every older request that begins or ends
+  meanwhile: the queue moves, and the clock starts again. So a long queue is no failure, and a
+  transfer that hangs is one, even on a busy engine.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from workers.llm.engine import Job, Output
+
+_KV_FULL = 0.95
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One job in the engine."""
+
+    job: Job
+    max_tokens: int
+    hands_over: bool
+    clock_s: float  # since when nothing is in the way of its first token
+    kv_params: dict[str, Any] | None = None
+    begun: bool = False
+    cached_tokens: int = 0
+    task: asyncio.Task[None] | None = None
+    deadline: asyncio.TimerHandle | None = None
+
+
+@dataclass(slots=True)
+class Runs:
+    """Active runs in order of arrival."""
+
+    running_max: int
+    first_token_timeout_s: float
+    progress_timeout_s: float
+    active: dict[str, Run] = field(default_factory=dict)
+    since_s: float = 0.0  # since when there is any
+    token_s: float = 0.0  # the last token of any
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(tuple(self.active.values()))
+
+    def add(self, run: Run, now_s: float) -> None:
+        if not self.active:
+            self.since_s = now_s
+        self.active[run.job.request_id] = run
+
+    def holds(self, run: Run) -> bool:
+        """Whether it is still active; a request id may live twice, one life after the other."""
+        return self.active.get(run.job.request_id) is run
+
+    def begin(self, run: Run, now_s: float) -> None:
+        """Its first token came."""
+        run.begun = True
+        self._move(run, now_s)
+
+    def remove(self, run: Run, now_s: float) -> None:
+        self._move(run, now_s)
+        del self.active[run.job.request_id]
+
+    def _move(self, run: Run, now_s: float) -> None:
+        """The queue moved for all that came after this run."""
+        for other in reversed(self.active.values()):
+            if other is run:
+                return
+            if not other.begun:
+                other.clock_s = now_s
+
+    def stalled(self, now_s: float, reported_s: float, kv_usage: float) -> list[tuple[Run, str]]:
+        """Runs that have failed by the rules above, and why."""
+        if not self.active:
+            return []
+        silence_s = now_s - max(reported_s, self.since_s)
+        if silence_s >= self.progress_timeout_s:
+            return [(run, f"the engine was silent for {silence_s:.1f} s") for run in self]
+        found = []
+        quiet_s = now_s - max(self.token_s, self.since_s)
+        if quiet_s >= self.progress_timeout_s:
+            found += [(run, f"no token for {quiet_s:.1f} s") for run in self if run.begun]
+        for older, run in enumerate(self):
+            if run.begun:
+                continue
+            if older >= self.running_max or kv_usage > _KV_FULL:
+                run.clock_s = now_s
+            waited_s = now_s - run.clock_s
+            if waited_s >= self.first_token_timeout_s:
+                found.append((run, f"no first token in {waited_s:.1f} s with nothing in the way"))
+        return found
+
+
+class Mailbox:
+    """Outputs that wait for the worker, merged so that a slow one gets one per request."""
+
+    def __init__(self) -> None:
+        self._outputs: list[Output] = []
+
+    def __len__(self) -> int:
+        return len(self._outputs)
+
+    def put(self, output: Output) -> None:
+        self._outputs.append(output)
+
+    def take(self) -> list[Output]:
+        """One output per request; of a request that came again, only its earlier life."""
+        outputs, self._outputs = self._outputs, []
+        merged: dict[str, Output] = {}
+        for output in outputs:
+            known = merged.get(output.request_id)
+            if known is None:
+                merged[output.request_id] = output
+            elif known.finish_reason or any(
+                later.request_id == output.request_id for later in self._outputs
+            ):
+                self._outputs.append(output)
+            else:
+                merged[output.request_id] = _joined(known, output)
+        return list(merged.values())
+
+
+def _joined(first: Output, second: Output) -> Output:
+    return Output(
+        request_id=first.request_id,
+        token_ids=(*first.token_ids, *second.token_ids),
+        text=first.text + second.text,
+        logprobs=(*first.logprobs, *second.logprobs),
+        finish_reason=second.finish_reason,
+        stop_reason=second.stop_reason,
+        error=second.error,
+        kv=second.kv,
+        cached_tokens=second.cached_tokens,
+        kv_bytes=first.kv_bytes + second.kv_bytes,
+        transfer_ms=first.transfer_ms + second.transfer_ms,
+    )

@@ -1,0 +1,71 @@
+"""Section [vllm]: what the vLLM engine is told. Imports nothing of vLLM."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.errors import ConfigError
+
+TRANSFERS = ("pull", "off")
+_AT_LEAST = {
+    "running_max": 1,
+    "kv_lease_s": 2,
+    "handle_margin_ms": 0,
+    "side_channel_port": 0,
+    "first_token_timeout_ms": 1,
+    "progress_timeout_ms": 1,
+    "shutdown_timeout_s": 1,
+    "kv_cache_bytes": 0,
+    "block_size": 1,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """Section [vllm]; the defaults suit the tiny model on a small machine without a GPU."""
+
+    dtype: str = "auto"  # float32 on CPU, where bfloat16 is slow or worse; else the model's own
+    block_size: int = 32  # tokens per KV block; equal on workers that exchange KV
+    kv_cache_bytes: int = 256 << 20  # 0: vLLM takes its share of the memory
+    running_max: int = 64  # most requests in the batch
+    enforce_eager: bool = True  # no compilation: a quick start, slower steps on GPUs
+    cpu_bind: str = ""  # cores of the compute threads, as VLLM_CPU_OMP_THREADS_BIND; "": as set
+    spin_ms: int = 0  # how long idle processes spin between steps; below 0: vLLM's second
+    kv_transfer: str = "pull"  # or off; replicas never start a connector
+    kv_lease_s: int = 30  # how long a prefilled prompt waits for its peer
+    handle_margin_ms: int = 5_000  # a handle says that it expires this much earlier
+    side_channel_host: str = "localhost"  # where peers ask for NIXL metadata
+    side_channel_port: int = 0  # 0: a free one
+    first_token_timeout_ms: int = 30_000  # with no other request in the way
+    progress_timeout_ms: int = 15_000  # silence of the engine while it has requests
+    shutdown_timeout_s: int = 5  # then processes are killed
+    extra: str = "{}"  # more arguments of vLLM's AsyncEngineArgs, as a JSON object
+
+    def __post_init__(self) -> None:
+        for name, least in _AT_LEAST.items():
+            if getattr(self, name) < least:
+                raise ConfigError(
+                    f"vllm.{name}: expected at least {least}, found {getattr(self, name)}"
+                )
+        if self.kv_transfer not in TRANSFERS:
+            raise ConfigError(
+                f"vllm.kv_transfer: expected {' or '.join(TRANSFERS)}, found {self.kv_transfer!r}"
+            )
+        if self.handle_margin_ms >= self.kv_lease_s * 1_000:
+            raise ConfigError(
+                f"vllm.handle_margin_ms: expected less than kv_lease_s, {self.kv_lease_s} s, "
+                f"found {self.handle_margin_ms} ms"
+            )
+        self.extra_args()
+
+    def extra_args(self) -> dict[str, Any]:
+        """`extra`, read."""
+        try:
+            found = json.loads(self.extra)
+        except ValueError as error:
+            raise ConfigError(
+                f"vllm.extra: expected a JSON object, found {self.extra!r}"
+            ) from error
+        if not isinstance(found, dict):
+            raise ConfigError(f"vllm.extra: expected a JSON object, found {self.extra!r}")
+        return found

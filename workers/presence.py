@@ -1,0 +1,134 @@
+"""What a worker tells the fleet with each heartbeat, credits and load, and what it learns there.
+
+Made before the engine has started; until `serve` is called it offers nothing.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from aiokafka.errors import KafkaError
+
+from schemas.errors import BrokerUnavailable, LeaseError
+from schemas.log.clock import wall_ms
+from schemas.log.membership import Membership, OnRecord
+from schemas.records import Grant, Heartbeat, Load, MemberKind, Registration, Role
+from workers import credits
+from workers.llm.engine import Engine
+from workers.llm.held import Held
+
+log = logging.getLogger("trivium.worker")
+WINDOW_S = 3.0  # over which tokens per second are taken
+SAMPLES_MAX = 64
+
+
+class Presence:
+    """A worker's side of its membership."""
+
+    def __init__(
+        self,
+        membership: Callable[[OnRecord], Membership],
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock_s = clock_s
+        self._beat_wanted = asyncio.Event()
+        self._capacities: Mapping[Role, int] = {}
+        self._engine: Engine | None = None
+        self._held: Held | None = None
+        self._saw_worker: Callable[[str, int, str], None] | None = None
+        self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES_MAX)
+        self.membership = membership(self._on_record)
+        self.membership.load_source = self.load
+        self.membership.grant_source = self.grants
+
+    def serve(self, engine: Engine, held: Held, capacities: Mapping[Role, int]) -> None:
+        """The engine is up: offer its capacity by role, and tell it of its peers if it asks.
+
+        `set_peer_metadata` gives an engine the lookup of NIXL metadata, `saw_worker` every worker
+        that registers; an engine has these methods if it needs them.
+        """
+        self._engine, self._held, self._capacities = engine, held, capacities
+        set_peer_metadata = getattr(engine, "set_peer_metadata", None)
+        if set_peer_metadata is not None:
+            set_peer_metadata(self.peer_metadata)
+        self._saw_worker = getattr(engine, "saw_worker", None)
+        for member in self.membership.view.members.values():
+            self._tell_engine(member.registration)
+
+    def withdraw(self) -> None:
+        """Offer nothing any more, and ask nothing of an engine that may be dead."""
+        self._engine, self._held, self._saw_worker, self._capacities = None, None, None, {}
+
+    def _tell_engine(self, record: Registration) -> None:
+        capability = record.capability
+        if self._saw_worker is not None and capability is not None:
+            self._saw_worker(record.member_id, record.epoch, capability.engine_id)
+
+    def load(self) -> Load:
+        """What the engine is doing; the rate is over the last seconds."""
+        if self._engine is None or self._held is None:
+            return Load()
+        found = self._engine.load()
+        return Load(
+            running=found.running,
+            waiting=found.waiting,
+            queued_tokens=found.queued_tokens,
+            tokens_per_s=self._rate(found.tokens_total),
+            prefill_tokens_per_s=found.prefill_tokens_per_s,
+            step_ms=found.step_ms,
+            kv_blocks_used=found.kv_blocks_used,
+            kv_blocks_total=found.kv_blocks_total,
+            kv_bytes_sent=found.kv_bytes_sent,
+            kv_bytes_received=found.kv_bytes_received,
+            requests_total=self._held.requests_total,
+            tokens_total=found.tokens_total,
+        )
+
+    def _rate(self, tokens_total: int) -> float:
+        samples, now_s = self._samples, self._clock_s()
+        samples.append((now_s, tokens_total))
+        while len(samples) > 2 and now_s - samples[1][0] >= WINDOW_S:
+            samples.popleft()
+        first_s, first_tokens = samples[0]
+        return (tokens_total - first_tokens) / (now_s - first_s) if now_s > first_s else 0.0
+
+    def grants(self) -> list[Grant]:
+        """Each living router's credits, in each role."""
+        routers = self.membership.view.living(MemberKind.ROUTER, wall_ms())
+        return credits.grants(self._capacities, (router.member_id for router in routers))
+
+    def peer_metadata(self, engine_id: str) -> bytes | None:
+        """The NIXL metadata that an engine of the fleet published; none while it is unknown."""
+        for member in self.membership.view.members.values():
+            capability = member.registration.capability
+            if capability is not None and capability.engine_id == engine_id:
+                return capability.nixl_metadata
+        return None
+
+    def _on_record(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:
+        if isinstance(record, Heartbeat):
+            return
+        own = self.membership
+        if record.member_id == own.member_id and record.epoch > own.epoch > 0:
+            raise LeaseError(f"{own.member_id}: another process took its place; two have its name")
+        self._tell_engine(record)
+        if record.kind is MemberKind.ROUTER:
+            self._beat_wanted.set()  # a router that comes gets its credits at once
+
+    async def beat_when_wanted(self) -> None:
+        """Heartbeats between the regular ones, until cancelled."""
+        while True:
+            await self._beat_wanted.wait()
+            self._beat_wanted.clear()
+            if not self.membership.is_valid():
+                raise LeaseError(f"{self.membership.member_id}: the lease is in doubt")
+            await self.try_beat()
+
+    async def try_beat(self) -> None:
+        """A heartbeat now; the regular ones go on if it fails."""
+        try:
+            await self.membership.beat_now()
+        except (BrokerUnavailable, KafkaError) as error:
+            log.warning("%s: no heartbeat: %s", self.membership.member_id, error)

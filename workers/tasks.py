@@ -1,0 +1,59 @@
+"""Tasks that must not end while a worker lives, and closing things without stopping halfway.
+
+Called by `workers/runtime.py`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+
+from schemas.errors import EngineDead
+
+log = logging.getLogger("trivium.worker")
+Result = TypeVar("Result")
+
+
+class Tasks:
+    """Named tasks that run for as long as the worker serves; the end of one is a failure."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Start a task and keep it."""
+        self._tasks[name] = asyncio.create_task(work, name=name)
+
+    async def until(self, goal: Coroutine[Any, Any, Result], names: Sequence[str] = ()) -> Result:
+        """Await the goal; raises what ended one of the tasks (or of the named ones) before it."""
+        aim = asyncio.create_task(goal)
+        tasks = [task for name, task in self._tasks.items() if not names or name in names]
+        try:
+            await asyncio.wait([aim, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+                    raise EngineDead(f"the task {task.get_name()!r} ended unexpectedly")
+            return aim.result()
+        finally:
+            await cancel(aim)
+
+    async def cancel(self) -> None:
+        """End all tasks."""
+        await cancel(*self._tasks.values())
+
+
+async def cancel(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel and wait until it is done."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def close(what: str, closing: Coroutine[Any, Any, None], timeout_ms: int) -> None:
+    """Close one part; its failure is logged, because the others have to be closed as well."""
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            await closing
+    except Exception:
+        log.exception("closing the %s failed", what)
