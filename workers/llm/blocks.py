@@ -11,9 +11,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class BlockTable:
-    """The blocks of one request, in token order, and how many more it may take."""
+    """The blocks of one request, in token order, and how many more it may take.
+
+    Two tables with the same content are still two tables.
+    """
 
     blocks: list[int] = field(default_factory=list)
     matched: int = 0  # leading blocks that came from the cache
