@@ -83,6 +83,7 @@ class PhaseKind(StrEnum):
     KV_RECEIVED = "kv_received"
     REFUSED = "refused"
     FAILED = "failed"
+    KV_ALLOCATED = "kv_allocated"
 
 
 class OutcomeKind(StrEnum):
@@ -133,6 +134,17 @@ class Reason(StrEnum):
     NO_WORKER = "no_worker"
     ROUTER_RESTARTED = "router_restarted"
     DRAINING = "draining"
+    FIRST_TURN = "first_turn"
+    BELOW_LENGTH = "below_length"
+    PREFILL_QUEUE_LONG = "prefill_queue_long"
+    ABOVE_LENGTH = "above_length"
+    FIXED_SHARE = "fixed_share"
+    TABLE = "table"
+    LEARNED = "learned"
+    EXPLORING = "exploring"
+    TOO_LITTLE_KNOWN = "too_little_known"
+    PREFIX_CACHED = "prefix_cached"
+    PEER_FAILED = "peer_failed"
 
 
 class MemberKind(StrEnum):
@@ -241,6 +253,8 @@ class Request:
     deadline_ms: int
     gateway_id: str
     gateway_partition: int
+    w_ttft: float = -1.0
+    w_tpot: float = -1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,6 +293,7 @@ class Work:
     cached_tokens: int = 0
     kv: KvHandle | None = None
     dispatched_ms: int
+    kv_target: KvHandle | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -288,6 +303,17 @@ class CancelWork:
     request_id: str
     attempt: int
     worker_id: str
+    at_ms: int
+    void: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssignRoles:
+    """An operator gives a worker other roles, while it runs."""
+
+    worker_id: str
+    worker_epoch: int
+    roles: Sequence[Role]
     at_ms: int
 
 
@@ -335,6 +361,8 @@ class Outcome:
     arrived_ms: int = 0
     first_token_ms: int = 0
     ended_ms: int
+    kv: KvHandle | None = None
+    orchestration: Orchestration = Orchestration.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -346,6 +374,19 @@ class Candidate:
     credits: int
     running: int
     work_ahead_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What a policy expected of the two ways to run a request."""
+
+    ttft_local_ms: float = 0.0
+    ttft_remote_ms: float = 0.0
+    tpot_local_ms: float = 0.0
+    tpot_remote_ms: float = 0.0
+    score: float = 0.0
+    samples: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,6 +413,10 @@ class Decision:
     prompt_tokens: int = 0
     session_tokens: int = 0
     candidates: Sequence[Candidate] = ()
+    w_ttft: float = 0.0
+    w_tpot: float = 0.0
+    load: float = 0.0
+    estimate: Estimate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,6 +442,7 @@ class Session:
     context_tokens: int
     turns: int
     last_used_ms: int
+    kv: KvHandle | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,6 +466,8 @@ class Capability:
     kv_layout: str = ""
     orchestrations: Sequence[Orchestration] = ()
     nixl_metadata: bytes = b""
+    tensor_parallel: int = 1
+    kv_bytes_per_token: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -479,6 +527,21 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KvEvents:
+    """Which KV blocks a worker came to hold in its prefix cache, or lost, since its last batch."""
+
+    worker_id: str
+    epoch: int
+    seq: int
+    at_ms: int
+    block_size: int
+    snapshot: bool = False
+    more: bool = False
+    stored: bytes = b""
+    removed: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopLogprob:
     """One of the likeliest tokens."""
 
@@ -528,6 +591,18 @@ class StreamEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamStart:
+    """How and where a stream is run, told once with its first token."""
+
+    request_id: str
+    attempt: int
+    mode: Mode = Mode.NONE
+    orchestration: Orchestration = Orchestration.NONE
+    prefill_worker: str = ""
+    decode_worker: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFrame:
     """New tokens of all streams of one gateway after one engine step.
 
@@ -545,3 +620,4 @@ class TokenFrame:
     texts: Sequence[str]
     logprobs: Sequence[StreamLogprobs] = ()
     ends: Sequence[StreamEnd] = ()
+    starts: Sequence[StreamStart] = ()

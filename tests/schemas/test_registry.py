@@ -57,14 +57,14 @@ def test_fetch_gives_the_schema(stub: StubRegistry) -> None:
 
 def test_the_codec_writes_registered_ids_and_reads_older_versions(stub: StubRegistry) -> None:
     current = full_schema("Decision")
-    older = {**current, "fields": current["fields"][:-1]}  # before decisions named candidates
+    older = {**current, "fields": current["fields"][:-1]}  # before decisions named estimates
     old_id = Registry(stub.url).register("dev.decisions-trivium.Decision", older)
     codec = make_codec(LogSettings(schema_registry=stub.url, topic_prefix="dev."))
-    decision = dataclasses.replace(example("trivium.Decision"), candidates=())
+    decision = dataclasses.replace(example("trivium.Decision"), estimate=None)
     value = codec.encode(decision)
     assert value[0] == 0 and codec.decode(value) == decision
     assert json.loads(stub.schemas[value[4] - 1]) == current
-    old_value = bytes([0, 0, 0, 0, old_id]) + value[5:-1]  # without the empty list's end
+    old_value = bytes([0, 0, 0, 0, old_id]) + value[5:-1]  # without the absent estimate
     assert codec.decode(old_value) == decision
 
 

@@ -1,0 +1,86 @@
+"""Names for prefixes of token sequences: one 64-bit hash per block, over all tokens up to its end.
+
+Two prompts have the same hash at a block exactly if they are equal up to the block's end (but for
+chance, about 2**-64 a pair), so the hash names a KV block that both can use. Workers publish the
+hashes of what their prefix caches hold, routers compute them for prompts.
+
+Theory of operation. A token's term is a scrambled function of the token and its position; the sum
+of the terms of a prefix, modulo 2**64, scrambled once more, is its hash. Sums can be formed for
+all blocks at once, and one block can be added later, since the scrambling (splitmix64, by
+Sebastiano Vigna, after Steele, Lea and Flood, OOPSLA 2014) is a bijection. It is no cryptographic
+hash: whoever wants a wrong guess of what is cached can have one, and gains nothing, because
+engines compare tokens by their own means.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.uint64]
+
+_MASK = (1 << 64) - 1
+_STRIDE = np.uint64(0x9E3779B97F4A7C15)  # odd: positions stay apart
+_M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_V1, _V2 = np.uint64(_M1), np.uint64(_M2)
+_I1, _I2 = pow(_M1, -1, 1 << 64), pow(_M2, -1, 1 << 64)
+_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_ONE = np.uint64(1)
+
+
+def mix(values: Words) -> Words:
+    """Scramble 64-bit integers, one to one."""
+    values = (values ^ (values >> _S30)) * _V1
+    values = (values ^ (values >> _S27)) * _V2
+    return values ^ (values >> _S31)
+
+
+def unmix(value: int) -> int:
+    """The inverse of `mix`, for one integer."""
+    value ^= (value >> 31) ^ (value >> 62)
+    value = (value * _I2) & _MASK
+    value ^= (value >> 27) ^ (value >> 54)
+    value = (value * _I1) & _MASK
+    return value ^ (value >> 30) ^ (value >> 60)
+
+
+def terms(tokens: Sequence[int] | npt.NDArray[np.int32], first: int = 0) -> Words:
+    """What each token adds to the sum of its prefix; `first` is the position of tokens[0]."""
+    values = np.asarray(tokens).astype(np.uint64)
+    positions = np.arange(first + 1, first + 1 + len(values), dtype=np.uint64)
+    return mix(values + positions * _STRIDE)
+
+
+def chain(tokens: Sequence[int] | npt.NDArray[np.int32], block_size: int) -> Words:
+    """The hash of each full block, in order: shape (len(tokens) // block_size,).
+
+    Token ids are from 0; block_size is in tokens.
+    """
+    full = len(tokens) // block_size
+    if not full:
+        return np.empty(0, np.uint64)
+    sums = np.cumsum(terms(tokens[: full * block_size]), dtype=np.uint64)
+    return mix(sums[block_size - 1 :: block_size] + _ONE)
+
+
+def extend(previous: int | None, tokens: Sequence[int], first: int) -> int:
+    """The hash of the block `tokens` that follows the block with hash `previous`.
+
+    `first` is the position of tokens[0]; without a previous block it is 0.
+    """
+    total = 0 if previous is None else unmix(previous) - 1
+    total += int(np.sum(terms(tokens, first), dtype=np.uint64)) + 1
+    return int(mix(np.array([total & _MASK], np.uint64))[0])
+
+
+def pack(hashes: Sequence[int] | Words) -> bytes:
+    """Hashes as they cross the log: little-endian unsigned 64-bit."""
+    return np.asarray(hashes, "<u8").tobytes()
+
+
+def unpack(data: bytes) -> list[int]:
+    """Inverse of `pack`; raises ValueError where the length is no multiple of 8."""
+    if len(data) % 8:
+        raise ValueError(f"block hashes: expected a multiple of 8 bytes, found {len(data)}")
+    hashes: list[int] = np.frombuffer(data, "<u8").tolist()
+    return hashes
