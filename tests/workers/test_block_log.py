@@ -1,0 +1,87 @@
+"""Changes of a prefix cache, coalesced and bounded."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workers.kv.block_log import BlockLog
+
+
+def test_changes_are_told_once() -> None:
+    blocks = BlockLog(16, 8)
+    blocks.stored([1, 2, 3])
+    blocks.stored([2])
+    assert blocks.take() == ([], [1, 2, 3])
+    assert blocks.take() == ([], [])
+    blocks.removed([2, 9])
+    blocks.stored([4])
+    assert blocks.take() == ([2], [4])
+    assert (blocks.held(), len(blocks), blocks.block_size) == ([1, 3, 4], 3, 16)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_came_and_went_in_between_is_not_told(told: bool) -> None:
+    blocks = BlockLog(16, 8)
+    blocks.stored([1])
+    if told:
+        blocks.take()
+    blocks.removed([1])
+    blocks.stored([1])
+    assert blocks.take() == ([], [] if told else [1])
+    blocks.stored([2])
+    blocks.removed([2])
+    assert blocks.take() == ([], [])
+
+
+def test_a_cleared_cache_is_told_as_removed_and_can_fill_again() -> None:
+    blocks = BlockLog(16, 8)
+    blocks.stored([1, 2])
+    blocks.take()
+    blocks.stored([3])
+    blocks.cleared()
+    blocks.stored([2])
+    assert blocks.take() == ([1], [])
+    assert blocks.held() == [2]
+
+
+def test_beyond_the_bound_the_oldest_is_taken_for_removed() -> None:
+    blocks = BlockLog(16, 2)
+    blocks.stored([1, 2])
+    blocks.take()
+    blocks.stored([3])
+    assert blocks.held() == [2, 3]
+    blocks.removed([1])  # when the engine evicts it at last
+    assert blocks.take() == ([1], [3])
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["stored", "removed", "cleared", "take"]), st.integers(0, 9)),
+    max_size=60,
+)
+
+
+@settings(deadline=None)  # a shared machine may stall
+@given(STEPS, st.integers(1, 6))
+def test_whoever_applies_the_changes_knows_what_is_held(
+    steps: list[tuple[str, int]], blocks_max: int
+) -> None:
+    blocks, known = BlockLog(16, blocks_max), set[int]()
+
+    def apply() -> None:
+        removed, stored = blocks.take()
+        assert set(removed) <= known
+        assert not known & set(stored)
+        assert max(len(removed), len(stored)) <= blocks_max
+        known.difference_update(removed)
+        known.update(stored)
+        assert known == set(blocks.held())
+
+    for what, block in steps:
+        if what == "take":
+            apply()
+        elif what == "cleared":
+            blocks.cleared()
+        else:
+            getattr(blocks, what)([block])
+        assert len(blocks) <= blocks_max
+    apply()

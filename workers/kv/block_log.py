@@ -1,0 +1,68 @@
+"""What an engine's prefix cache holds, by block hash, and what changed since somebody last asked.
+
+The engine writes it, the worker publishes it (`workers/kv_events.py`), routers guess from it what a
+prompt would find here. A hash is a name of schemas/prefix.py; an engine that keeps a block twice
+tells it once. Belongs to the event loop: not for use from other threads.
+"""
+
+from collections.abc import Iterable
+
+
+class BlockLog:
+    """At most `blocks_max` hashes; beyond that the oldest is taken for removed.
+
+    `block_size` is in tokens. Changes are coalesced: what came and went between two calls of `take`
+    is never told, so neither list outgrows `blocks_max`.
+    """
+
+    def __init__(self, block_size: int, blocks_max: int) -> None:
+        self.block_size = block_size
+        self._blocks_max = blocks_max
+        self._held: dict[int, None] = {}  # the oldest first
+        self._stored: dict[int, None] = {}  # held, and not told yet
+        self._removed: dict[int, None] = {}  # told, and no longer held
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def stored(self, hashes: Iterable[int]) -> None:
+        """These blocks can be found now; those known already change nothing."""
+        for block in hashes:
+            if block in self._held:
+                continue
+            if len(self._held) >= self._blocks_max:
+                self._remove(next(iter(self._held)))
+            self._held[block] = None
+            if block in self._removed:
+                del self._removed[block]
+            else:
+                self._stored[block] = None
+
+    def removed(self, hashes: Iterable[int]) -> None:
+        """These blocks were evicted; unknown ones change nothing."""
+        for block in hashes:
+            if block in self._held:
+                self._remove(block)
+
+    def cleared(self) -> None:
+        """The whole cache was dropped."""
+        for block in list(self._held):
+            self._remove(block)
+
+    def _remove(self, block: int) -> None:
+        del self._held[block]
+        if block in self._stored:
+            del self._stored[block]
+        else:
+            self._removed[block] = None
+
+    def take(self) -> tuple[list[int], list[int]]:
+        """The hashes (removed, stored) since the last call, each in order of time."""
+        changes = list(self._removed), list(self._stored)
+        self._removed.clear()
+        self._stored.clear()
+        return changes
+
+    def held(self) -> list[int]:
+        """Every hash that is held now, the oldest first."""
+        return list(self._held)
