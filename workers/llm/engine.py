@@ -9,7 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from schemas.records import Capability, KvHandle, Sampling, TokenLogprob, WireError, WorkPhase
+from schemas.records import (
+    Capability,
+    KvHandle,
+    Orchestration,
+    Sampling,
+    TokenLogprob,
+    WireError,
+    WorkPhase,
+)
+from workers.kv.block_log import BlockLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +29,13 @@ class Job:
     decode job generates the whole answer, from the first token on; with `kv` it fetches the
     prompt's KV instead of computing it. Both sides of a hand-over use the same `request_id` and
     `sampling`.
+
+    In the paired orchestrations (`decode_first`, `concurrent`) both sides have the job at the same
+    time. `kv` of the decode job is then a promise of the prefill engine to write the KV, and
+    `kv_target` of the prefill job says where: `kv_target.block_ids` are the decode engine's blocks
+    of the prompt, of which the first `kv_target.tokens` tokens are valid already. With
+    `concurrent` they are empty, and the engines tell each other. A prefill job may have `kv` too:
+    earlier KV of the session, which an engine that cannot read it ignores.
     """
 
     request_id: str
@@ -28,6 +44,13 @@ class Job:
     sampling: Sampling
     deadline_ms: int  # wall time
     kv: KvHandle | None = None
+    orchestration: Orchestration = Orchestration.NONE
+    kv_target: KvHandle | None = None
+
+    @property
+    def is_paired(self) -> bool:
+        """Prefill writes the KV into decode's blocks, while both have the job."""
+        return self.orchestration in (Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +62,11 @@ class Output:
     after `abort`, and `error` with `error` set. `text` may lag `token_ids` while a character or
     stop string is incomplete; texts joined up to the last output are the answer. `kv_bytes` and
     `transfer_ms` are set once, on the first output after KV was received.
+
+    A decode job of `decode_first` begins with an output that has `kv` alone: its blocks are
+    allocated, and this is the prefill job's `kv_target`. A paired prefill job gives the first token
+    when it is drawn, always without a finish reason, and ends with `handover`, no `kv`, and
+    `kv_bytes` and `transfer_ms` of what it wrote.
     """
 
     request_id: str
@@ -75,6 +103,7 @@ class Engine(Protocol):
     """Built, ready to serve, by an async factory `start` in the module that implements it."""
 
     capability: Capability
+    block_log: BlockLog  # what came into the prefix cache and what left it
 
     def add(self, job: Job) -> None:
         """Take a job. Never blocks; what is wrong with it arrives as an output with an error."""
