@@ -5,9 +5,11 @@ client's to retry.
 """
 
 import asyncio
+import math
 from dataclasses import dataclass, replace
 
 from schemas.codec import pack_tokens
+from schemas.errors import InvalidRequest
 from schemas.records import CancelReason, Priority, Request
 from streams.gateway import sessions
 from streams.gateway.event_id import StreamKey
@@ -19,6 +21,8 @@ from streams.gateway.service import Gateway
 from streams.gateway.sessions import Conversation
 
 PRIORITY_HEADER, DEADLINE_HEADER, TRACE_HEADER = b"x-priority", "x-deadline-ms", b"traceparent"
+WEIGHTS_HEADER = b"x-trivium-weights"
+_WEIGHTS = ("ttft", "tpot")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,7 @@ def _key(
 def _requests(
     gateway: Gateway, caller: Caller, intake: Intake, key: StreamKey, turn: int
 ) -> list[Request]:
+    w_ttft, w_tpot = _weights(caller.headers.get(WEIGHTS_HEADER))
     first = Request(
         request_id=key.parent_id,
         parent_id=key.parent_id,
@@ -105,6 +110,8 @@ def _requests(
         deadline_ms=_deadline_ms(gateway, caller),
         gateway_id=gateway.gateway_id,
         gateway_partition=key.partition,
+        w_ttft=w_ttft,
+        w_tpot=w_tpot,
     )
     if key.choices == 1:
         return [first]
@@ -134,6 +141,32 @@ def _deadline_ms(gateway: Gateway, caller: Caller) -> int:
     most = gateway.settings.deadline_ms_max
     relative = number_header(caller.headers, DEADLINE_HEADER, 1, most)
     return caller.arrived_ms + (relative or gateway.settings.deadline_ms)
+
+
+def _weights(value: bytes | None) -> tuple[float, float]:
+    """Weights of TTFT and TPOT for placement; what the header does not name weighs 0, and -1
+    stands for a call without the header. Raises InvalidRequest.
+    """
+    if value is None:
+        return -1.0, -1.0
+    found: dict[str, float] = {}
+    try:
+        for part in value.decode("latin-1").split(","):
+            name, _, number = part.partition("=")
+            weight = float(number)
+            name = name.strip().lower()
+            if name not in _WEIGHTS or name in found or not 0 <= weight < math.inf:
+                raise ValueError
+            found[name] = weight
+        if not any(found.values()):
+            raise ValueError
+    except ValueError:
+        raise InvalidRequest(
+            "x-trivium-weights: expected ttft=NUMBER,tpot=NUMBER with numbers of at least 0, one "
+            f"of them above 0, found {value.decode('latin-1')[:60]!r}",
+            "x-trivium-weights",
+        ) from None
+    return found.get("ttft", 0.0), found.get("tpot", 0.0)
 
 
 async def _send_all(gateway: Gateway, requests: list[Request], trace: bytes) -> None:

@@ -14,7 +14,7 @@ from schemas.errors import (
     TriviumError,
     from_wire,
 )
-from schemas.records import Endpoint, OutcomeKind, StreamEnd, TokenLogprob
+from schemas.records import Endpoint, OutcomeKind, StreamEnd, StreamStart, TokenLogprob
 from streams.gateway.event_id import StreamKey
 from streams.gateway.ids import CHAT_PREFIX, COMPLETION_PREFIX
 from streams.gateway.streams import Stream
@@ -67,6 +67,26 @@ def placement(key: StreamKey, end: StreamEnd) -> Json:
         "attempt": end.attempt,
         "kv_bytes": end.kv_bytes,
     }
+
+
+def placement_headers(
+    start: StreamStart | None, end: StreamEnd | None
+) -> list[tuple[bytes, bytes]]:
+    """The same as response headers; what is not known is left out.
+
+    A stream's headers leave with its first token, when only its start is known.
+    """
+    told = start if end is None else end
+    if told is None:
+        return []
+    values = [
+        (b"x-trivium-mode", told.mode),
+        (b"x-trivium-prefill-worker", told.prefill_worker),
+        (b"x-trivium-decode-worker", told.decode_worker),
+    ]
+    if start is not None and start.attempt == told.attempt:
+        values.append((b"x-trivium-orchestration", start.orchestration))
+    return [(name, value.encode()) for name, value in values if value not in ("", "none")]
 
 
 def logprobs(key: StreamKey, tokens: Sequence[TokenLogprob], first_char: int) -> Json | None:

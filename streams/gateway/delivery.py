@@ -7,7 +7,7 @@ whatever fails before it has a status of its own.
 from starlette.types import Send
 
 from schemas.errors import TriviumError
-from streams.gateway.answers import end_error, placement
+from streams.gateway.answers import end_error, placement_headers
 from streams.gateway.chunks import KEEPALIVE, ChunkWriter, error_event, whole_answer
 from streams.gateway.http import HeaderList, send_whole
 from streams.gateway.hub import Call
@@ -21,10 +21,17 @@ _STREAM_HEADERS = (
 
 
 def _names(call: Call) -> HeaderList:
-    return [
-        (b"x-request-id", call.key.parent_id.encode()),
+    """Whose answer it is, and where it is computed as far as that is known by now."""
+    parent_id = call.key.parent_id.encode()
+    names = [
+        (b"x-request-id", parent_id),
         (b"x-session-id", call.key.session_id.encode()),
+        (b"x-trivium-request-id", parent_id),
     ]
+    for stream in call.streams:
+        if stream.start is not None or stream.end is not None:
+            return names + placement_headers(stream.start, stream.end)
+    return names
 
 
 def _error(call: Call) -> TriviumError | None:
@@ -76,14 +83,5 @@ async def write_whole(call: Call, send: Send) -> str:
         return GONE
     if (error := _error(call)) is not None:
         raise error
-    end = call.streams[-1].end
-    assert end is not None
-    where = placement(call.key, end)
-    headers = [
-        *_names(call),
-        (b"x-trivium-mode", where["mode"].encode()),
-        (b"x-trivium-prefill-worker", where["prefill_worker"].encode()),
-        (b"x-trivium-decode-worker", where["decode_worker"].encode()),
-    ]
-    await send_whole(send, 200, whole_answer(call.key, call.streams), headers)
+    await send_whole(send, 200, whole_answer(call.key, call.streams), _names(call))
     return COMPLETED

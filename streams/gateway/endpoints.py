@@ -111,6 +111,7 @@ async def _answer(
     names.append((b"x-session-id", conversation.session_id.encode()))
     keep = _keeps_running(caller.headers)
     call = await accept(gateway, caller, intake, conversation)
+    names.append((b"x-trivium-request-id", caller.parent_id.encode()))  # now it is on the log
     watcher = start_watch(receive, call)
     try:
         if intake.stream:

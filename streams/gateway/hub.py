@@ -6,19 +6,19 @@ No task and no future per token.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from schemas.errors import TriviumError
-from schemas.records import OutcomeKind, StreamEnd, TokenFrame, TokenLogprob
+from schemas.records import OutcomeKind, StreamEnd, StreamStart, TokenFrame, TokenLogprob
 from streams.gateway.event_id import StreamKey
 from streams.gateway.metrics import Metrics
 from streams.gateway.streams import Stream
 
 
 class CallStream(Stream):
-    """A stream that knows its call and when it last grew."""
+    """A stream that knows its call, when it last grew, and where it is run."""
 
-    __slots__ = ("call", "last_s")
+    __slots__ = ("call", "last_s", "start")
 
     def __init__(
         self,
@@ -32,6 +32,7 @@ class CallStream(Stream):
         super().__init__(request_id, choice, next_seq=next_seq, next_char=next_char)
         self.call = call
         self.last_s = 0.0
+        self.start: StreamStart | None = None  # of the highest attempt that told it
 
 
 class Call:
@@ -148,6 +149,8 @@ class Hub:
         """Hand each row to its stream, then the last words."""
         logprobs = _by_stream(frame) if frame.logprobs else None
         streams = self._streams
+        if frame.starts:
+            self._started(frame.starts)
         token_ids = frame.token_ids
         at = total = foreign = 0
         waits: dict[tuple[float, int], int] = {}  # rows by when their stream last grew, and tokens
@@ -193,6 +196,16 @@ class Hub:
                 self._closed(ending)
         if self._metrics is not None:
             self._metrics.frame(tokens=total, foreign_rows=foreign, waits=waits, now_s=now_s)
+
+    def _started(self, starts: Sequence[StreamStart]) -> None:
+        for start in starts:
+            stream = self._streams.get(start.request_id)
+            if stream is None:
+                continue
+            known = stream.start  # of one attempt, decode knows more than prefill
+            fuller = (start.attempt, start.decode_worker != "")
+            if known is None or fuller > (known.attempt, known.decode_worker != ""):
+                stream.start = start
 
     def _begun(self, call: Call, now_s: float) -> None:
         call.first_s = now_s

@@ -21,8 +21,16 @@ _HEADERS = {
     "X-Session-Id": "The conversation; derived from the messages where it is missing.",
     "X-Priority": "interactive, standard or batch.",
     "X-Deadline-Ms": "Milliseconds from now after which the answer is worthless.",
+    "X-Trivium-Weights": "What counts in placement, as ttft=0.7,tpot=0.3.",
     "X-Trivium-On-Disconnect": "cancel (default) or continue.",
     "Last-Event-ID": "Resume the stream after this event, on any gateway; the body is ignored.",
+}
+_ANSWER_HEADERS = {
+    "X-Trivium-Request-Id": "The id of the request on the log, for `trivium explain`.",
+    "X-Trivium-Mode": "remote, local or replica; left out, as all below, while it is not known.",
+    "X-Trivium-Orchestration": "prefill_first, decode_first or concurrent.",
+    "X-Trivium-Prefill-Worker": "The worker that computed the prompt.",
+    "X-Trivium-Decode-Worker": "The worker that generated.",
 }
 _EVENTS = "/v1/requests/{request_id}/events"
 
@@ -37,6 +45,11 @@ def _header(name: str, doc: str) -> dict[str, Any]:
     }
 
 
+def _answer_headers() -> dict[str, Any]:
+    text = {"type": "string"}
+    return {n: {"schema": text, "description": doc} for n, doc in _ANSWER_HEADERS.items()}
+
+
 def _operation(path: str) -> dict[str, Any]:
     model, doc, tag = _BODIES[path]
     schema = {"$ref": _REF.format(model=model.__name__)}
@@ -49,7 +62,11 @@ def _operation(path: str) -> dict[str, Any]:
         "parameters": [] if path == "/tokenize" else [_header(*item) for item in _HEADERS.items()],
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
         "responses": {
-            "200": {"description": "The answer", "content": content},
+            "200": {
+                "description": "The answer",
+                "headers": {} if path == "/tokenize" else _answer_headers(),
+                "content": content,
+            },
             "default": {"description": "An error body as OpenAI's"},
         },
     }
