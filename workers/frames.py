@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from itertools import chain
 
 from schemas.log.clients import Headers
-from schemas.records import Outcome, StreamEnd, StreamLogprobs, TokenFrame, TokenLogprob
+from schemas.records import (
+    Outcome,
+    StreamEnd,
+    StreamLogprobs,
+    StreamStart,
+    TokenFrame,
+    TokenLogprob,
+)
 
 HeldOutcome = tuple[Outcome, Headers]
 
@@ -43,6 +50,7 @@ class Columns:
         "partition",
         "request_ids",
         "rows",
+        "starts",
         "texts",
         "token_counts",
     )
@@ -63,6 +71,7 @@ class Columns:
         self.texts: list[str] = []
         self.rows: dict[str, int] = {}  # the row that a stream's next tokens may join
         self.logprobs: list[StreamLogprobs] = []
+        self.starts: list[StreamStart] = []
         self.ends: list[StreamEnd] = []
         self.outcomes: list[HeldOutcome] = []
 
@@ -94,6 +103,10 @@ class Columns:
         self.ids.append(ids)
         self.texts.append(text)
 
+    def start(self, start: StreamStart) -> None:
+        """A stream begins on this worker; told with its first row, or whatever leaves before."""
+        self.starts.append(start)
+
     def add_logprobs(
         self, request_id: str, attempt: int, seq: int, tokens: Sequence[TokenLogprob]
     ) -> None:
@@ -124,6 +137,7 @@ class Columns:
             texts=self.texts,
             logprobs=self.logprobs,
             ends=self.ends,
+            starts=self.starts,
         )
         batch = Batch(partition=self.partition, frame=frame, outcomes=self.outcomes)
         self._reset()

@@ -30,6 +30,7 @@ from schemas.records import (
     WorkPhase,
 )
 from schemas.topics import check_record, partition_of
+from workers.kv.block_log import BlockLog
 from workers.llm.engine import EngineLoad, Job, Output
 from workers.runtime import LogClients
 
@@ -50,6 +51,8 @@ def capability(running_max: int = 4) -> Capability:
 
 class FakeEngine:
     """Records what it is told; `say` is the next step's outputs."""
+
+    block_log: BlockLog  # only where a test gives it one: it is published
 
     def __init__(self, running_max: int = 4) -> None:
         self.capability = capability(running_max)

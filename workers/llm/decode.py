@@ -4,22 +4,10 @@ A replica's work is a decode job without KV, so it has no file of its own. Pure;
 `workers/llm/held.py`.
 """
 
-from schemas.records import KvHandle, Outcome, OutcomeKind, Phase, StreamEnd, Work
+from schemas.records import Outcome, OutcomeKind, Phase, StreamEnd
 from workers.llm.engine import Output
 from workers.llm.prefill import WHOLE, unexpected
 from workers.llm.stream import Identity, Stream, ended, failed, kv_received
-
-
-def usable_kv(work: Work, me: Identity, now_ms: int) -> KvHandle | None:
-    """The handle to fetch; none computes the prompt in place.
-
-    A late handle is never read, because its blocks may hold another prompt by now, and a worker
-    does not fetch from itself: what it computed is in its own cache.
-    """
-    kv = work.kv
-    if kv is None or kv.expires_at_ms <= now_ms or kv.worker_id == me.worker_id:
-        return None
-    return kv
 
 
 def clipped_row(stream: Stream, output: Output, seq: int, chars: int) -> None:
@@ -39,7 +27,13 @@ def clipped_row(stream: Stream, output: Output, seq: int, chars: int) -> None:
 
 
 def received(stream: Stream, output: Output, me: Identity, now_ms: int) -> Phase | None:
-    """The phase that says that the KV arrived, the first time."""
+    """The phase that says that the KV arrived, the first time.
+
+    Prefill has none: it tells the bytes when it is done, those that it wrote if it wrote any.
+    """
+    if stream.prefill:
+        stream.kv_bytes = output.kv_bytes
+        return None
     if stream.kv_reported or stream.work.kv is None:
         return None
     stream.kv_reported = True
@@ -59,5 +53,6 @@ def finish(
             now_ms,
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
+            kv=output.kv,
         )
     return failed(stream, me, output.error or unexpected(stream, output).to_wire(), now_ms)

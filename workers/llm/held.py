@@ -7,11 +7,14 @@ Theory of operation: a request is held from `take` until its hand-over, outcome 
 exactly one of these leaves. Streams are keyed by the job's id, which carries the attempt, so what
 the engine still says about a stream that has ended finds nothing and is dropped. Requests that were
 seen are remembered (bounded), so repeated work and lower attempts are ignored.
+
+In a paired orchestration two workers hold the attempt. Only decode's ends it: prefill's reports
+that it is done or that it failed, and is silent at a cancellation or a deadline.
 """
 
 import dataclasses
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from schemas.codec import unpack_tokens
 from schemas.errors import (
@@ -35,9 +38,9 @@ from schemas.records import (
     WorkPhase,
 )
 from workers.frames import Frames
-from workers.llm import decode, prefill
+from workers.llm import decode, peers, prefill
 from workers.llm.engine import Engine, Job, Output
-from workers.llm.stream import Identity, Stream, ended, failed, phase
+from workers.llm.stream import Identity, Stream, allocated, ended, failed, phase, started
 
 Report = Callable[[Phase, Headers], None]
 _BIT = {WorkPhase.PREFILL: 1, WorkPhase.DECODE: 2}
@@ -64,7 +67,13 @@ class Held:
     """All requests on this worker; `report` takes the phases that are due, `frames` the tokens."""
 
     def __init__(
-        self, engine: Engine, me: Identity, limits: Limits, frames: Frames, report: Report
+        self,
+        engine: Engine,
+        me: Identity,
+        limits: Limits,
+        frames: Frames,
+        report: Report,
+        epoch_of: peers.EpochOf = lambda _: 0,
     ) -> None:
         self.draining = False
         self.requests_total = 0
@@ -75,6 +84,7 @@ class Held:
         self._limits = limits
         self._frames = frames
         self._report = report
+        self._epoch_of = epoch_of
         self._streams: dict[str, Stream] = {}  # by job id
         self._jobs: dict[str, str] = {}  # request id to job id
         self._seen: dict[str, tuple[int, int]] = {}  # request id to attempt and its phases' bits
@@ -82,6 +92,10 @@ class Held:
 
     def __len__(self) -> int:
         return len(self._streams)
+
+    def assign(self, roles: Collection[Role], held_max: int) -> None:
+        """Other roles from now on; what is held is finished all the same."""
+        self._limits = dataclasses.replace(self._limits, roles=frozenset(roles), held_max=held_max)
 
     def take(self, work: Work, headers: Headers, now_ms: int) -> None:
         """Start the work, or say why not; work for another life or seen before is ignored."""
@@ -94,32 +108,36 @@ class Held:
             self._engine.abort(older)
         try:
             prompt_tokens = unpack_tokens(work.prompt_tokens)
-            self._check(work)
+            self._check(work, now_ms)
         except TriviumError as error:
             refused = isinstance(error, WorkerRefused)
             kind = PhaseKind.REFUSED if refused else PhaseKind.FAILED
             self._report(phase(work, me, kind, now_ms, now_ms, error=error.to_wire()), headers)
             return
-        kv = decode.usable_kv(work, me, now_ms)
         stream = self._stream(work, headers, len(prompt_tokens), now_ms)
-        if work.kv is not None and kv is None:
-            if work.kv.worker_id == me.worker_id:
-                self._engine.abort(stream.job_id)  # no longer to be kept for a peer
-            stream.work = dataclasses.replace(work, kv=None)
         self._hold(stream)
         if work.deadline_ms <= now_ms:
             self._expire(stream, now_ms)
             return
         self.requests_total += 1
-        self._engine.add(
-            Job(
-                request_id=stream.job_id,
-                phase=work.phase,
-                prompt_tokens=prompt_tokens,
-                sampling=work.sampling,
-                deadline_ms=work.deadline_ms,
-                kv=kv,
-            )
+        self._engine.add(self._job(stream, prompt_tokens, now_ms))
+
+    def _job(self, stream: Stream, prompt_tokens: Sequence[int], now_ms: int) -> Job:
+        work, me = stream.work, self._me
+        kv = peers.usable_kv(work, me, now_ms, self._epoch_of)
+        if work.kv is not None and kv is None:
+            if not stream.prefill and work.kv.worker_id == me.worker_id:
+                self._engine.abort(stream.job_id)  # no longer to be kept for a peer
+            stream.work = dataclasses.replace(work, kv=None)
+        return Job(
+            request_id=stream.job_id,
+            phase=work.phase,
+            prompt_tokens=prompt_tokens,
+            sampling=work.sampling,
+            deadline_ms=work.deadline_ms,
+            kv=kv,
+            orchestration=work.orchestration,
+            kv_target=work.kv_target,
         )
 
     def _new(self, work: Work) -> bool:
@@ -136,7 +154,7 @@ class Held:
             del self._seen[next(iter(self._seen))]
         return True
 
-    def _check(self, work: Work) -> None:
+    def _check(self, work: Work, now_ms: int) -> None:
         limits, me = self._limits, self._me.worker_id
         if not limits.takes(work.phase):
             raise WorkerRefused(f"worker {me} runs no {work.phase}; request {work.request_id}")
@@ -154,6 +172,8 @@ class Held:
                 f"gateway_partition: expected 0 to {limits.gateway_partitions - 1}, found "
                 f"{work.gateway_partition}; request {work.request_id}"
             )
+        if work.deadline_ms > now_ms:
+            peers.check_promise(work, self._me, now_ms, self._epoch_of)
 
     def _stream(self, work: Work, headers: Headers, prompt_tokens: int, now_ms: int) -> Stream:
         return Stream(
@@ -214,10 +234,13 @@ class Held:
                 self._finish(stream, output, now_ms)
 
     def _first(self, stream: Stream, output: Output, now_ms: int) -> None:
-        if output.token_ids and not stream.first_token_ms:
-            stream.first_token_ms = now_ms
-        if stream.work.kv is None:  # with KV the prefill worker's figure stands
-            stream.cached_tokens = output.cached_tokens
+        if stream.prefill or stream.paired or stream.work.kv is None:
+            stream.cached_tokens = output.cached_tokens  # otherwise the prefill worker's stands
+        if output.kv is not None and not output.finish_reason:
+            self._report(allocated(stream, self._me, output.kv, now_ms), stream.headers)
+        if output.token_ids:
+            stream.columns.start(started(stream, self._me))
+            stream.first_token_ms = stream.first_token_ms or now_ms
 
     def _finish(self, stream: Stream, output: Output, now_ms: int) -> None:
         if output.error is not None and output.error.code == DeadlineExceeded.code:
@@ -237,14 +260,18 @@ class Held:
         stream.columns.end(*records, stream.headers)
 
     def cancel(self, order: CancelWork, now_ms: int) -> None:
-        """Stop a request; one that is not held may still have KV here, which is freed."""
+        """Stop a request; one that is not held may still have KV here, which is freed.
+
+        A void order says nothing to anybody: the attempt was ended elsewhere.
+        """
         if order.worker_id != self._me.worker_id:
             return
         job_id = f"{order.request_id}.{order.attempt}"
         stream = self._streams.get(job_id)
         if stream is not None:
             self._drop(stream)
-            self._end(stream, ended(stream, self._me, OutcomeKind.CANCELLED, now_ms))
+            if stream.ends_request and not order.void:
+                self._end(stream, ended(stream, self._me, OutcomeKind.CANCELLED, now_ms))
         self._engine.abort(job_id)
 
     @property
@@ -268,7 +295,8 @@ class Held:
             f"{stream.work.phase} on {self._me.worker_id} after {stream.seq} tokens"
         ).to_wire()
         self._drop(stream)
-        self._end(stream, ended(stream, self._me, OutcomeKind.EXPIRED, now_ms, error=error))
+        if stream.ends_request:
+            self._end(stream, ended(stream, self._me, OutcomeKind.EXPIRED, now_ms, error=error))
 
     def give_back(self, error: WireError, now_ms: int) -> None:
         """Every request as a failed phase, for the router to place again."""

@@ -1,9 +1,9 @@
 """What the end of a prefill job means: a hand-over, a whole answer of one token, or a failure.
 
+In a pair it is never an answer: the decode worker finds the same end and writes the outcome.
+
 Pure; `workers/llm/held.py` calls it and sends what it returns.
 """
-
-import dataclasses
 
 from schemas.errors import EngineFailed
 from schemas.records import Outcome, OutcomeKind, Phase, StreamEnd
@@ -34,10 +34,13 @@ def decided_text(stream: Stream, output: Output) -> str:
 def finish(
     stream: Stream, output: Output, me: Identity, now_ms: int
 ) -> Phase | tuple[StreamEnd, Outcome]:
-    """The record of the last output of a prefill job.
-
-    The handle gets this worker's name and epoch here, because an engine knows neither.
-    """
+    """The record of the last output of a prefill job."""
+    if stream.paired:
+        done = output.finish_reason in ("handover", *WHOLE)
+    else:
+        done = output.finish_reason == "handover" and output.kv is not None
+    if done:
+        return handed_over(stream, me, output.kv, output.transfer_ms, now_ms)
     if output.finish_reason in WHOLE:  # the answer needed no decode
         return ended(
             stream,
@@ -47,9 +50,6 @@ def finish(
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
         )
-    if output.finish_reason == "handover" and output.kv is not None:
-        kv = dataclasses.replace(output.kv, worker_id=me.worker_id, worker_epoch=me.epoch)
-        return handed_over(stream, me, kv, now_ms)
     return failed(stream, me, output.error or unexpected(stream, output).to_wire(), now_ms)
 
 

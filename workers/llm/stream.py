@@ -3,21 +3,25 @@
 Pure builders; which record is due when is decided by `prefill.py`, `decode.py` and `held.py`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schemas.log.clients import Headers
 from schemas.records import (
     KvHandle,
+    Orchestration,
     Outcome,
     OutcomeKind,
     Phase,
     PhaseKind,
     StreamEnd,
+    StreamStart,
     WireError,
     Work,
     WorkPhase,
 )
 from workers.frames import Columns
+
+PAIRED = (Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,16 @@ class Stream:
     def prefill(self) -> bool:
         return self.work.phase is WorkPhase.PREFILL
 
+    @property
+    def paired(self) -> bool:
+        """Prefill and decode hold the attempt at the same time."""
+        return self.work.orchestration in PAIRED
+
+    @property
+    def ends_request(self) -> bool:
+        """Whether this side writes the outcome: of a pair, only decode does."""
+        return not (self.prefill and self.paired)
+
 
 def phase(
     work: Work, me: Identity, kind: PhaseKind, started_ms: int, now_ms: int, **more: object
@@ -87,8 +101,24 @@ def failed(stream: Stream, me: Identity, error: WireError, now_ms: int) -> Phase
     )
 
 
-def handed_over(stream: Stream, me: Identity, kv: KvHandle, now_ms: int) -> Phase:
-    """Prefill is done and its KV waits for a peer."""
+def allocated(stream: Stream, me: Identity, kv: KvHandle, now_ms: int) -> Phase:
+    """Decode has blocks for the prompt, into which a peer is to write."""
+    return phase(
+        stream.work,
+        me,
+        PhaseKind.KV_ALLOCATED,
+        stream.started_ms,
+        now_ms,
+        prompt_tokens=stream.prompt_tokens,
+        cached_tokens=stream.cached_tokens,
+        kv=mine(kv, me),
+    )
+
+
+def handed_over(
+    stream: Stream, me: Identity, kv: KvHandle | None, transfer_ms: float, now_ms: int
+) -> Phase:
+    """Prefill is done: its KV waits for a peer, or lies there already."""
     return phase(
         stream.work,
         me,
@@ -99,7 +129,9 @@ def handed_over(stream: Stream, me: Identity, kv: KvHandle, now_ms: int) -> Phas
         cached_tokens=stream.cached_tokens,
         sent_tokens=stream.seq,
         sent_chars=stream.chars,
-        kv=kv,
+        kv_bytes=stream.kv_bytes,
+        transfer_ms=transfer_ms,
+        kv=None if kv is None else mine(kv, me),
     )
 
 
@@ -118,6 +150,19 @@ def kv_received(stream: Stream, me: Identity, transfer_ms: float, now_ms: int) -
     )
 
 
+def started(stream: Stream, me: Identity) -> StreamStart:
+    """How and where the stream is run, as far as this worker knows."""
+    prefill_worker, decode_worker = _who(stream, me)
+    return StreamStart(
+        request_id=stream.request_id,
+        attempt=stream.attempt,
+        mode=stream.work.mode,
+        orchestration=stream.work.orchestration,
+        prefill_worker=prefill_worker,
+        decode_worker=decode_worker,
+    )
+
+
 def ended(
     stream: Stream,
     me: Identity,
@@ -127,6 +172,7 @@ def ended(
     finish_reason: str = "",
     stop_reason: str = "",
     error: WireError | None = None,
+    kv: KvHandle | None = None,
 ) -> tuple[StreamEnd, Outcome]:
     """The last word to the client and the outcome.
 
@@ -169,13 +215,22 @@ def ended(
         arrived_ms=stream.work.arrived_ms,
         first_token_ms=stream.first_token_ms,
         ended_ms=now_ms,
+        kv=None if kv is None else mine(kv, me),
+        orchestration=stream.work.orchestration,
     )
     return end, outcome
 
 
+def mine(kv: KvHandle, me: Identity) -> KvHandle:
+    """A handle with this worker's name and epoch, because an engine knows neither."""
+    return replace(kv, worker_id=me.worker_id, worker_epoch=me.epoch)
+
+
 def _who(stream: Stream, me: Identity) -> tuple[str, str]:
+    """Prefill and decode worker, as far as this one knows them."""
+    work = stream.work
     if stream.prefill:
-        return me.worker_id, ""
-    if stream.work.kv is None:  # the prompt was computed in place
+        return me.worker_id, "" if work.kv_target is None else work.kv_target.worker_id
+    if work.kv is None:  # the prompt was computed in place
         return me.worker_id, me.worker_id
-    return stream.work.prefill_worker, me.worker_id
+    return work.prefill_worker or work.kv.worker_id, me.worker_id
