@@ -8,7 +8,7 @@ heartbeat.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from schemas.records import Heartbeat, Load, MemberKind, MemberState, Registration, Role
+from schemas.records import Heartbeat, Lease, Load, MemberKind, MemberState, Registration, Role
 
 HEARTBEAT_MS = 500
 LEASE_MS = 2_500
@@ -21,8 +21,8 @@ class Member:
     """A member as its records tell; `seen_ms` is when this process last heard of it."""
 
     registration: Registration
-    offset: int
     seen_ms: int
+    claims: dict[Lease, int] = field(default_factory=dict)  # offset at which this life claimed it
     state: MemberState = MemberState.STARTING
     credits: dict[tuple[str, Role], int] = field(default_factory=dict)
     load: Load = _NEW_LOAD
@@ -58,12 +58,12 @@ class FleetView:
         known = self.members.get(record.member_id)
         if known is not None and known.epoch > record.epoch:
             return
-        member = Member(registration=record, offset=offset, seen_ms=now_ms)
+        member = Member(registration=record, seen_ms=now_ms)
+        claims: dict[Lease, int] = {}
         if known is not None and known.epoch == record.epoch:  # a role change keeps what is known
             member.state, member.load, member.beat_seq = known.state, known.load, known.beat_seq
-            member.credits = known.credits
-            if known.registration.leases == record.leases:
-                member.offset = known.offset
+            member.credits, claims = known.credits, known.claims
+        member.claims = {lease: claims.get(lease, offset) for lease in record.leases}
         self.members[record.member_id] = member
 
     def _beat(self, record: Heartbeat, now_ms: int) -> None:
@@ -85,13 +85,13 @@ class FleetView:
 
     def holder(self, topic: str, partition: int, now_ms: int) -> Member | None:
         """Who holds the lease of a partition: the first claim among the living."""
-        best: Member | None = None
-        for member in self.members.values():
-            claims = ((lease.topic, lease.partition) for lease in member.registration.leases)
-            if (topic, partition) in claims and member.lives(now_ms):
-                if best is None or member.offset < best.offset:
-                    best = member
-        return best
+        lease = Lease(topic=topic, partition=partition)
+        claimants = [
+            member
+            for member in self.members.values()
+            if lease in member.claims and member.lives(now_ms)
+        ]
+        return min(claimants, key=lambda member: member.claims[lease], default=None)
 
     def free_partitions(self, topic: str, partition_count: int, now_ms: int) -> list[int]:
         """Partitions that nobody living claims."""

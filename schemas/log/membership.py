@@ -78,6 +78,8 @@ class Membership:
         self._beat_seq = 0
         self._last_beat_s = float("-inf")  # monotonic send time of the last acknowledged beat
         self._running = False
+        self._read_offset = -1  # of the fleet topic, folded into the view
+        self._progress = asyncio.Event()
         self._logged_ms: dict[tuple[str, int], int] = {}
         self._fenced: set[tuple[str, int]] = set()
         self._reader = AssignedReader(settings, "fleet", [0], client_id=f"{member_id}-fleet")
@@ -96,7 +98,9 @@ class Membership:
         lost: set[tuple[str, int]] = set()
         while True:
             self.leases = {topic: self._choose(topic, lost) for topic in self._lease_topics}
-            await self._register()
+            registered = await self._register()
+            if self.leases:
+                await self._read_to(registered)
             await self.beat_now()
             beaten = [lease for lease in self.leases.items() if not self._holds(*lease)]
             if not beaten:
@@ -132,6 +136,25 @@ class Membership:
         holder = self.view.holder(topic, partition, wall_ms())
         return holder is not None and holder.member_id == self.member_id
 
+    async def lease(self, topic: str) -> int:
+        """Claim a partition of one more topic while `run` runs; returns it once the claim has won.
+
+        Raises LeaseError when every partition is taken; the other leases stay.
+        """
+        lost: set[tuple[str, int]] = set()
+        while True:
+            try:
+                partition = self._choose(topic, lost)
+            except LeaseError:
+                if self.leases.pop(topic, None) is not None:
+                    await self._register()
+                raise
+            self.leases[topic] = partition
+            await self._read_to(await self._register())
+            if self._holds(topic, partition):
+                return partition
+            lost.add((topic, partition))
+
     async def update(self, capability: Capability, roles: Sequence[Role] | None = None) -> None:
         """Publish what the engine is, once it is known, or a change of roles; leases stay."""
         self._capability = capability
@@ -139,7 +162,8 @@ class Membership:
             self._roles = tuple(roles)
         await self._register()
 
-    async def _register(self) -> None:
+    async def _register(self) -> int:
+        """Returns the record's offset."""
         leases = tuple(Lease(topic=t, partition=p) for t, p in self.leases.items())
         registration = Registration(
             member_id=self.member_id,
@@ -155,13 +179,22 @@ class Membership:
         )
         ack = await self._producer.send("fleet", registration, key=self.member_id, partition=0)
         logged = await ack
-        if not self.leases or self._running:
-            return
-        offset = -1
-        while offset < logged.offset:
-            for record in await self._reader.batch(timeout_ms=self._settings.request_timeout_ms):
-                await self._fold(record, wall_ms())
-                offset = record.offset
+        return int(logged.offset)
+
+    async def _read_to(self, offset: int) -> None:
+        """Wait until the record at the offset is folded."""
+        while self._read_offset < offset:
+            if self._running:
+                self._progress.clear()
+                await self._progress.wait()
+            else:
+                await self._read_on(timeout_ms=self._settings.request_timeout_ms)
+
+    async def _read_on(self, *, timeout_ms: int = 60_000) -> None:
+        for record in await self._reader.batch(timeout_ms=timeout_ms):
+            await self._fold(record, wall_ms())
+            self._read_offset = record.offset
+        self._progress.set()
 
     async def run(self) -> None:
         """Beat and follow the fleet until cancelled; raises LeaseError when this member is
@@ -195,8 +228,7 @@ class Membership:
 
     async def _follow(self) -> None:
         while True:
-            for record in await self._reader.batch():
-                await self._fold(record, wall_ms())
+            await self._read_on()
             for member_id in self.view.forget(FORGET_MS, wall_ms()):
                 self._logged_ms = {k: v for k, v in self._logged_ms.items() if k[0] != member_id}
                 self._fenced = {k for k in self._fenced if k[0] != member_id}

@@ -13,11 +13,23 @@ from schemas.fleet import LEASE_MS
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
-from schemas.records import Grant, Heartbeat, Load, MemberKind, MemberState, Registration, Role
+from schemas.records import (
+    Capability,
+    Grant,
+    Heartbeat,
+    Load,
+    MemberKind,
+    MemberState,
+    Registration,
+    Role,
+)
 from schemas.settings import LogSettings
 from tests.waiting import until
 
 pytestmark = pytest.mark.kafka
+CAPABILITY = Capability(
+    model="m", engine="sim", engine_id="e", block_size=16, max_model_len=128, running_max=4
+)
 
 
 class Fleet:
@@ -93,6 +105,32 @@ async def test_a_new_life_has_a_higher_epoch_and_may_reuse_its_partition(
         assert again.leases == first.leases == {"decode": 0}
         await again.leave()
         await first.leave()
+
+
+async def test_running_members_lease_further_topics_and_roles(kafka: LogSettings) -> None:
+    small = replace(kafka, worker_partitions=2)
+    async with fleet_of(small) as fleet:
+        members = [fleet.member(f"w{n}", "decode") for n in range(2)]
+        late = fleet.member("w2")
+        await asyncio.gather(*(member.join() for member in [*members, late]))
+        before = [dict(member.leases) for member in members]
+        async with fleet.running(*members, late):
+            found = await asyncio.gather(*(member.lease("prefill") for member in members))
+            assert sorted(found) == [0, 1]
+            with pytest.raises(LeaseError, match="all 2 partitions of prefill are leased"):
+                await late.lease("prefill")
+            assert late.leases == {}
+            for member, earlier, partition in zip(members, before, found, strict=True):
+                assert member.leases == {**earlier, "prefill": partition}
+                holder = late.view.holder("decode", earlier["decode"], wall_ms())
+                assert holder is not None
+                assert holder.member_id == member.member_id
+            await members[0].update(CAPABILITY, [Role.PREFILL, Role.DECODE])
+            seen = late.view.members
+            await until(lambda: len(seen["w0"].registration.roles) == 2)
+            assert seen["w0"].epoch == members[0].epoch
+        for member in [*members, late]:
+            await member.leave()
 
 
 async def test_beats_carry_state_credits_and_load(kafka: LogSettings) -> None:

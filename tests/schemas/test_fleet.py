@@ -123,7 +123,7 @@ def test_a_role_change_keeps_what_is_known() -> None:
     view = folded(registration("w1", claims=(0,)), beat("w1", 2, credits=4))
     view.apply(registration("w1", claims=(0,)), 7, 0)
     member = view.members["w1"]
-    assert (member.offset, member.beat_seq, member.load.running) == (0, 2, 2)
+    assert (list(member.claims.values()), member.beat_seq, member.load.running) == ([0], 2, 2)
     assert member.state is MemberState.READY and member.credits
 
 
@@ -131,6 +131,14 @@ def test_a_new_claim_counts_from_its_own_offset() -> None:
     view = folded(registration("w1", claims=(0,)), registration("w2", claims=(1,)))
     view.apply(registration("w1", claims=(1,)), 2, 0)
     assert (holder(view, 0), holder(view, 1)) == (None, "w2")
+
+
+def test_a_claim_that_is_added_moves_no_earlier_one() -> None:
+    view = folded(registration("w1", claims=(0,)), registration("w2", claims=(0, 1)))
+    view.apply(registration("w1", claims=(0, 1)), 2, 0)
+    assert (holder(view, 0), holder(view, 1)) == ("w1", "w2")
+    view.apply(registration("w1", epoch=2, claims=(0,)), 3, 0)  # a new life claims anew
+    assert holder(view, 0) == "w2"
 
 
 def test_living_members_of_a_kind_come_sorted() -> None:
@@ -190,10 +198,11 @@ def test_views_of_one_log_agree_and_leases_are_exclusive(
 def _check_first_claim(view: FleetView, partition: int, now_ms: int) -> None:
     """The holder recomputed in another way: sort the living claims by offset."""
     claims = sorted(
-        (member.offset, member.member_id)
+        (offset, member.member_id)
         for member in view.members.values()
         if member.lives(now_ms)
-        and any(lease.partition == partition for lease in member.registration.leases)
+        for lease, offset in member.claims.items()
+        if lease.partition == partition
     )
     held = view.holder("decode", partition, now_ms)
     assert (held.member_id if held else None) == (claims[0][1] if claims else None)
