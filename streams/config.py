@@ -3,13 +3,39 @@
 from dataclasses import dataclass
 
 from schemas.errors import ConfigError
+from schemas.records import Priority
+
+POLICIES = ("learned", "table", "conditional", "static", "replica")
+_CHOICES = {
+    "policy": POLICIES,
+    "orchestration": ("auto", "prefill_first", "decode_first", "concurrent"),
+}
+_FROM_ZERO = set(
+    "handover_ahead local_share max_local_prefill_tokens max_prefill_queue w_ttft w_tpot "
+    "explore_share explore_slack_ms samples_min".split()
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterSettings:
     """How a router admits, places, remembers and recovers; names every bound of the core."""
 
-    policy: str = "prefill_first"  # a name in streams/core/placement.py
+    policy: str = "static"  # a name in POLICIES
+    local_share: float = 0.0  # static: share of later turns computed on their decode worker
+    max_local_prefill_tokens: int = 1_000  # conditional: up to here on the decode worker
+    max_prefill_queue: float = 2.0  # conditional: from here on too, in requests per worker
+    table: str = ""  # table: the file that `trivium plan ppd` wrote
+    w_ttft: float = 0.5  # table and learned: weight of time to first token
+    w_tpot: float = 0.5  # likewise of time per output token
+    weights_interactive: str = ""  # "w_ttft/w_tpot" of a class, as 0.8/0.2; empty: as above
+    weights_standard: str = ""
+    weights_batch: str = ""
+    explore_share: float = 0.02  # learned: most requests that are placed to learn from them
+    explore_slack_ms: int = 10_000  # learned: requests with less slack are not
+    samples_min: int = 20  # learned: fewer observations of a part are too few
+    orchestration: str = "auto"  # or prefill_first, decode_first, concurrent
+    reuse_tokens_min: int = 256  # auto: so much more KV on the decode worker: decode_first
+    prefix_blocks_max: int = 1_000_000  # known KV blocks; the oldest go first
     queue_requests_max: int = 10_000  # waiting for admission; above it the worst are shed
     queue_tokens_max: int = 8_000_000  # prompt tokens waiting for admission; likewise
     ageing_ms: int = 5_000  # a waiting request rises one priority class per this time
@@ -34,9 +60,37 @@ class RouterSettings:
     stall_exit_ms: int = 15_000  # lag without progress for so long ends the process
 
     def __post_init__(self) -> None:
+        for name in ("policy", "orchestration"):
+            if getattr(self, name) not in _CHOICES[name]:
+                expected = ", ".join(_CHOICES[name])
+                found = getattr(self, name)
+                raise ConfigError(f"router.{name}: expected one of {expected}, found {found!r}")
+        for name in ("local_share", "explore_share"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                found = getattr(self, name)
+                raise ConfigError(f"router.{name}: expected 0 to 1, found {found}")
         for name in self.__slots__:
             value = getattr(self, name)
-            if name == "policy":
-                continue
-            if value < (0 if name == "handover_ahead" else 1):
+            if isinstance(value, str) or name in _FROM_ZERO:
+                if not isinstance(value, str) and value < 0:
+                    raise ConfigError(f"router.{name}: expected at least 0, found {value}")
+            elif value < 1:
                 raise ConfigError(f"router.{name}: expected a positive number, found {value}")
+        for priority in Priority:
+            self.weights(priority)
+
+    def weights(self, priority: Priority) -> tuple[float, float]:
+        """(w_ttft, w_tpot) of a class. Raises ConfigError for text that is not two numbers."""
+        text = getattr(self, f"weights_{priority.value}")
+        if not text:
+            return self.w_ttft, self.w_tpot
+        try:
+            w_ttft, w_tpot = (float(part) for part in text.split("/"))
+        except ValueError:
+            w_ttft = w_tpot = -1.0
+        if not (w_ttft >= 0 and w_tpot >= 0):
+            raise ConfigError(
+                f"router.weights_{priority.value}: expected two weights from 0 as 0.8/0.2, "
+                f"found {text!r}"
+            )
+        return w_ttft, w_tpot

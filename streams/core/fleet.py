@@ -7,49 +7,19 @@ appears once per role. Decides nothing; `streams/core/placement.py` chooses amon
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from schemas.fleet import HEARTBEAT_MS, LEASE_MS, FleetView, Member
-from schemas.records import Heartbeat, MemberKind, MemberState, Registration, Role
+import numpy as np
+
+from schemas.fleet import HEARTBEAT_MS, LEASE_MS, FleetView
+from schemas.records import Heartbeat, MemberKind, Registration, Role
+from streams.core.pool import NOT_LISTED, Life, Pool, Worker
+
+__all__ = ["Fleet", "Life", "Worker"]
 
 TOPIC_OF = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.REPLICA: "decode"}
 # No record from anyone for so long: it is this router, or the broker, that is deaf.
 DEAF_MS = 2 * HEARTBEAT_MS
 FORGET_MS = 600_000
-
-Life = tuple[str, int]  # worker id and epoch
-
-
-@dataclass(slots=True, eq=False)
-class Worker:
-    """One worker in one role, with what this router has on it."""
-
-    worker_id: str
-    epoch: int
-    role: Role
-    topic: str
-    partition: int
-    member: Member
-    window: int = 0  # granted: most requests of this router at once
-    running: int = 0  # requests of this router
-    work_ahead_tokens: int = 0  # prompt tokens of this router that are not computed yet
-    others_running: int = 0  # requests of other routers, as of the last heartbeat
-    others_tokens: int = 0
-    paused: bool = False  # it refused work; no more until its next heartbeat
-
-    @property
-    def life(self) -> Life:
-        return self.worker_id, self.epoch
-
-    def lives(self, now_ms: int) -> bool:
-        """Ready, and heard of within its lease."""
-        member = self.member
-        return member.state is MemberState.READY and now_ms - member.seen_ms <= LEASE_MS
-
-    def credits(self, now_ms: int) -> int:
-        """How many more requests it takes from this router now."""
-        free = self.window - self.running
-        return free if free > 0 and not self.paused and self.lives(now_ms) else 0
 
 
 class Fleet:
@@ -58,7 +28,7 @@ class Fleet:
     def __init__(self, router_id: str) -> None:
         self.router_id = router_id
         self.view = FleetView()
-        self.by_role: dict[Role, list[Worker]] = {role: [] for role in TOPIC_OF}
+        self.pools: dict[Role, Pool] = {role: Pool() for role in TOPIC_OF}
         self._workers: dict[tuple[str, Role], Worker] = {}
         self._heard_ms = 0
         self._hearing_since_ms = 0
@@ -75,20 +45,24 @@ class Fleet:
         elif record.kind is MemberKind.WORKER:
             self._register(record.member_id)
 
+    @property
+    def by_role(self) -> dict[Role, list[Worker]]:
+        """The workers of each role, in order of their ids."""
+        return {role: pool.workers for role, pool in self.pools.items()}
+
     def worker(self, worker_id: str, role: Role) -> Worker | None:
         """A worker in a role, whether it lives or not."""
         return self._workers.get((worker_id, role))
 
     def any_lives(self, role: Role, now_ms: int) -> bool:
         """Whether a worker of the role lives, credits or not."""
-        return any(worker.lives(now_ms) for worker in self.by_role[role])
+        return bool(self.pools[role].living(now_ms).any())
 
     def free(self, role: Role, now_ms: int) -> Iterator[tuple[Worker, int]]:
         """Workers of a role that take more, with their credits, in order of their ids."""
-        for worker in self.by_role[role]:
-            credits = worker.credits(now_ms)
-            if credits:
-                yield worker, credits
+        pool = self.pools[role]
+        for row in np.flatnonzero(pool.open(now_ms)):
+            yield pool.workers[row], int(pool.free[row])
 
     def is_lost(self, life: Life, now_ms: int) -> bool:
         """Whether what this life of a worker held must be placed again.
@@ -114,6 +88,7 @@ class Fleet:
         """Count a request that was dispatched."""
         worker.running += 1
         worker.work_ahead_tokens += tokens
+        self.pools[worker.role].update(worker)
 
     def release(self, life: Life, role: Role, tokens: int) -> None:
         """Count a request that left; earlier lives hold nothing."""
@@ -121,6 +96,24 @@ class Fleet:
         if worker is not None and worker.epoch == life[1]:
             worker.running -= 1
             worker.work_ahead_tokens -= tokens
+            self.pools[role].update(worker)
+
+    def pause(self, life: Life, role: Role) -> None:
+        """The worker refused work: it gets no more until its next heartbeat."""
+        worker = self._workers.get((life[0], role))
+        if worker is not None and worker.epoch == life[1]:
+            worker.paused = True
+            self.pools[role].update(worker)
+
+    def occupy(self, worker: Worker, until_ms: float) -> None:
+        """Note until when the prompts dispatched to a decode or replica worker keep it busy."""
+        worker.busy_until_ms = until_ms
+        self.pools[worker.role].update(worker)
+
+    def set_pace(self, worker: Worker, pace: float) -> None:
+        """Note how long the worker takes for the same work, over its pool's average."""
+        worker.pace = pace
+        self.pools[worker.role].update(worker)
 
     def forget(self, now_ms: int) -> None:
         """Drop members that have been silent for long, so that the tables stay bounded."""
@@ -139,6 +132,7 @@ class Fleet:
                 worker.paused = False
                 worker.others_running = max(0, load.running + load.waiting - worker.running)
                 worker.others_tokens = max(0, load.queued_tokens - worker.work_ahead_tokens)
+                self.pools[role].update(worker)
 
     def _register(self, member_id: str) -> None:
         """Bring the table up to date with the view, keeping the counts of a life that goes on.
@@ -159,14 +153,19 @@ class Fleet:
                     worker.window, worker.paused = known.window, known.paused
                     worker.running = known.running
                     worker.work_ahead_tokens = known.work_ahead_tokens
+                    worker.busy_until_ms, worker.pace = known.busy_until_ms, known.pace
                 self._workers[member_id, role] = worker
             self._list(member_id, role, takes)
 
     def _list(self, member_id: str, role: Role, takes: bool) -> None:
-        workers = [w for w in self.by_role[role] if w.worker_id != member_id]
+        workers = []
+        for worker in self.pools[role].workers:
+            worker.row = NOT_LISTED
+            if worker.worker_id != member_id:
+                workers.append(worker)
         if takes:
             workers.append(self._workers[member_id, role])
-        self.by_role[role] = sorted(workers, key=lambda worker: worker.worker_id)
+        self.pools[role] = Pool(workers)
 
     def _drop(self, member_id: str) -> None:
         for role in TOPIC_OF:

@@ -1,27 +1,68 @@
-"""Placement policies: which workers run a request, in which mode, and why.
+"""Placement: which workers run a request, in which mode and orchestration, and why.
 
-A policy is a pure function of what is needed and of the fleet; `POLICIES` maps the names that
-settings use. It returns None where the request has to wait. Ties fall to the lower worker id; what
-this router has already dispatched counts as load at once, so that a fresh worker does not draw a
-herd between two heartbeats. `streams/core/dispatcher.py` calls.
+`Placer` finds what is possible, has a policy (`streams/core/policies.py`) choose between local and
+remote for a later turn, and the workers chosen by `streams/core/choosing.py`. A request goes where
+its session's KV lies as far as the policy allows; a first turn goes to a pair of prefill and decode
+workers or to a replica, whichever is expected to answer first. `streams/core/dispatcher.py` calls.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from schemas.records import Candidate, Mode, Orchestration, Reason, Role, Session
-from streams.core.fleet import Fleet, Worker
+from schemas.records import (
+    Estimate,
+    Mode,
+    Orchestration,
+    Priority,
+    Reason,
+    Request,
+    Role,
+    Session,
+)
+from streams.config import RouterSettings
+from streams.core import choosing, orchestrating
+from streams.core.choosing import Speeds, View
+from streams.core.fleet import Fleet
+from streams.core.policies import Case, Choice, Conditional, Policy, Static
+from streams.core.pool import Worker
+
+_UNTICKETED = -1
+# Assumed until measured, relative to the settings' assumed speeds.
+_BASE_MS, _TRANSFER_SHARE, _SHARING_SHARE = 1.0, 0.1, 0.02
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, eq=False, kw_only=True)
 class Need:
-    """What a policy may know of a request and of its surroundings."""
+    """A request as placement sees it. Keep one per request while it waits: it remembers what was
+    computed and drawn for it. `session`, `waiting` and `underway` are as of now."""
 
+    request_id: str
+    turn: int
     prompt_tokens: int
-    session: Session | None
-    underway: int  # remote placements that wait for their decode worker
-    handover_ahead: int  # how many of them there may be beyond the free decode credits
-    local_after_ms: int  # without a prefill worker for so long, decode workers compute prompts
+    prompt: bytes  # packed int32
+    max_tokens: int
+    priority: Priority
+    deadline_ms: int
+    w_ttft: float = -1.0  # below 0: its class's
+    w_tpot: float = -1.0
+    session: Session | None = None
+    waiting: int = 0  # requests in admission
+    underway: int = 0  # remote placements that wait for their decode worker
+    ticket: int = _UNTICKETED
+
+    @classmethod
+    def of(cls, request: Request) -> "Need":
+        """The lasting part, from the request."""
+        return cls(
+            request_id=request.request_id,
+            turn=request.turn,
+            prompt_tokens=len(request.prompt_tokens) // 4,
+            prompt=request.prompt_tokens,
+            max_tokens=request.sampling.max_tokens,
+            priority=request.priority,
+            deadline_ms=request.deadline_ms,
+            w_ttft=request.w_ttft,
+            w_tpot=request.w_tpot,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,106 +75,205 @@ class Placement:
     prefill: Worker | None = None
     decode: Worker | None = None
     orchestration: Orchestration = Orchestration.NONE
+    w_ttft: float = 0.0
+    w_tpot: float = 0.0
+    load: float = 0.0
+    estimate: Estimate | None = None
+    prefill_cached_tokens: int = 0  # that the chosen workers are thought to hold
+    decode_cached_tokens: int = 0
 
 
-Policy = Callable[[Need, Fleet, int], Placement | None]
+class Placer:
+    """Places requests, and learns from how they went."""
 
+    def __init__(self, settings: RouterSettings) -> None:
+        self.settings = settings
+        self._policy = _policy(settings)
+        self._weights = {priority: settings.weights(priority) for priority in Priority}
+        self._speeds = _assumed(settings)
+        self._tickets = 0
 
-def prefill_first(need: Need, fleet: Fleet, now_ms: int) -> Placement | None:
-    """Remote where both pools have credit, else a replica; local with no prefill pool for long."""
-    return (
-        _remote(need, fleet, now_ms) or replica(need, fleet, now_ms) or _local(need, fleet, now_ms)
-    )
+    def place(self, need: Need, fleet: Fleet, now_ms: int) -> Placement | None:
+        """How to run the request now; None while it has to wait.
 
+        What is returned counts as dispatched.
+        """
+        view = self._view(need, fleet, now_ms)
+        home = view.home
+        if self.settings.policy == "replica" or not fleet.any_lives(Role.DECODE, now_ms):
+            return self._replica(need, view)
+        if view.home_takes(Role.REPLICA):
+            return self._replica(need, view)
+        if not fleet.any_lives(Role.PREFILL, now_ms):
+            return self._replica(need, view) or self._without_prefill(need, view)
+        if home is None or home.role is Role.REPLICA:
+            return self._soonest(need, view)
+        choice = self._policy.choose(self._case(need, view, home))
+        takes = view.home_takes(Role.DECODE)
+        if choice.local and takes:
+            return self._local(need, view, home, choice)
+        if choice.local:
+            choice = Choice(False, Reason.SESSION_WORKER_FULL, choice.estimate)
+        remote = self._remote(need, view, choice)
+        if remote is None and takes and self.settings.policy != "static":
+            return self._local(
+                need, view, home, Choice(True, Reason.PREFILL_QUEUE_LONG, choice.estimate)
+            )
+        return remote
 
-def replica(need: Need, fleet: Fleet, now_ms: int) -> Placement | None:
-    """The whole request on the session's replica, or on the least loaded one."""
-    worker, reason = choose_decode(need.session, fleet, Role.REPLICA, now_ms)
-    if worker is None:
-        return None
-    if reason is Reason.LEAST_WORK and not fleet.any_lives(Role.DECODE, now_ms):
-        reason = Reason.ONLY_REPLICAS
-    return Placement(policy="replica", mode=Mode.REPLICA, reason=reason, decode=worker)
+    def handoff(self, need: Need, fleet: Fleet, now_ms: int) -> tuple[Worker | None, Reason]:
+        """The decode worker for a prompt that a prefill worker has computed, and why.
 
+        A replica where no decode worker lives; None while the request has to wait.
+        """
+        view = self._view(need, fleet, now_ms)
+        if not fleet.any_lives(Role.DECODE, now_ms):
+            return view.replica(), Reason.NO_WORKER
+        worker = view.decode()
+        if worker is not None and worker is view.home:
+            return worker, Reason.SESSION_WORKER
+        if need.session is not None:
+            return worker, view.away
+        cached = view.held_at(worker) > 0
+        return worker, Reason.PREFIX_CACHED if cached else Reason.PREFILL_DONE
 
-POLICIES: dict[str, Policy] = {"prefill_first": prefill_first, "replica": replica}
+    def _view(self, need: Need, fleet: Fleet, now_ms: int) -> View:
+        return View(need.session, need.prompt_tokens, need.max_tokens, fleet, self._speeds, now_ms)
 
-
-def _remote(need: Need, fleet: Fleet, now_ms: int) -> Placement | None:
-    prefill = _least(fleet, Role.PREFILL, now_ms, by_work=True)
-    if prefill is None or not fleet.any_lives(Role.DECODE, now_ms):
-        return None
-    decode_credits = sum(credits for _, credits in fleet.free(Role.DECODE, now_ms))
-    if need.underway >= decode_credits + need.handover_ahead:
-        return None
-    decode, reason = choose_decode(need.session, fleet, Role.DECODE, now_ms)
-    return Placement(
-        policy="prefill_first",
-        mode=Mode.REMOTE,
-        orchestration=Orchestration.PREFILL_FIRST,
-        reason=reason,
-        prefill=prefill,
-        decode=decode,
-    )
-
-
-def _local(need: Need, fleet: Fleet, now_ms: int) -> Placement | None:
-    if fleet.prefill_absent_ms(now_ms) < need.local_after_ms:
-        return None
-    worker, _ = choose_decode(need.session, fleet, Role.DECODE, now_ms)
-    if worker is None:
-        return None
-    return Placement(
-        policy="prefill_first", mode=Mode.LOCAL, reason=Reason.NO_WORKER, decode=worker
-    )
-
-
-def choose_decode(
-    session: Session | None, fleet: Fleet, role: Role, now_ms: int
-) -> tuple[Worker | None, Reason]:
-    """The session's worker if it lives and has credit, else the least loaded one, and why."""
-    reason = Reason.LEAST_WORK
-    if session is not None:
-        known = fleet.worker(session.decode_worker, role)
-        if known is None or known.epoch != session.worker_epoch or not known.lives(now_ms):
-            reason = Reason.SESSION_WORKER_GONE
-        elif known.credits(now_ms):
-            return known, Reason.SESSION_WORKER
-        else:
-            reason = Reason.SESSION_WORKER_FULL
-    return _least(fleet, role, now_ms, by_work=False), reason
-
-
-def _least(fleet: Fleet, role: Role, now_ms: int, *, by_work: bool) -> Worker | None:
-    """The worker with credit that has least before it: prompt tokens for prefill, else requests."""
-    best, least = None, (0, 0)
-    for worker, _ in fleet.free(role, now_ms):
-        tokens = worker.work_ahead_tokens + worker.others_tokens
-        requests = worker.running + worker.others_running
-        load = (tokens, requests) if by_work else (requests, tokens)
-        if best is None or load < least:
-            best, least = worker, load
-    return best
-
-
-def candidates(
-    fleet: Fleet, roles: tuple[Role, ...], chosen: tuple[Worker | None, ...], most: int, now_ms: int
-) -> tuple[Candidate, ...]:
-    """What a decision looked at: the chosen workers first, then others that live, `most` in all."""
-    workers = [worker for worker in chosen if worker is not None]
-    for role in roles:
-        for worker in fleet.by_role[role]:
-            if len(workers) >= most:
-                break
-            if worker not in workers and worker.lives(now_ms):
-                workers.append(worker)
-    return tuple(
-        Candidate(
-            worker_id=worker.worker_id,
-            role=worker.role,
-            credits=worker.credits(now_ms),
-            running=worker.running,
-            work_ahead_tokens=worker.work_ahead_tokens,
+    def _weights_of(self, need: Need) -> tuple[float, float]:
+        w_ttft, w_tpot = self._weights[need.priority]
+        return (
+            need.w_ttft if need.w_ttft >= 0 else w_ttft,
+            need.w_tpot if need.w_tpot >= 0 else w_tpot,
         )
-        for worker in workers[:most]
+
+    def _case(self, need: Need, view: View, home: Worker) -> Case:
+        """The question for the policy."""
+        assert need.session is not None
+        if need.ticket == _UNTICKETED:
+            self._tickets += 1
+            need.ticket = self._tickets
+        pool = view.fleet.pools[Role.PREFILL]
+        living = pool.living(view.now_ms)
+        prefill = view.prefill(living)
+        assert prefill is not None
+        waiting = float(pool.requests[living].sum()) + need.waiting
+        w_ttft, w_tpot = self._weights_of(need)
+        return Case(
+            ticket=need.ticket,
+            prompt_tokens=need.prompt_tokens,
+            context_tokens=need.session.context_tokens,
+            append_tokens=max(1, need.prompt_tokens - view.held_at(home)),
+            prefill_tokens=max(1, need.prompt_tokens - view.held_at(prefill)),
+            max_tokens=need.max_tokens,
+            prefill_queue=waiting / int(living.sum()),
+            load=choosing.load(view.fleet, view.now_ms),
+            slack_ms=need.deadline_ms - view.now_ms,
+            w_ttft=w_ttft,
+            w_tpot=w_tpot,
+            home=home,
+            prefill=prefill,
+            now_ms=view.now_ms,
+        )
+
+    def _soonest(self, need: Need, view: View) -> Placement | None:
+        """No worker holds the history: a remote pair or a replica, whichever answers first."""
+        remote = self._remote(need, view, Choice(False, view.away))
+        replica = view.replica()
+        if replica is None:
+            return remote
+        if remote is not None and remote.prefill is not None:
+            remote_ms = view.prefill_ms()[remote.prefill.row]
+            if remote_ms <= view.append_ms(Role.REPLICA)[replica.row]:
+                return remote
+        return self._replica(need, view)
+
+    def _remote(self, need: Need, view: View, choice: Choice) -> Placement | None:
+        """Prefill where it ends soonest, decode where the history lies or least runs."""
+        pools = view.fleet.pools
+        prefill = view.prefill(pools[Role.PREFILL].open(view.now_ms))
+        decode_credits = pools[Role.DECODE].credits(view.now_ms)
+        if prefill is None or need.underway >= decode_credits + self.settings.handover_ahead:
+            return None
+        decode = view.decode()
+        decode_ahead_tokens = view.held_at(decode) - view.held_at(prefill)
+        orchestration = orchestrating.choose(
+            self.settings, need.max_tokens, prefill, decode, decode_ahead_tokens
+        )
+        return self._placement(need, view, Mode.REMOTE, choice, prefill, decode, orchestration)
+
+    def _local(self, need: Need, view: View, worker: Worker, choice: Choice) -> Placement:
+        """The decode worker computes the prompt itself."""
+        return self._placement(need, view, Mode.LOCAL, choice, None, worker)
+
+    def _without_prefill(self, need: Need, view: View) -> Placement | None:
+        """Decode workers compute prompts when no prefill worker has lived for long; a policy that
+        may choose local anyway does not wait for that."""
+        if view.home is None or self.settings.policy == "static":
+            if view.fleet.prefill_absent_ms(view.now_ms) < self.settings.local_after_ms:
+                return None
+        worker = view.decode()
+        if worker is None:
+            return None
+        return self._local(need, view, worker, Choice(True, Reason.NO_WORKER))
+
+    def _replica(self, need: Need, view: View) -> Placement | None:
+        """The whole request on the session's replica, or where it ends soonest."""
+        worker = view.replica()
+        if worker is None:
+            return None
+        if worker is view.home:
+            reason = Reason.SESSION_WORKER
+        elif need.session is not None:
+            reason = view.away
+        elif not view.fleet.any_lives(Role.DECODE, view.now_ms):
+            reason = Reason.ONLY_REPLICAS
+        else:
+            reason = Reason.PREFIX_CACHED if view.held_at(worker) else Reason.LEAST_WORK
+        return self._placement(need, view, Mode.REPLICA, Choice(False, reason), None, worker)
+
+    def _placement(
+        self,
+        need: Need,
+        view: View,
+        mode: Mode,
+        choice: Choice,
+        prefill: Worker | None,
+        decode: Worker | None,
+        orchestration: Orchestration = Orchestration.NONE,
+    ) -> Placement:
+        if mode is not Mode.REMOTE and decode is not None:
+            append_ms = float(view.append_ms(decode.role)[decode.row])
+            view.fleet.occupy(decode, view.now_ms + append_ms)
+        w_ttft, w_tpot = self._weights_of(need)
+        return Placement(
+            policy="replica" if mode is Mode.REPLICA else self.settings.policy,
+            mode=mode,
+            reason=choice.reason,
+            prefill=prefill,
+            decode=decode,
+            orchestration=orchestration,
+            w_ttft=w_ttft,
+            w_tpot=w_tpot,
+            load=choosing.load(view.fleet, view.now_ms),
+            estimate=choice.estimate,
+            prefill_cached_tokens=view.held_at(prefill),
+            decode_cached_tokens=view.held_at(decode),
+        )
+
+
+def _policy(settings: RouterSettings) -> Policy:
+    return Conditional(settings) if settings.policy == "conditional" else Static(settings)
+
+
+def _assumed(settings: RouterSettings) -> Speeds:
+    """Before anything is measured."""
+    ms_per_token = 1_000 / settings.assumed_prefill_tokens_per_s
+    return Speeds(
+        prefill_base_ms=_BASE_MS,
+        prefill_ms_per_token=ms_per_token,
+        append_base_ms=_BASE_MS,
+        append_ms_per_token=ms_per_token,
+        transfer_ms_per_token=ms_per_token * _TRANSFER_SHARE,
+        sharing_ms=settings.assumed_step_ms * _SHARING_SHARE,
     )

@@ -1,0 +1,171 @@
+"""Which worker of a pool: the one with the least estimated time before and for this request.
+
+Work that this router has dispatched counts at once, so that a fresh worker does not draw a herd
+between two heartbeats; a worker of unknown pace has its pool's. Ties fall to the lower worker id.
+All times are estimates in ms; `streams/core/placement.py` makes a `View` per placement.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from schemas.records import Candidate, Reason, Role, Session
+from streams.core.fleet import Fleet
+from streams.core.pool import NOT_LISTED, Flags, Numbers, Pool, Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """What work costs on an average worker of a pool, as far as is known."""
+
+    prefill_base_ms: float
+    prefill_ms_per_token: float
+    append_base_ms: float
+    append_ms_per_token: float
+    transfer_ms_per_token: float
+    sharing_ms: float  # what one more running request adds to the time of every token
+
+
+class View:
+    """A request among the workers at one moment."""
+
+    def __init__(
+        self,
+        session: Session | None,
+        prompt_tokens: int,
+        max_tokens: int,
+        fleet: Fleet,
+        speeds: Speeds,
+        now_ms: int,
+    ) -> None:
+        self.fleet = fleet
+        self.now_ms = now_ms
+        self.session = session
+        self._prompt_tokens = prompt_tokens
+        self._max_tokens = max_tokens
+        self._speeds = speeds
+        self._held: dict[Role, Numbers] = {}
+        self.home: Worker | None = None  # the living worker that holds the session's KV
+        self.away = Reason.FIRST_TURN  # why the request goes elsewhere, if it does
+        if session is not None:
+            self._find_home(session)
+
+    def _find_home(self, session: Session) -> None:
+        self.away = Reason.SESSION_WORKER_GONE
+        for role in (Role.DECODE, Role.REPLICA):
+            worker = self.fleet.worker(session.decode_worker, role)
+            if worker is None or worker.row == NOT_LISTED:
+                continue
+            if worker.epoch == session.worker_epoch and worker.lives(self.now_ms):
+                self.home, self.away = worker, Reason.SESSION_WORKER_FULL
+                return
+
+    def home_takes(self, role: Role) -> bool:
+        """Whether the session's worker has this role and takes one more request."""
+        home = self.home
+        return home is not None and home.role is role and home.credits(self.now_ms) > 0
+
+    def held(self, role: Role) -> Numbers:
+        """Per row of a pool: leading prompt tokens that the worker is thought to hold."""
+        known = self._held.get(role)
+        if known is None:
+            known = np.zeros(len(self.fleet.pools[role]))
+            if self.home is not None and self.session is not None and self.home.role is role:
+                context_tokens = min(self.session.context_tokens, self._prompt_tokens)
+                row = self.home.row
+                known[row] = max(known[row], context_tokens)
+            self._held[role] = known
+        return known
+
+    def held_at(self, worker: Worker | None) -> int:
+        """Leading prompt tokens that one worker is thought to hold."""
+        return 0 if worker is None else int(self.held(worker.role)[worker.row])
+
+    def to_compute(self, role: Role) -> Numbers:
+        """Per row: prompt tokens to compute; engines compute at least the last one."""
+        return np.maximum(self._prompt_tokens - self.held(role), 1.0)
+
+    def prefill_ms(self) -> Numbers:
+        """Per row of the prefill pool: time until the prompt would be computed there."""
+        pool, speeds = self.fleet.pools[Role.PREFILL], self._speeds
+        tokens = pool.tokens + self.to_compute(Role.PREFILL)
+        base_ms = (pool.requests + 1.0) * speeds.prefill_base_ms
+        return (base_ms + tokens * speeds.prefill_ms_per_token) * pool.pace
+
+    def append_ms(self, role: Role) -> Numbers:
+        """Per row of a decode or replica pool: likewise."""
+        pool, speeds = self.fleet.pools[role], self._speeds
+        tokens = pool.others_tokens + self.to_compute(role)
+        own_ms = (speeds.append_base_ms + tokens * speeds.append_ms_per_token) * pool.pace
+        return np.maximum(pool.busy_until_ms - self.now_ms, 0.0) + own_ms
+
+    def _sharing_ms(self, pool: Pool) -> Numbers:
+        """Per row: what the requests that run there add to the time of the whole answer."""
+        return pool.requests * pool.pace * (self._speeds.sharing_ms * self._max_tokens)
+
+    def prefill(self, among: Flags) -> Worker | None:
+        """Where prefill ends soonest."""
+        return least(self.fleet.pools[Role.PREFILL], self.prefill_ms(), among)
+
+    def decode(self) -> Worker | None:
+        """The session's worker if it takes the request, else where decode loses least."""
+        if self.home_takes(Role.DECODE):
+            return self.home
+        pool = self.fleet.pools[Role.DECODE]
+        waiting_ms = np.maximum(pool.busy_until_ms - self.now_ms, 0.0)
+        saved_ms = self.held(Role.DECODE) * self._speeds.transfer_ms_per_token
+        cost_ms = self._sharing_ms(pool) + waiting_ms - saved_ms
+        return least(pool, cost_ms, pool.open(self.now_ms))
+
+    def replica(self) -> Worker | None:
+        """The session's replica if it takes the request, else where the answer ends soonest."""
+        if self.home_takes(Role.REPLICA):
+            return self.home
+        pool = self.fleet.pools[Role.REPLICA]
+        cost_ms = self.append_ms(Role.REPLICA) + self._sharing_ms(pool)
+        return least(pool, cost_ms, pool.open(self.now_ms))
+
+
+def least(pool: Pool, cost_ms: Numbers, among: Flags) -> Worker | None:
+    """The worker that costs least among the marked rows."""
+    if not among.any():
+        return None
+    return pool.workers[int(np.argmin(np.where(among, cost_ms, np.inf)))]
+
+
+def load(fleet: Fleet, now_ms: int) -> float:
+    """Requests under way per living prefill or decode worker, or per replica where there is none.
+
+    The one measure of load, of plans and of what is looked up in them.
+    """
+    for roles in ((Role.PREFILL, Role.DECODE), (Role.REPLICA,)):
+        requests, workers = 0.0, 0
+        for role in roles:
+            living = fleet.pools[role].living(now_ms)
+            requests += float(fleet.pools[role].requests[living].sum())
+            workers += int(living.sum())
+        if workers:
+            return requests / workers
+    return 0.0
+
+
+def candidates(
+    fleet: Fleet, roles: tuple[Role, ...], chosen: tuple[Worker | None, ...], most: int, now_ms: int
+) -> tuple[Candidate, ...]:
+    """What a decision looked at: the chosen workers first, then others that live, `most` in all."""
+    workers = [worker for worker in chosen if worker is not None]
+    for role in roles:
+        pool = fleet.pools[role]
+        for row in np.flatnonzero(pool.living(now_ms))[: most + len(chosen)]:
+            if len(workers) < most and pool.workers[row] not in workers:
+                workers.append(pool.workers[row])
+    return tuple(
+        Candidate(
+            worker_id=worker.worker_id,
+            role=worker.role,
+            credits=worker.credits(now_ms),
+            running=worker.running,
+            work_ahead_tokens=worker.work_ahead_tokens,
+        )
+        for worker in workers[:most]
+    )

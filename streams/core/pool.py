@@ -1,0 +1,108 @@
+"""One role's workers as columns, so that a choice among hundreds is a few array operations.
+
+`streams/core/fleet.py` keeps the columns equal to its workers; `streams/core/choosing.py` reads
+them. Rows are in order of worker ids, so that ties fall to the lower id.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from schemas.fleet import LEASE_MS, Member
+from schemas.records import Capability, MemberState, Role
+
+Life = tuple[str, int]  # worker id and epoch
+Flags = npt.NDArray[np.bool_]
+Numbers = npt.NDArray[np.float64]
+NOT_LISTED = -1
+_NEVER_MS = -(1 << 60)
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One worker in one role, with what this router has on it."""
+
+    worker_id: str
+    epoch: int
+    role: Role
+    topic: str
+    partition: int
+    member: Member
+    window: int = 0  # granted: most requests of this router at once
+    running: int = 0  # requests of this router
+    work_ahead_tokens: int = 0  # prompt tokens of this router that are not computed yet
+    others_running: int = 0  # requests of other routers, as of the last heartbeat
+    others_tokens: int = 0
+    paused: bool = False  # it refused work; no more until its next heartbeat
+    busy_until_ms: float = 0.0  # when the prompts dispatched to it are expected to be computed
+    pace: float = 1.0  # its time for the same work, measured, over its pool's
+    row: int = NOT_LISTED  # its place in the pool's columns
+
+    @property
+    def life(self) -> Life:
+        return self.worker_id, self.epoch
+
+    @property
+    def capability(self) -> Capability | None:
+        return self.member.registration.capability
+
+    def lives(self, now_ms: int) -> bool:
+        """Ready, and heard of within its lease."""
+        member = self.member
+        return member.state is MemberState.READY and now_ms - member.seen_ms <= LEASE_MS
+
+    def credits(self, now_ms: int) -> int:
+        """How many more requests it takes from this router now."""
+        free = self.window - self.running
+        return free if free > 0 and not self.paused and self.lives(now_ms) else 0
+
+
+class Pool:
+    """The workers of one role; columns of equal length, one row per worker."""
+
+    def __init__(self, workers: Iterable[Worker] = ()) -> None:
+        self.workers = sorted(workers, key=lambda worker: worker.worker_id)
+        rows = len(self.workers)
+        self.seen_ms = np.full(rows, _NEVER_MS, np.int64)  # when last heard of, if it is ready
+        self.free = np.zeros(rows, np.int64)  # credits, should it live
+        self.requests = np.zeros(rows)  # held, of all routers
+        self.tokens = np.zeros(rows)  # of prompts that are not computed yet, of all routers
+        self.others_tokens = np.zeros(rows)  # those of other routers
+        self.busy_until_ms = np.zeros(rows)
+        self.pace = np.ones(rows)
+        for row, worker in enumerate(self.workers):
+            worker.row = row
+            self.update(worker)
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+    def update(self, worker: Worker) -> None:
+        """Bring a worker's row up to date."""
+        row = worker.row
+        if row == NOT_LISTED:
+            return
+        ready = worker.member.state is MemberState.READY
+        self.seen_ms[row] = worker.member.seen_ms if ready else _NEVER_MS
+        self.free[row] = 0 if worker.paused else max(0, worker.window - worker.running)
+        self.requests[row] = worker.running + worker.others_running
+        self.tokens[row] = worker.work_ahead_tokens + worker.others_tokens
+        self.others_tokens[row] = worker.others_tokens
+        self.busy_until_ms[row] = worker.busy_until_ms
+        self.pace[row] = worker.pace
+
+    def living(self, now_ms: int) -> Flags:
+        """Which rows are ready and were heard of within their lease."""
+        flags: Flags = self.seen_ms >= now_ms - LEASE_MS
+        return flags
+
+    def open(self, now_ms: int) -> Flags:
+        """Which rows take one more request."""
+        flags: Flags = (self.free > 0) & (self.seen_ms >= now_ms - LEASE_MS)
+        return flags
+
+    def credits(self, now_ms: int) -> int:
+        """Credits of all rows that live."""
+        return int(self.free[self.living(now_ms)].sum())
