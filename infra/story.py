@@ -1,168 +1,164 @@
-"""A request's story, read back from the log: who did what, when, with which bytes.
+"""A request's story: all that the log holds about it, put together.
 
-Reads the topics whole, so it is for demos, tests and questions afterwards, never for serving.
+Pure: `infra/story_log.py` finds the records, `infra/story_steps.py` tells them in order of time.
+Times are those of the processes that wrote the records, so between machines they are as good as
+the machines' clocks.
 """
 
-import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.codec import Codec
-from schemas.errors import NotFound, RecordError
-from schemas.log.clients import AssignedReader
+from schemas.codec import to_dict
 from schemas.records import (
+    Cancellation,
+    CancelWork,
     Decision,
+    Orchestration,
     Outcome,
     Phase,
     PhaseKind,
     Request,
     TokenFrame,
     Work,
-    WorkPhase,
 )
-from schemas.registry import make_codec
-from schemas.settings import LogSettings
-from schemas.topics import TOPICS
+from streams.gateway.streams import Stream
 
-_TOLD = ("requests", "decisions", "prefill", "decode", "phases", "tokens", "outcomes")
+_PAIRED = (Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One line of the story; `after_ms` counts from the request's arrival at its gateway."""
+class TokenRow:
+    """New tokens of the answer, as one frame brought them."""
 
-    after_ms: int
-    who: str
-    what: str
+    at_ms: int
+    worker_id: str
+    tokens: int
 
 
 @dataclass(slots=True)
 class Story:
-    """All records of one request, and the tokens of its answer."""
+    """All records of one request, and the tokens of its answer as its gateway takes them."""
 
     request: Request
     decisions: list[Decision] = field(default_factory=list)
     work: list[Work] = field(default_factory=list)
+    stops: list[CancelWork] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
+    cancellations: list[Cancellation] = field(default_factory=list)
+    rows: list[TokenRow] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    first_token_ms: int = 0
-    last_token_ms: int = 0
-    frames: int = 0
+    repeated_rows: int = 0  # a later attempt, or a paired worker, repeats what another has sent
     outcome: Outcome | None = None
 
     @property
+    def first_token_ms(self) -> int:
+        """When the first token left its worker; 0 while there is none."""
+        return self.rows[0].at_ms if self.rows else 0
+
+    @property
+    def last_token_ms(self) -> int:
+        """When the last one did."""
+        return self.rows[-1].at_ms if self.rows else 0
+
+    @property
+    def ttft_ms(self) -> int | None:
+        """From the arrival at the gateway to the first token's frame."""
+        return self.first_token_ms - self.request.arrived_ms if self.rows else None
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Mean time between tokens after the first."""
+        more = len(self.token_ids) - 1
+        return (self.last_token_ms - self.first_token_ms) / more if more > 0 else None
+
+    @property
     def kv_bytes(self) -> int:
-        """Bytes received over NIXL."""
-        return sum(phase.kv_bytes for phase in self.phases)
+        """Bytes that went over NIXL. Of a paired attempt both workers report the same ones."""
+        paired = {work.attempt for work in self.work if work.orchestration in _PAIRED}
+        total = 0
+        for attempt in {phase.attempt for phase in self.phases}:
+            phases = [phase for phase in self.phases if phase.attempt == attempt]
+            prefill = sum(p.kv_bytes for p in phases if p.kind is PhaseKind.PREFILL_DONE)
+            decode = sum(p.kv_bytes for p in phases if p.kind is not PhaseKind.PREFILL_DONE)
+            total += max(prefill, decode) if attempt in paired else prefill + decode
+        return total
 
-    def steps(self) -> list[Step]:
-        """What happened, in order of time."""
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: the records, and what follows from them. Times of rows count from arrival."""
         start_ms = self.request.arrived_ms
-        found = [Step(at_ms - start_ms, who, what) for at_ms, who, what in self._events()]
-        return sorted(found, key=lambda step: step.after_ms)
-
-    def _events(self) -> Iterator[tuple[int, str, str]]:
-        request = self.request
-        prompt_tokens = len(request.prompt_tokens) // 4
-        yield request.arrived_ms, request.gateway_id, f"accepted, {prompt_tokens} prompt tokens"
-        for decision in self.decisions:
-            yield decision.at_ms, decision.router_id, _decided(decision)
-        for work in self.work:
-            where = "prefill" if work.phase is WorkPhase.PREFILL else "decode"
-            yield work.dispatched_ms, work.router_id, f"dispatched {where} to {work.worker_id}"
-        for phase in self.phases:
-            yield phase.ended_ms, phase.worker_id, _finished(phase)
-        if self.first_token_ms:
-            yield self.first_token_ms, self._first_worker(), "first token on its way"
-        if self.outcome is not None:
-            outcome = self.outcome
-            tokens = f"{outcome.completion_tokens} tokens in {self.frames} frames"
-            yield outcome.ended_ms, outcome.written_by, f"{outcome.kind.value}: {tokens}"
-
-    def _first_worker(self) -> str:
-        done = [phase for phase in self.phases if phase.kind is PhaseKind.PREFILL_DONE]
-        return done[0].worker_id if done else (self.outcome.decode_worker if self.outcome else "")
+        rows = [[row.at_ms - start_ms, row.worker_id, row.tokens] for row in self.rows]
+        return {
+            "request": _without_prompt(self.request),
+            "decisions": [to_dict(decision) for decision in self.decisions],
+            "work": [_without_prompt(work) for work in self.work],
+            "stops": [to_dict(stop) for stop in self.stops],
+            "phases": [to_dict(phase) for phase in self.phases],
+            "cancellations": [to_dict(record) for record in self.cancellations],
+            "tokens": {
+                "count": len(self.token_ids),
+                "token_ids": self.token_ids,
+                "ttft_ms": self.ttft_ms,
+                "tpot_ms": self.tpot_ms,
+                "rows": rows,
+                "repeated_rows": self.repeated_rows,
+            },
+            "kv_bytes": self.kv_bytes,
+            "outcome": to_dict(self.outcome) if self.outcome is not None else None,
+        }
 
 
-def _decided(decision: Decision) -> str:
-    chosen = [worker for worker in (decision.prefill_worker, decision.decode_worker) if worker]
-    where = f" {decision.mode.value} on {' and '.join(chosen)}" if chosen else ""
-    return f"{decision.kind.value}{where}: {decision.reason.value} ({decision.policy})"
+def _without_prompt(record: Request | Work) -> dict[str, Any]:
+    return {**to_dict(record), "prompt_tokens": len(record.prompt_tokens) // 4}
 
 
-def _finished(phase: Phase) -> str:
-    what = phase.kind.value.replace("_", " ")
-    if phase.kind is PhaseKind.PREFILL_DONE:
-        computed = phase.prompt_tokens - phase.cached_tokens
-        took_ms = phase.ended_ms - phase.started_ms
-        return f"{what}: {computed} tokens computed, {phase.cached_tokens} cached, {took_ms} ms"
-    if phase.kind is PhaseKind.KV_RECEIVED:
-        return f"{what}: {phase.kv_bytes:,} bytes over NIXL in {phase.transfer_ms:.1f} ms"
-    return f"{what}: {phase.error.message if phase.error else ''}"
-
-
-async def read_stories(log: LogSettings) -> dict[str, Story]:
-    """The story of every request on the log, by request id."""
-    codec = await asyncio.to_thread(make_codec, log)
-    records = await asyncio.gather(*(_read(log, topic, codec) for topic in _TOLD))
-    requests, decisions, prefill, decode, phases, frames, outcomes = records
+def tell(requests: Iterable[Request], records: Iterable[Any]) -> dict[str, Story]:
+    """Stories by request id. Records of one topic and partition have to come in log order."""
     stories = {request.request_id: Story(request) for request in requests}
-    for kind, found in (
-        ("decisions", decisions),
-        ("work", [w for w in (*prefill, *decode) if isinstance(w, Work)]),
-        ("phases", phases),
-    ):
-        for record in found:
-            if record.request_id in stories:
-                getattr(stories[record.request_id], kind).append(record)
-    for outcome in outcomes:
-        story = stories.get(outcome.request_id)
-        if story is not None and story.outcome is None:  # the first by offset counts
-            story.outcome = outcome
-    for frame in frames:
-        _fold_frame(stories, frame)
+    streams = {request_id: Stream(request_id) for request_id in stories}
+    for record in records:
+        if isinstance(record, TokenFrame):
+            _fold_frame(stories, streams, record)
+        elif (story := stories.get(getattr(record, "request_id", ""))) is not None:
+            _fold(story, record)
+    for request_id, stream in streams.items():
+        stories[request_id].repeated_rows = stream.repeats
     return stories
 
 
-async def read_story(log: LogSettings, request_id: str) -> Story:
-    """One request's story; raises NotFound."""
-    stories = await read_stories(log)
-    if request_id not in stories:
-        raise NotFound(f"{request_id}: no such request on {log.topic_prefix}requests")
-    return stories[request_id]
+def _fold(story: Story, record: Any) -> None:
+    match record:
+        case Decision():
+            story.decisions.append(record)
+        case Work():
+            story.work.append(record)
+        case CancelWork():
+            story.stops.append(record)
+        case Phase():
+            story.phases.append(record)
+        case Cancellation():
+            story.cancellations.append(record)
+        case Outcome() if story.outcome is None:  # the first by offset counts
+            story.outcome = record
 
 
-def _fold_frame(stories: dict[str, Story], frame: TokenFrame) -> None:
+def _fold_frame(stories: dict[str, Story], streams: dict[str, Stream], frame: TokenFrame) -> None:
     place = 0
-    for request_id, first, count in zip(
-        frame.request_ids, frame.first_seqs, frame.token_counts, strict=True
+    columns = (frame.request_ids, frame.attempts, frame.first_seqs, frame.first_chars)
+    for request_id, attempt, seq, char, count, text in zip(
+        *columns, frame.token_counts, frame.texts, strict=True
     ):
         tokens = frame.token_ids[place : place + count]
         place += count
-        story = stories.get(request_id)
-        if story is None:
+        stream = streams.get(request_id)
+        if stream is None:
             continue
-        story.first_token_ms = story.first_token_ms or frame.at_ms
-        story.last_token_ms = frame.at_ms
-        story.frames += 1
-        held = len(story.token_ids)
-        if first <= held:  # a later attempt repeats what an earlier one sent
-            story.token_ids += tokens[held - first :]
-
-
-async def _read(log: LogSettings, topic: str, codec: Codec) -> list[Any]:
-    partitions = range(log.partitions(TOPICS[topic].group))
-    reader = AssignedReader(log, topic, partitions, client_id="story")
-    await reader.start("earliest")
-    try:
-        found = await reader.read_to_end()
-    finally:
-        await reader.stop()
-    records = []
-    for record in found:
-        try:
-            records.append(codec.decode(record.value))
-        except RecordError:
-            continue  # whoever had to read it has put it on the dead-letter topic
-    return records
+        new = stream.push(attempt, seq, char, count, text, tokens)
+        if new:
+            story = stories[request_id]
+            story.rows.append(TokenRow(frame.at_ms, frame.worker_id, new))
+            story.token_ids += stream.token_ids
+            stream.token_ids = []
+    for end in frame.ends:
+        if end.request_id in streams:
+            streams[end.request_id].finish(end)

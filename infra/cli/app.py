@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from infra.cli import broker, chat, misc, service, stack, status, tail, topics
+from infra.cli import broker, chat, explain, misc, service, stack, status, tail, topics
 from schemas.errors import TriviumError
 
 EXIT_ERROR = 2
@@ -32,6 +32,7 @@ app.command("bench", rich_help_panel="Run", context_settings=misc.PASS_ON)(misc.
 app.add_typer(broker.app, name="broker", rich_help_panel="Log")
 app.add_typer(topics.app, name="topics", rich_help_panel="Log")
 app.command("tail", rich_help_panel="Log")(tail.tail)
+app.command("explain", rich_help_panel="Log")(explain.explain)
 app.command("asyncapi", rich_help_panel="Log")(misc.asyncapi)
 app.command("worker", rich_help_panel="Single processes")(service.worker)
 app.command("router", rich_help_panel="Single processes")(service.router)

@@ -49,4 +49,8 @@ def settings_of_running(config: Path | None, bootstrap: str | None = None) -> Se
 
 def print_json(value: object) -> None:
     """One JSON document on standard output."""
-    print(json.dumps(value, indent=2, default=str))
+    print(json.dumps(value, indent=2, default=_plain))
+
+
+def _plain(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)

@@ -18,14 +18,16 @@ import httpx
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from infra import config
+from infra.cli.explain import show
 from infra.config import Settings
 from infra.demo.reference import Verdict, compare
 from infra.launcher import Stack
 from infra.plan import Plan
-from infra.story import Story, read_stories
+from infra.story import Story
+from infra.story_log import read_stories
+from infra.story_steps import steps_of
 from schemas.errors import EngineFailed
 from schemas.records import OutcomeKind
 from schemas.settings import home
@@ -67,7 +69,8 @@ async def _demo(engine: str, console: Console, *, as_json: bool) -> int:
     finally:
         with console.status("stopping: drain, then leave"):
             await stack.stop(grace_s=20)
-    _explain(stories[1], console)
+    console.print("The way of one request, read back from the log:", style="bold")
+    show(stories[1], console)
     with console.status("asking one engine alone the same questions"):
         verdicts = await asyncio.to_thread(compare, stories, stack.settings)
     return _conclude(stories, verdicts, console, as_json=as_json)
@@ -187,16 +190,6 @@ def _print_turn(console: Console, title: str, turn: Turn) -> None:
     )
 
 
-def _explain(story: Story, console: Console) -> None:
-    table = Table(title=f"The way of {story.request.request_id}, read back from the log")
-    table.add_column("ms", justify="right")
-    table.add_column("who")
-    table.add_column("what")
-    for step in story.steps():
-        table.add_row(str(step.after_ms), step.who, step.what)
-    console.print(table)
-
-
 def _conclude(
     stories: Sequence[Story], verdicts: Sequence[Verdict], console: Console, *, as_json: bool
 ) -> int:
@@ -221,7 +214,7 @@ def _conclude(
             "good": good,
             "kv_bytes": kv_bytes,
             "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts],
-            "steps": [dataclasses.asdict(step) for step in stories[1].steps()],
+            "steps": [dataclasses.asdict(step) for step in steps_of(stories[1])],
         }
         Console().print_json(json.dumps(report))
     return 0 if good else 1

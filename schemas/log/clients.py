@@ -7,7 +7,7 @@ its worker. The router's Faust agents are the one exception (`streams/agents/app
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from typing import Any, Literal
 
@@ -243,10 +243,12 @@ class AssignedReader:
     async def read_to_end(self) -> list[ConsumerRecord]:
         """Everything between the present position and the end as of this call."""
         ends = await self.end_offsets()
-        records: list[ConsumerRecord] = []
+        return [record async for batch in self.until(ends) for record in batch]
+
+    async def until(self, ends: dict[int, int]) -> AsyncIterator[list[ConsumerRecord]]:
+        """Batches until every partition stands at its end or beyond; the last may hold more."""
         while any([await self._position(tp) < ends[tp.partition] for tp in self._partitions]):
-            records += await self.batch(max_records=5_000, timeout_ms=1_000)
-        return records
+            yield await self.batch(max_records=5_000, timeout_ms=1_000)
 
     async def _position(self, partition: TopicPartition) -> int:
         return int(await self._started.position(partition))

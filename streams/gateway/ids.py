@@ -10,6 +10,7 @@ import os
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 LENGTH = 26
+_TIME_DIGITS = 10  # of 5 bits each, which hold the 48 of the time
 CHAT_PREFIX, COMPLETION_PREFIX = "chatcmpl-", "cmpl-"
 
 
@@ -27,6 +28,20 @@ def new_request_id(now_ms: int) -> str:
 def new_session_id(now_ms: int) -> str:
     """The id of a conversation, `s` and 26 characters."""
     return "s" + _ordered(now_ms)
+
+
+def arrival_of(request_id: str) -> tuple[int, int] | None:
+    """The first and last wall-clock millisecond at which a call with this id, or with an id that
+    begins so, can have arrived; None where it is no id of ours.
+    """
+    digits = request_id[1 : 1 + _TIME_DIGITS]
+    if request_id[:1] != "r" or not digits or not set(digits) <= set(_ALPHABET):
+        return None
+    first = 0
+    for digit in digits:
+        first = first << 5 | _ALPHABET.index(digit)
+    unknown_bits = 5 * (_TIME_DIGITS - len(digits))
+    return first << unknown_bits, (first + 1 << unknown_bits) - 1
 
 
 def choice_ids(parent_id: str, choices: int) -> list[str]:

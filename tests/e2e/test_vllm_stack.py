@@ -15,7 +15,8 @@ from openai import AsyncOpenAI, OpenAI
 
 from infra.config import Settings
 from infra.launcher import Stack
-from infra.story import read_story
+from infra.story_log import read_story
+from infra.story_steps import steps_of
 from schemas.settings import LogSettings, ModelSettings
 from streams.gateway.config import GatewaySettings
 from tests.conftest import _fresh_topics
@@ -117,7 +118,7 @@ async def test_the_story_of_a_request_is_on_the_log(pair: Pair) -> None:
     story = await read_story(pair.remote.settings.log, answer.headers["x-request-id"])
     assert story.token_ids == answer.token_ids
     assert story.kv_bytes == answer.trivium["kv_bytes"]
-    told = " ".join(step.what for step in story.steps())
+    told = " ".join(step.what for step in steps_of(story))
     for word in ("accepted", "place remote", "prefill done", "handoff", "over NIXL", "completed"):
         assert word in told
 

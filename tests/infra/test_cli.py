@@ -12,7 +12,8 @@ from infra.statefile import StackFiles, read_state
 from schemas.errors import ConfigError
 
 COMMANDS = (
-    "up down status chat demo bench broker topics tail asyncapi worker router gateway version"
+    "up down status chat demo bench broker topics tail explain asyncapi worker router gateway "
+    "version"
 ).split()
 NOWHERE = "127.0.0.1:1"
 
@@ -61,6 +62,8 @@ def test_each_command_has_help(command: str) -> None:
         (["gateway", "--port", "-1"], "gateway.port: expected 0 to 65535, found -1"),
         (["topics", "verify", "--bootstrap", NOWHERE], f"no broker at {NOWHERE}"),
         (["status", "--once", "--bootstrap", NOWHERE], NOWHERE),
+        (["explain", "r06f2", "--bootstrap", NOWHERE], f"no broker at {NOWHERE}"),
+        (["explain", "r06f2", "--since", "2"], "--since: expected a duration such as 90s, 30m"),
         (["up", "--config", "absent.toml"], "absent.toml: no such settings file"),
         (["bench", "bogus"], "bench: expected one of serving, found 'bogus'"),
         (["chat", "-m", "x", "--url", f"http://{NOWHERE}"], "no gateway at"),

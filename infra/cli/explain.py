@@ -1,0 +1,204 @@
+"""`trivium explain REQUEST_ID`: a request's whole story, read back from the log, in one screen."""
+
+import asyncio
+import contextlib
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.cli.options import AsJson, Bootstrap, Config, print_json, settings_of_running
+from schemas.errors import ConfigError
+from schemas.settings import LogSettings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from infra.story import Story
+    from infra.story_log import Progress
+    from infra.story_steps import Step
+    from schemas.records import Request
+
+BAR_COLUMNS = 28
+PIPED_COLUMNS = 160  # where no terminal says how wide it is
+_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_LEVELS = "▁▂▃▄▅▆▇█"
+_STYLES = {"decision": "magenta", "phase": "cyan", "tokens": "green", "cancellation": "yellow"}
+
+
+def explain(
+    request_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="REQUEST_ID",
+            help="Header x-trivium-request-id, the answer's id, or how either begins.",
+        ),
+    ],
+    since: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="How far back to look for an id that does not tell its time: 90s, 30m, 2h, 1d.",
+        ),
+    ] = "1h",
+    as_json: AsJson = False,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Tell a request's whole story: decisions and why, dispatches, KV transfers, tokens, outcome.
+
+    Examples: `trivium explain r06f2k9q0e5`, `trivium explain chatcmpl-r06f2k9q0e5... --json`,
+    `trivium explain r06f --since 30m`
+    """
+    since_ms = duration_ms(since)
+    story = asyncio.run(_read(settings_of_running(config, bootstrap).log, request_id, since_ms))
+    if as_json:
+        print_json(as_json_value(story))
+    else:
+        from rich.console import Console
+
+        width = None if sys.stdout.isatty() else PIPED_COLUMNS
+        show(story, Console(highlight=False, width=width))
+
+
+def duration_ms(text: str) -> int:
+    """A duration such as 30m; raises ConfigError."""
+    found = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text.strip())
+    if found is None:
+        raise ConfigError(
+            f"--since: expected a duration such as 90s, 30m, 2h or 1d, found {text!r}"
+        )
+    return int(found[1]) * _UNITS_MS[found[2]]
+
+
+async def _read(log: LogSettings, name: str, since_ms: int) -> "Story":
+    from infra.story_log import read_story
+
+    with _progress() as progress:
+        return await read_story(log, name, since_ms=since_ms, progress=progress)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator["Progress"]:
+    """One bar per topic on the terminal's standard error, gone when all is read."""
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True)
+    with Bars(console=console, transient=True, disable=not console.is_terminal) as bars:
+        tasks: dict[str, Any] = {}
+
+        def advance(topic: str, passed: int, total: int) -> None:
+            if topic not in tasks:
+                tasks[topic] = bars.add_task(f"reading {topic}")
+            bars.update(tasks[topic], completed=passed, total=total)
+
+        yield advance
+
+
+def as_json_value(story: "Story") -> dict[str, Any]:
+    """The records of the story, and its steps."""
+    from infra.story_steps import steps_of
+
+    return {**story.as_dict(), "steps": [asdict(step) for step in steps_of(story)]}
+
+
+def show(story: "Story", console: "Console") -> None:
+    """Print the facts, then the steps on a common time axis."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from infra.story_steps import steps_of
+
+    first, *lines = facts(story)
+    console.print(Text(first, style="bold"))
+    for line in lines:
+        console.print(Text(line))
+    steps = steps_of(story)
+    span_ms = max([step.after_ms for step in steps] + [1])
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("ms", justify="right")
+    table.add_column(f"0 to {span_ms:,} ms", no_wrap=True, width=BAR_COLUMNS)
+    table.add_column("who", no_wrap=True)
+    table.add_column("what")
+    for step in steps:
+        style = _STYLES.get(step.kind, "bold")
+        what = Text(step.what)
+        for detail in step.details:
+            what.append(f"\n  {detail}", style="dim")
+        bar = Text(bar_of(step, span_ms, story), style=style)
+        table.add_row(f"{step.after_ms:,}", bar, step.who, what)
+    console.print(table)
+
+
+def facts(story: "Story") -> list[str]:
+    """The lines above the steps."""
+    request, outcome = story.request, story.outcome
+    how = "no outcome on the log yet"
+    if outcome is not None:
+        took_ms = outcome.ended_ms - request.arrived_ms
+        how = f"{outcome.kind.value} in {took_ms:,} ms, attempt {outcome.attempt}"
+    second = datetime.fromtimestamp(request.arrived_ms // 1000, UTC)
+    arrived = f"{second:%Y-%m-%d %H:%M:%S}.{request.arrived_ms % 1000:03} UTC"
+    who = [request.endpoint.value, f"class {request.priority.value}"]
+    who += [f"tenant {request.tenant}"] if request.tenant else []
+    who += [f"session {request.session_id}", f"turn {request.turn + 1}"]
+    what = [f"{len(request.prompt_tokens) // 4} prompt tokens"]
+    what += [f"at most {request.sampling.max_tokens} new"]
+    what += [f"deadline after {request.deadline_ms - request.arrived_ms:,} ms", _weights(request)]
+    return [
+        f"{request.request_id}: {how}",
+        f"{', '.join(who)}, arrived {arrived} at {request.gateway_id}",
+        ", ".join(what),
+        f"{_where(story)}; {_speed(story)}",
+    ]
+
+
+def _weights(request: "Request") -> str:
+    if request.w_ttft < 0 and request.w_tpot < 0:
+        return "weights of its class or the deployment"
+    return f"its own weights: ttft {request.w_ttft:g}, tpot {request.w_tpot:g}"
+
+
+def _where(story: "Story") -> str:
+    placed = [d for d in story.decisions if d.decode_worker or d.prefill_worker]
+    told = story.outcome if story.outcome is not None and story.outcome.decode_worker else None
+    last = told or (placed[-1] if placed else None)
+    if last is None:
+        return "placed nowhere"
+    workers = " → ".join(filter(None, (last.prefill_worker, last.decode_worker)))
+    way = "" if last.orchestration.value == "none" else f" {last.orchestration.value}"
+    return f"{last.mode.value}{way}: {workers}, {story.kv_bytes / 1e6:,.2f} MB KV over NIXL"
+
+
+def _speed(story: "Story") -> str:
+    if story.ttft_ms is None:
+        return "no tokens"
+    tpot = f", TPOT {story.tpot_ms:.2f} ms" if story.tpot_ms is not None else ""
+    return f"TTFT {story.ttft_ms:,} ms{tpot}, {len(story.token_ids)} tokens"
+
+
+def bar_of(step: "Step", span_ms: int, story: "Story") -> str:
+    """Where the step lies on the axis: a dot, a line while it took time, or a profile of tokens."""
+    scale = (BAR_COLUMNS - 1) / span_ms
+    last = min(max(round(step.after_ms * scale), 0), BAR_COLUMNS - 1)
+    first = min(max(round((step.after_ms - step.took_ms) * scale), 0), last)
+    if step.kind == "tokens" and step.took_ms:
+        return " " * first + _profile(story, scale, first, last)
+    return " " * first + "━" * (last - first) + "●"
+
+
+def _profile(story: "Story", scale: float, first: int, last: int) -> str:
+    counts = [0] * (last - first + 1)
+    for row in story.rows:
+        place = round((row.at_ms - story.request.arrived_ms) * scale)
+        counts[min(max(place, first), last) - first] += row.tokens
+    most = max(counts)
+    return "".join(
+        _LEVELS[(count * (len(_LEVELS) - 1) + most - 1) // most] if count else " "
+        for count in counts
+    )

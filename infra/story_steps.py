@@ -1,0 +1,182 @@
+"""The steps of a request's story, in order of time, each in a line with its details below.
+
+Pure; `trivium explain` and the demo print them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from infra.story import Story
+from schemas.records import (
+    Candidate,
+    Decision,
+    Estimate,
+    Outcome,
+    Phase,
+    PhaseKind,
+    Request,
+    Work,
+    WorkPhase,
+)
+
+CANDIDATES_SHOWN = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One line of the story; `after_ms` counts from the request's arrival at its gateway, and
+    what took time ended then.
+    """
+
+    after_ms: int
+    who: str
+    what: str
+    kind: str = ""
+    took_ms: int = 0
+    details: tuple[str, ...] = ()
+
+
+def steps_of(story: Story) -> list[Step]:
+    """What happened, in order of time."""
+    start_ms = story.request.arrived_ms
+    found = [replace(step, after_ms=step.after_ms - start_ms) for step in _events(story)]
+    return sorted(found, key=lambda step: step.after_ms)
+
+
+def _events(story: Story) -> Iterator[Step]:
+    """The steps with their wall-clock times, in the order of cause and effect."""
+    yield _accepted(story.request)
+    for asked in story.cancellations:
+        what = f"cancellation: {asked.reason.value}"
+        yield Step(asked.at_ms, story.request.gateway_id, what, "cancellation")
+    for decision in story.decisions:
+        yield _decided(decision)
+    for work in story.work:
+        yield _dispatched(work)
+    for stop in story.stops:
+        void = " (void: no outcome)" if stop.void else ""
+        yield Step(stop.at_ms, "", f"told {stop.worker_id} to stop{void}", "work")
+    for phase in story.phases:
+        yield _finished(phase)
+    yield from _tokens(story)
+    if story.outcome is not None:
+        yield _ended(story.outcome)
+
+
+def _accepted(request: Request) -> Step:
+    tokens = f"{len(request.prompt_tokens) // 4} prompt tokens"
+    what = f"accepted, {tokens}, at most {request.sampling.max_tokens} new"
+    return Step(request.arrived_ms, request.gateway_id, what, "request")
+
+
+def _decided(decision: Decision) -> Step:
+    chosen = [worker for worker in (decision.prefill_worker, decision.decode_worker) if worker]
+    where = f" {decision.mode.value} on {' and '.join(chosen)}" if chosen else ""
+    way = f", {decision.orchestration.value}" if decision.orchestration.value != "none" else ""
+    attempt = f", attempt {decision.attempt}" if decision.attempt > 1 else ""
+    policy = f" ({decision.policy})" if decision.policy else ""
+    what = f"{decision.kind.value}{where}{way}{attempt}: {decision.reason.value}{policy}"
+    details = [", ".join(_situation(decision))]
+    if decision.estimate is not None:
+        details.append(estimate_text(decision.estimate))
+    details += _candidates(decision.candidates, chosen)
+    return Step(
+        decision.at_ms, decision.router_id, what, "decision", 0, tuple(filter(None, details))
+    )
+
+
+def _situation(decision: Decision) -> Iterator[str]:
+    if decision.waited_ms or decision.queue_length:
+        yield f"waited {decision.waited_ms} ms, {decision.queue_length} in the queue"
+    if decision.slack_ms:
+        yield f"slack {decision.slack_ms} ms"
+    if decision.session_tokens:
+        yield f"session holds {decision.session_tokens} tokens"
+    if decision.load:
+        yield f"load {decision.load:.2f}"
+    if decision.w_ttft or decision.w_tpot:
+        yield f"weights ttft {decision.w_ttft:g}, tpot {decision.w_tpot:g}"
+
+
+def estimate_text(estimate: Estimate) -> str:
+    """What was expected of both ways, in a line."""
+    return (
+        f"expected TTFT {estimate.ttft_local_ms:.1f} ms local, {estimate.ttft_remote_ms:.1f} "
+        f"remote; TPOT {estimate.tpot_local_ms:.2f} ms local, {estimate.tpot_remote_ms:.2f} "
+        f"remote; score {estimate.score:+.3f}, {estimate.samples} samples"
+    )
+
+
+def _candidates(candidates: Sequence[Candidate], chosen: Sequence[str]) -> Iterator[str]:
+    found = sorted(candidates, key=lambda candidate: candidate.worker_id not in chosen)
+    for candidate in found[:CANDIDATES_SHOWN]:
+        mark = "→" if candidate.worker_id in chosen else " "
+        yield (
+            f"{mark} {candidate.worker_id} ({candidate.role.value}): {candidate.credits} credits, "
+            f"{candidate.running} running, {candidate.work_ahead_tokens} tokens ahead, "
+            f"{candidate.cached_tokens} cached"
+        )
+    if len(found) > CANDIDATES_SHOWN:
+        yield f"  and {len(found) - CANDIDATES_SHOWN} more"
+
+
+def _dispatched(work: Work) -> Step:
+    where = "prefill" if work.phase is WorkPhase.PREFILL else "decode"
+    details = []
+    if work.kv is not None:
+        blocks = f"{len(work.kv.block_ids)} blocks, " if work.kv.block_ids else ""
+        details.append(f"KV of {work.kv.tokens} tokens from {work.kv.worker_id} ({blocks}once)")
+    if work.kv_target is not None:
+        held = work.kv_target.tokens
+        details.append(f"KV goes to {work.kv_target.worker_id}, which holds {held} tokens of it")
+    what = f"dispatched {where} to {work.worker_id}"
+    return Step(work.dispatched_ms, work.router_id, what, "work", 0, tuple(details))
+
+
+def _finished(phase: Phase) -> Step:
+    took_ms = max(0, phase.ended_ms - phase.started_ms)
+    what = phase.kind.value.replace("_", " ")
+    details: tuple[str, ...] = ()
+    if phase.kind is PhaseKind.PREFILL_DONE:
+        computed = phase.prompt_tokens - phase.cached_tokens
+        what += f": {computed} tokens computed, {phase.cached_tokens} cached, {took_ms} ms"
+        details = (transfer_text(phase),) if phase.kv_bytes else ()
+    elif phase.kind is PhaseKind.KV_RECEIVED:
+        what += ": " + transfer_text(phase)
+    elif phase.kind is PhaseKind.KV_ALLOCATED:
+        if phase.kv is not None:
+            blocks = len(phase.kv.block_ids)
+            what += f": {blocks} blocks, of which {phase.kv.tokens} tokens are held already"
+    elif phase.error is not None:
+        retriable = "retriable" if phase.error.retriable else "not retriable"
+        what += f": {phase.error.message} ({phase.error.code}, {retriable})"
+    return Step(phase.ended_ms, phase.worker_id, what, "phase", took_ms, details)
+
+
+def transfer_text(phase: Phase) -> str:
+    """Bytes, time and rate of a phase's KV transfer."""
+    text = f"{phase.kv_bytes:,} bytes over NIXL in {phase.transfer_ms:.1f} ms"
+    if phase.kv_bytes and phase.transfer_ms > 0:
+        text += f", {phase.kv_bytes / phase.transfer_ms / 1e3:,.0f} MB/s"
+    return text
+
+
+def _tokens(story: Story) -> Iterator[Step]:
+    if not story.rows:
+        return
+    first, last, count = story.rows[0], story.rows[-1], len(story.token_ids)
+    yield Step(first.at_ms, first.worker_id, "first token on its way", "tokens")
+    if count > first.tokens:
+        what = f"{count} tokens in {len(story.rows)} frames, TPOT {story.tpot_ms or 0:.2f} ms"
+        if story.repeated_rows:
+            what += f"; {story.repeated_rows} repeated rows dropped"
+        took_ms = max(0, last.at_ms - first.at_ms)
+        yield Step(last.at_ms, last.worker_id, what, "tokens", took_ms)
+
+
+def _ended(outcome: Outcome) -> Step:
+    reason = f" ({outcome.finish_reason})" if outcome.finish_reason else ""
+    what = f"{outcome.kind.value}{reason}: {outcome.completion_tokens} tokens"
+    if outcome.error is not None:
+        what += f"; {outcome.error.code}: {outcome.error.message}"
+    return Step(outcome.ended_ms, outcome.written_by, what, "outcome")
