@@ -11,6 +11,7 @@ from schemas.settings import LogSettings
 
 if TYPE_CHECKING:
     from infra.fleet import FleetWatch
+    from schemas.records import Capability
 
 _REFRESH_S = 0.5
 
@@ -41,12 +42,12 @@ async def _show(log: LogSettings, once: bool, as_json: bool) -> None:
         if as_json:
             print_json(members(fleet))
         elif once:
-            Console().print(_table(members(fleet)))
+            Console().print(_view(members(fleet)))
         else:
             following = asyncio.create_task(fleet.follow())
-            with Live(_table(members(fleet)), auto_refresh=False) as live:
+            with Live(_view(members(fleet)), auto_refresh=False) as live:
                 while not following.done():
-                    live.update(_table(members(fleet)), refresh=True)
+                    live.update(_view(members(fleet)), refresh=True)
                     await asyncio.wait([following], timeout=_REFRESH_S)
             following.result()
     finally:
@@ -79,12 +80,43 @@ def members(fleet: "FleetWatch") -> list[dict[str, Any]]:
                 "leases": {lease.topic: lease.partition for lease in registration.leases},
                 "engine": registration.capability.engine if registration.capability else "",
                 "model": registration.capability.model if registration.capability else "",
+                **_abilities(registration.capability),
                 "credits": credits,
                 "load": asdict(member.load),
                 "silent_ms": max(0, now_ms - member.seen_ms),
             }
         )
     return sorted(found, key=lambda each: (each["kind"] == "worker", each["member_id"]))
+
+
+def _abilities(capability: "Capability | None") -> dict[str, Any]:
+    """How a worker can take part in remote placements."""
+    return {
+        "tensor_parallel": capability.tensor_parallel if capability else 0,
+        "block_size": capability.block_size if capability else 0,
+        "orchestrations": [way.value for way in capability.orchestrations] if capability else [],
+    }
+
+
+def _view(rows: list[dict[str, Any]]) -> Any:
+    """Members, and below them what the workers' engines can do, equal ones in one row."""
+    from rich.console import Group
+    from rich.table import Table
+
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        if row["engine"]:
+            ways = ", ".join(row["orchestrations"]) or "none"
+            parallel = str(row["tensor_parallel"])
+            told: tuple[str, ...] = (row["engine"], row["model"], parallel, ways)
+            alike.setdefault(told, []).append(row["member_id"])
+    if not alike:
+        return _table(rows)
+    heads = ("engine", "model", "tensor parallel", "orchestrations", "workers")
+    engines = Table(*heads, box=None, padding=(0, 1, 0, 0))
+    for abilities, members_alike in alike.items():
+        engines.add_row(*abilities, ", ".join(members_alike))
+    return Group(_table(rows), "", engines)
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:

@@ -78,8 +78,42 @@ def _line(codec: Any, record: Any, as_json: bool) -> str:
     if as_json:
         line = {"record": kind, "key": key, **place, "value": fields}
         return json.dumps(line, default=_plain)
-    shown = " ".join(f"{name}={_short(value)}" for name, value in _telling(fields))
+    if kind == "Decision":
+        shown = _decision(fields)
+    elif kind == "KvEvents":
+        shown = _fields({**fields, **_block_counts(fields)})
+    else:
+        shown = _fields(fields)
     return f"{record.partition}/{record.offset} {kind} {key}: {shown}"
+
+
+def _fields(fields: dict[str, Any]) -> str:
+    return " ".join(f"{name}={_short(value)}" for name, value in _telling(fields))
+
+
+def _decision(fields: dict[str, Any]) -> str:
+    """What was decided and why, in a line; `trivium explain` and --json tell the rest."""
+    workers = " → ".join(filter(None, (fields["prefill_worker"], fields["decode_worker"])))
+    said = [fields["request_id"], fields["kind"]]
+    said += [value for value in (fields["mode"], fields["orchestration"]) if value != "none"]
+    said += [f"on {workers}"] if workers else []
+    said.append(f"because {fields['reason']} (policy {fields['policy'] or 'none'})")
+    said += [f"attempt {fields['attempt']}"] if fields["attempt"] > 1 else []
+    said += [f"waited {fields['waited_ms']} ms"] if fields["waited_ms"] else []
+    if (estimate := fields["estimate"]) is not None:
+        said.append(
+            f"TTFT {estimate['ttft_local_ms']:.0f} ms local, {estimate['ttft_remote_ms']:.0f} "
+            f"remote; TPOT {estimate['tpot_local_ms']:.1f} local, "
+            f"{estimate['tpot_remote_ms']:.1f} remote; score {estimate['score']:+.3f} "
+            f"from {estimate['samples']}"
+        )
+    return " ".join(said)
+
+
+def _block_counts(fields: dict[str, Any]) -> dict[str, str]:
+    """Block hashes as counts; they are of 8 bytes each."""
+    told = {name: len(fields[name]) // 8 for name in ("stored", "removed")}
+    return {name: f"{count} blocks" if count else "" for name, count in told.items()}
 
 
 def _telling(fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:

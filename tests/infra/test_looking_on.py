@@ -1,0 +1,162 @@
+"""What `trivium status` and `trivium tail` print, from records at hand."""
+
+import io
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Console
+
+from infra.cli.status import _view, members
+from infra.cli.tail import _line
+from schemas.codec import Codec
+from schemas.fleet import FleetView
+from schemas.log.clock import wall_ms
+from schemas.prefix import pack
+from schemas.records import (
+    Capability,
+    Decision,
+    DecisionKind,
+    Estimate,
+    KvEvents,
+    Mode,
+    Orchestration,
+    Reason,
+    Role,
+)
+from tests.streams.builders import beat, registration
+
+CODEC = Codec()
+
+
+@dataclass
+class Found:
+    """A record as a reader gives it."""
+
+    value: bytes
+    key: bytes = b"k"
+    partition: int = 2
+    offset: int = 40
+    timestamp: int = 1_000
+    headers: tuple[Any, ...] = ()
+
+
+def line(record: Any, *, as_json: bool = False) -> str:
+    return _line(CODEC, Found(CODEC.encode(record)), as_json)
+
+
+DECISION = Decision(
+    request_id="r1",
+    session_id="s1",
+    attempt=2,
+    router_id="router-0",
+    at_ms=1_000,
+    kind=DecisionKind.PLACE,
+    policy="learned",
+    reason=Reason.EXPLORING,
+    mode=Mode.REMOTE,
+    orchestration=Orchestration.DECODE_FIRST,
+    prefill_worker="prefill-0",
+    decode_worker="decode-1",
+    waited_ms=7,
+    estimate=Estimate(
+        ttft_local_ms=80,
+        ttft_remote_ms=60,
+        tpot_local_ms=12.5,
+        tpot_remote_ms=11,
+        score=-0.25,
+        samples=35,
+    ),
+)
+
+
+def test_decisions_say_what_and_why_in_a_line() -> None:
+    assert line(DECISION) == (
+        "2/40 Decision k: r1 place remote decode_first on prefill-0 → decode-1 because exploring "
+        "(policy learned) attempt 2 waited 7 ms TTFT 80 ms local, 60 remote; TPOT 12.5 local, "
+        "11.0 remote; score -0.250 from 35"
+    )
+    bare = replace(
+        DECISION,
+        kind=DecisionKind.SHED,
+        policy="",
+        reason=Reason.QUEUE_FULL,
+        mode=Mode.NONE,
+        orchestration=Orchestration.NONE,
+        prefill_worker="",
+        decode_worker="",
+        attempt=1,
+        waited_ms=0,
+        estimate=None,
+    )
+    assert line(bare) == "2/40 Decision k: r1 shed because queue_full (policy none)"
+    assert json.loads(line(DECISION, as_json=True))["value"]["estimate"]["samples"] == 35
+
+
+def test_block_hashes_are_counted() -> None:
+    events = KvEvents(
+        worker_id="decode-0",
+        epoch=3,
+        seq=9,
+        at_ms=1_000,
+        block_size=16,
+        stored=pack([1, 2, 3]),
+    )
+    assert line(events).startswith("2/40 KvEvents k: worker_id=decode-0 epoch=3 seq=9 ")
+    assert "stored=3 blocks" in line(events)
+    assert "removed" not in line(events)
+    assert json.loads(line(events, as_json=True))["value"]["stored"] == pack([1, 2, 3]).hex()
+
+
+class Watch:
+    """A fleet at hand."""
+
+    def __init__(self) -> None:
+        self.view = FleetView()
+
+
+def fleet() -> Any:
+    """Two workers that can do the same, and one that takes two roles on two cards."""
+    can = Capability(
+        model="tiny",
+        engine="sim",
+        engine_id="e",
+        block_size=16,
+        max_model_len=512,
+        running_max=8,
+        orchestrations=[Orchestration.PREFILL_FIRST, Orchestration.CONCURRENT],
+    )
+    found, now_ms = Watch(), wall_ms()
+    both = replace(can, tensor_parallel=2, orchestrations=[Orchestration.PREFILL_FIRST])
+    for number, (name, roles, capability) in enumerate(
+        (
+            ("prefill-0", (Role.PREFILL,), can),
+            ("prefill-1", (Role.PREFILL,), can),
+            ("both-0", (Role.PREFILL, Role.DECODE), both),
+        )
+    ):
+        one = registration(name, *roles, partition=number, capability=capability)
+        found.view.apply(one, 2 * number, now_ms)
+        granted = dict.fromkeys(roles, 4)
+        found.view.apply(beat(name, 1, granted, at_ms=now_ms), 2 * number + 1, now_ms)
+    return found
+
+
+def test_status_tells_roles_and_what_engines_can_do() -> None:
+    rows = members(fleet())
+    both = next(row for row in rows if row["member_id"] == "both-0")
+    assert both["roles"] == ["prefill", "decode"]
+    assert (both["tensor_parallel"], both["orchestrations"]) == (2, ["prefill_first"])
+    out = io.StringIO()
+    Console(file=out, width=120).print(_view(rows))
+    text = out.getvalue()
+    lines = [" ".join(row.split()) for row in text.splitlines()]
+    assert any(row.startswith("both-0 prefill, decode ready 4/4") for row in lines)
+    assert "sim tiny 1 prefill_first, concurrent prefill-0, prefill-1" in lines
+    assert "sim tiny 2 prefill_first both-0" in lines
+
+
+def test_status_of_nobody() -> None:
+    out = io.StringIO()
+    Console(file=out, width=120).print(_view([]))
+    assert "nobody is there" in out.getvalue()
