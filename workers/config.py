@@ -24,6 +24,9 @@ _AT_LEAST = {
     "reports_pending_max": 1,
     "report_tries_max": 1,
     "read_records_max": 1,
+    "kv_events_interval_ms": 1,
+    "kv_events_blocks_max": 1,
+    "kv_snapshot_interval_s": 1,
     "frame_interval_ms": 0,
     "frame_at_once_max": 0,
 }
@@ -47,6 +50,9 @@ class WorkerSettings:
     report_tries_max: int = 5  # sends of one phase or outcome before the worker gives up
     frame_interval_ms: int = 10  # between frames to a gateway, where many streams share them
     frame_at_once_max: int = 16  # frames of so few streams leave at once; first tokens always do
+    kv_events_interval_ms: int = 200  # between batches of what the prefix cache holds
+    kv_events_blocks_max: int = 4_096  # blocks in a batch
+    kv_snapshot_interval_s: int = 60  # between tellings of everything that it holds
     read_records_max: int = 64  # work taken at once, so that reading never holds decode up for long
 
     def __post_init__(self) -> None:

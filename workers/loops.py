@@ -8,7 +8,7 @@ hole.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from aiokafka import ConsumerRecord
@@ -19,7 +19,7 @@ from schemas.errors import BrokerUnavailable, EngineDead, LeaseError, RecordErro
 from schemas.log.clients import Ack, AssignedReader, LogProducer, bury
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
-from schemas.records import CancelWork, Work
+from schemas.records import AssignRoles, CancelWork, Work
 from workers.config import WorkerSettings
 from workers.frames import Frames, HeldOutcome
 from workers.llm.engine import Engine, Output
@@ -42,6 +42,7 @@ class Loops:
         frames: Frames,
         outbox: Outbox,
         settings: WorkerSettings,
+        assign: Callable[[AssignRoles], None],
     ) -> None:
         self._codec = codec
         self._durable = durable
@@ -52,6 +53,7 @@ class Loops:
         self._frames = frames
         self._outbox = outbox
         self._settings = settings
+        self._assign = assign
         self._sending = asyncio.Lock()  # frames leave in the order in which they were filled
         self._armed_ms: int | None = None
         self._rearm = asyncio.Event()
@@ -85,8 +87,12 @@ class Loops:
                 self._held.take(order, record.headers, wall_ms())
             elif isinstance(order, CancelWork):
                 self._held.cancel(order, wall_ms())
+            elif isinstance(order, AssignRoles):
+                self._assign(order)
             else:
-                raise RecordError(f"expected Work or CancelWork, found {type(order).__name__}")
+                raise RecordError(
+                    f"expected Work, CancelWork or AssignRoles, found {type(order).__name__}"
+                )
         except RecordError as error:
             await bury(self._durable, record, error)
 

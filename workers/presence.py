@@ -38,6 +38,7 @@ class Presence:
         self._engine: Engine | None = None
         self._held: Held | None = None
         self._saw_worker: Callable[[str, int, str], None] | None = None
+        self.on_router: Callable[[], None] = lambda: None  # a router has joined
         self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES_MAX)
         self.membership = membership(self._on_record)
         self.membership.load_source = self.load
@@ -56,6 +57,10 @@ class Presence:
         self._saw_worker = getattr(engine, "saw_worker", None)
         for member in self.membership.view.members.values():
             self._tell_engine(member.registration)
+
+    def offer(self, capacities: Mapping[Role, int]) -> None:
+        """Other capacities by role, from the next heartbeat on."""
+        self._capacities = capacities
 
     def withdraw(self) -> None:
         """Offer nothing any more, and ask nothing of an engine that may be dead."""
@@ -107,6 +112,11 @@ class Presence:
                 return capability.nixl_metadata
         return None
 
+    def epoch_of(self, worker_id: str) -> int:
+        """The latest epoch of a member; 0 while it is unknown."""
+        member = self.membership.view.members.get(worker_id)
+        return 0 if member is None else member.epoch
+
     def _on_record(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:
         if isinstance(record, Heartbeat):
             return
@@ -116,6 +126,7 @@ class Presence:
         self._tell_engine(record)
         if record.kind is MemberKind.ROUTER:
             self._beat_wanted.set()  # a router that comes gets its credits at once
+            self.on_router()
 
     async def beat_when_wanted(self) -> None:
         """Heartbeats between the regular ones, until cancelled."""

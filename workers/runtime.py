@@ -7,11 +7,13 @@ the worker has to end otherwise, so that its launcher starts a new life. The loo
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from aiokafka.errors import KafkaError
+
 from schemas.codec import Codec
-from schemas.errors import BrokerUnavailable, ConfigError, EngineDead, TriviumError, WorkerRefused
+from schemas.errors import BrokerUnavailable, EngineDead, TriviumError, WorkerRefused
 from schemas.fleet import HEARTBEAT_MS
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
@@ -21,12 +23,14 @@ from schemas.settings import LogSettings, ModelSettings
 from workers import tasks
 from workers.config import WorkerSettings
 from workers.frames import Frames
+from workers.kv_events import KvEventsPublisher
 from workers.llm.engine import Engine
 from workers.llm.held import Held, Limits
 from workers.llm.stream import Identity
 from workers.loops import Loops
 from workers.outbox import Outbox
 from workers.presence import Presence
+from workers.roles import RoleOrders, lease_topics
 
 log = logging.getLogger("trivium.worker")
 EngineSource = Engine | Callable[[], Awaitable[Engine]]
@@ -43,17 +47,6 @@ class LogClients:
     tokens: LogProducer
     membership: Callable[[OnRecord], Membership]
     reader: Callable[[str, int], AssignedReader]  # of a topic and partition
-
-
-def lease_topics(roles: Iterable[Role]) -> list[str]:
-    """The topics on which these roles take work."""
-    roles = set(roles)
-    if not roles or Role.UNKNOWN in roles:
-        raise ConfigError("worker roles: expected prefill, decode or replica")
-    if {Role.DECODE, Role.REPLICA} <= roles:
-        raise ConfigError("worker roles: decode and replica share their credits; choose one")
-    topics = ["prefill"] if Role.PREFILL in roles else []
-    return topics + (["decode"] if roles - {Role.PREFILL} else [])
 
 
 async def run_worker(
@@ -145,8 +138,12 @@ class Worker:
         await self._membership.join()
         self._tasks.spawn("membership", self._membership.run())
         for topic, partition in self._membership.leases.items():
-            reader = self._readers[topic] = self._clients.reader(topic, partition)
-            await reader.start("latest")  # older work was for an earlier holder
+            await self._open_reader(topic, partition)
+
+    async def _open_reader(self, topic: str, partition: int) -> AssignedReader:
+        reader = self._readers[topic] = self._clients.reader(topic, partition)
+        await reader.start("latest")  # older work was for an earlier holder
+        return reader
 
     async def _start_engine(self, source: EngineSource, stop: asyncio.Event) -> bool:
         if not callable(source):
@@ -170,7 +167,7 @@ class Worker:
     def _hold(self, engine: Engine) -> None:
         """Build what serves the engine's capacity."""
         membership, clients, settings = self._membership, self._clients, self._settings
-        capacities = self._capacities(engine.capability.running_max)
+        capacities = self._capacities(engine, self._roles)
         held_max = 2 * sum(capacities.values())
         identity = Identity(worker_id=membership.member_id, epoch=membership.epoch)
         limits = Limits(
@@ -188,8 +185,11 @@ class Worker:
             tries_max=settings.report_tries_max,
         )
         self._tasks.spawn("outbox", outbox.run())
-        self._held = Held(engine, identity, limits, frames, outbox.add)
-        self._presence.serve(engine, self._held, capacities)
+        presence = self._presence
+        self._held = Held(engine, identity, limits, frames, outbox.add, presence.epoch_of)
+        presence.serve(engine, self._held, capacities)
+        orders = RoleOrders(identity, engine.capability, self._assign)
+        self._tasks.spawn("roles", orders.run())
         self._loops = Loops(
             codec=clients.codec,
             durable=clients.durable,
@@ -200,12 +200,48 @@ class Worker:
             frames=frames,
             outbox=outbox,
             settings=settings,
+            assign=orders.take,
         )
 
-    def _capacities(self, running_max: int) -> dict[Role, int]:
+    def _capacities(self, engine: Engine, roles: Sequence[Role]) -> dict[Role, int]:
+        running_max = engine.capability.running_max
         prefill = self._settings.prefill_credits or running_max
         rest = self._settings.decode_credits or running_max
-        return {role: prefill if role is Role.PREFILL else rest for role in self._roles}
+        return {role: prefill if role is Role.PREFILL else rest for role in roles}
+
+    async def _assign(self, roles: Sequence[Role]) -> None:
+        """Serve other roles: partitions first, then credits, then the fleet may know."""
+        assert self._engine is not None
+        assert self._held is not None
+        assert self._loops is not None
+        try:
+            for topic in lease_topics(roles):
+                if topic not in self._readers:
+                    partition = await self._membership.lease(topic)
+                    reader = await self._open_reader(topic, partition)
+                    self._tasks.spawn(f"read {topic}", self._loops.read(reader))
+            capacities = self._capacities(self._engine, roles)
+            self._presence.offer(capacities)
+            self._held.assign(roles, 2 * sum(capacities.values()))
+            await self._membership.update(self._engine.capability, roles)
+        except KafkaError as error:
+            raise BrokerUnavailable(f"roles were not changed: {error}") from error
+        await self._presence.try_beat()
+
+    def _publish_kv(self, engine: Engine) -> None:
+        blocks = getattr(engine, "block_log", None)
+        if blocks is None:
+            return
+        membership = self._membership
+        publisher = KvEventsPublisher(
+            blocks,
+            self._clients.tokens,
+            Identity(worker_id=membership.member_id, epoch=membership.epoch),
+            membership.is_valid,
+            self._settings,
+        )
+        self._presence.on_router = publisher.want_snapshot
+        self._tasks.spawn("kv events", publisher.run())
 
     async def _open(self) -> None:
         assert self._engine is not None
@@ -221,6 +257,7 @@ class Worker:
         self._membership.set_state(MemberState.READY)
         await self._membership.update(self._engine.capability)
         await self._presence.try_beat()
+        self._publish_kv(self._engine)
 
     async def _drain(self) -> None:
         """Take no more, finish what is held, wait for handed-over KV, give the rest back."""

@@ -19,22 +19,30 @@ class Tasks:
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ended = asyncio.Event()  # one of them, or what `until` waits for
 
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Start a task and keep it."""
-        self._tasks[name] = asyncio.create_task(work, name=name)
+        task = self._tasks[name] = asyncio.create_task(work, name=name)
+        task.add_done_callback(lambda _: self._ended.set())
 
     async def until(self, goal: Coroutine[Any, Any, Result], names: Sequence[str] = ()) -> Result:
-        """Await the goal; raises what ended one of the tasks (or of the named ones) before it."""
+        """Await the goal; raises what ended one of the tasks (or of the named ones) before it.
+
+        Tasks that start meanwhile count as well.
+        """
         aim = asyncio.create_task(goal)
-        tasks = [task for name, task in self._tasks.items() if not names or name in names]
+        aim.add_done_callback(lambda _: self._ended.set())
         try:
-            await asyncio.wait([aim, *tasks], return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
-                if task.done():
-                    task.result()
-                    raise EngineDead(f"the task {task.get_name()!r} ended unexpectedly")
-            return aim.result()
+            while True:
+                self._ended.clear()
+                for name, task in self._tasks.items():
+                    if task.done() and (not names or name in names):
+                        task.result()
+                        raise EngineDead(f"the task {name!r} ended unexpectedly")
+                if aim.done():
+                    return aim.result()
+                await self._ended.wait()
         finally:
             await cancel(aim)
 

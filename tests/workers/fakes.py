@@ -25,6 +25,7 @@ from schemas.records import (
     Mode,
     Orchestration,
     Registration,
+    Role,
     Sampling,
     Work,
     WorkPhase,
@@ -188,6 +189,8 @@ class FakeMembership:
         self.view = FleetView()
         self.states: list[MemberState] = [MemberState.STARTING]
         self.published: Capability | None = None
+        self.roles: list[tuple[Role, ...]] = []  # those that it was given while running
+        self.full: set[str] = set()  # topics without a free partition
         self.beats: list[list[Grant]] = []
         self.valid = True
         self.left = False
@@ -199,8 +202,16 @@ class FakeMembership:
     async def join(self, capability: Capability | None = None) -> None:
         await self.beat_now()
 
-    async def update(self, capability: Capability) -> None:
+    async def update(self, capability: Capability, roles: Sequence[Role] | None = None) -> None:
         self.published = capability
+        if roles is not None:
+            self.roles.append(tuple(roles))
+
+    async def lease(self, topic: str) -> int:
+        if topic in self.full:
+            raise LeaseError(f"all partitions of {topic} are leased")
+        self.leases[topic] = 3
+        return 3
 
     async def run(self) -> None:
         await self.lost.wait()

@@ -34,7 +34,6 @@ from tests.workers.fakes import (
 from tests.workers.life import Life, life
 from workers.config import WorkerSettings, engine_start
 from workers.llm.engine import Engine, EngineLoad
-from workers.runtime import lease_topics
 
 
 async def test_it_joins_before_its_engine_is_up_and_offers_nothing_until_then() -> None:
@@ -343,25 +342,6 @@ async def test_an_idle_worker_takes_no_turns_of_its_own() -> None:
         del loop._run_once
         assert found.membership.states[-1] is MemberState.READY
         assert turns <= 5
-
-
-@pytest.mark.parametrize(
-    ("roles", "topics"),
-    [
-        ([Role.PREFILL], ["prefill"]),
-        ([Role.DECODE], ["decode"]),
-        ([Role.REPLICA], ["decode"]),
-        ([Role.DECODE, Role.PREFILL], ["prefill", "decode"]),
-    ],
-)
-def test_roles_choose_the_topics(roles: list[Role], topics: list[str]) -> None:
-    assert lease_topics(roles) == topics
-
-
-@pytest.mark.parametrize("roles", [[], [Role.UNKNOWN], [Role.DECODE, Role.REPLICA]])
-def test_roles_that_make_no_worker(roles: list[Role]) -> None:
-    with pytest.raises(ConfigError, match="worker roles"):
-        lease_topics(roles)
 
 
 @pytest.mark.parametrize(

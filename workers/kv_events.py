@@ -1,0 +1,114 @@
+"""Tells routers what the engine's prefix cache holds: changes in batches, and now and then all.
+
+A task of `workers/runtime.py` of its own, so that no send ever holds decode up. Batches are
+numbered within a life; a router that misses one waits for the next snapshot, which comes soon
+after it has joined the fleet, and now and then in any case. A batch that could not be sent makes
+the next one a snapshot.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from aiokafka.errors import KafkaError
+
+from schemas import prefix
+from schemas.errors import BrokerUnavailable
+from schemas.log.clients import LogProducer
+from schemas.log.clock import wall_ms
+from schemas.records import KvEvents
+from workers.config import WorkerSettings
+from workers.kv.block_log import BlockLog
+from workers.llm.stream import Identity
+
+log = logging.getLogger("trivium.worker")
+
+
+class KvEventsPublisher:
+    """Sends what `blocks` says; `run` until cancelled."""
+
+    def __init__(
+        self,
+        blocks: BlockLog,
+        producer: LogProducer,
+        me: Identity,
+        is_valid: Callable[[], bool],
+        settings: WorkerSettings,
+    ) -> None:
+        self._blocks = blocks
+        self._producer = producer
+        self._me = me
+        self._is_valid = is_valid
+        self._settings = settings
+        self._seq = 0
+        self._snapshot_wanted = True
+
+    def want_snapshot(self) -> None:
+        """Tell everything with the next batch: somebody new listens."""
+        self._snapshot_wanted = True
+
+    async def run(self) -> None:
+        """A batch every interval in which something changed."""
+        loop = asyncio.get_running_loop()
+        due_s = 0.0
+        while True:
+            if self._is_valid():  # otherwise this life may be over: say nothing
+                if self._snapshot_wanted or loop.time() >= due_s:
+                    due_s = loop.time() + self._settings.kv_snapshot_interval_s
+                    self._snapshot_wanted = False
+                    await self._send(self._snapshot())
+                else:
+                    await self._send(self._changes())
+            await asyncio.sleep(self._settings.kv_events_interval_ms / 1000)
+
+    def _snapshot(self) -> list[KvEvents]:
+        self._blocks.take()  # is part of it
+        parts = list(self._parts(self._blocks.held())) or [[]]
+        last = len(parts) - 1
+        return [
+            self._events(stored=part, snapshot=n == 0, more=n < last)
+            for n, part in enumerate(parts)
+        ]
+
+    def _changes(self) -> list[KvEvents]:
+        removed, stored = self._blocks.take()
+        return [
+            *(self._events(removed=part) for part in self._parts(removed)),
+            *(self._events(stored=part) for part in self._parts(stored)),
+        ]
+
+    def _parts(self, hashes: Sequence[int]) -> Iterator[Sequence[int]]:
+        size = self._settings.kv_events_blocks_max
+        return (hashes[start : start + size] for start in range(0, len(hashes), size))
+
+    def _events(
+        self,
+        *,
+        stored: Sequence[int] = (),
+        removed: Sequence[int] = (),
+        snapshot: bool = False,
+        more: bool = False,
+    ) -> KvEvents:
+        self._seq += 1
+        return KvEvents(
+            worker_id=self._me.worker_id,
+            epoch=self._me.epoch,
+            seq=self._seq - 1,
+            at_ms=wall_ms(),
+            block_size=self._blocks.block_size,
+            snapshot=snapshot,
+            more=more,
+            stored=prefix.pack(stored),
+            removed=prefix.pack(removed),
+        )
+
+    async def _send(self, batch: list[KvEvents]) -> None:
+        try:
+            acks = [
+                await self._producer.send("prefixes", record, key=record.worker_id, partition=0)
+                for record in batch
+            ]
+            await asyncio.gather(*acks)
+        except (BrokerUnavailable, KafkaError) as error:
+            self._snapshot_wanted = True
+            log.warning("%s: KV events not sent: %s", self._me.worker_id, error)

@@ -1,0 +1,83 @@
+"""Which roles go together, which an engine can do, and the orders that change them while it runs.
+
+`RoleOrders` keeps the newest valid order until the runtime has followed it; what following means is
+the runtime's (`workers/runtime.py`): lease what is missing, refuse new work of roles given up,
+finish what is held, and say so to the fleet.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from schemas.errors import ConfigError, LeaseError
+from schemas.records import AssignRoles, Capability, Role
+from workers.llm.stream import Identity
+
+log = logging.getLogger("trivium.worker")
+
+
+def lease_topics(roles: Iterable[Role]) -> list[str]:
+    """The topics on which these roles take work; raises ConfigError where they make no worker."""
+    roles = set(roles)
+    if not roles or Role.UNKNOWN in roles:
+        raise ConfigError("worker roles: expected prefill, decode or replica")
+    if {Role.DECODE, Role.REPLICA} <= roles:
+        raise ConfigError("worker roles: decode and replica share their credits; choose one")
+    topics = ["prefill"] if Role.PREFILL in roles else []
+    return topics + (["decode"] if roles - {Role.PREFILL} else [])
+
+
+def check_roles(roles: Sequence[Role], capability: Capability) -> None:
+    """Raise ConfigError unless the engine can do these roles together."""
+    lease_topics(roles)
+    if {Role.PREFILL, Role.DECODE} & {*roles} and not capability.orchestrations:
+        raise ConfigError(
+            f"worker roles: prefill and decode hand KV over, which the engine {capability.engine} "
+            "was not started for; it can be a replica"
+        )
+
+
+class RoleOrders:
+    """Takes orders from the log; `run` has the newest one followed, until cancelled.
+
+    `follow` raises LeaseError, before it has changed anything, where no partition is free.
+    """
+
+    def __init__(
+        self,
+        me: Identity,
+        capability: Capability,
+        follow: Callable[[Sequence[Role]], Awaitable[None]],
+    ) -> None:
+        self._me = me
+        self._capability = capability
+        self._follow = follow
+        self._wanted: Sequence[Role] | None = None
+        self._came = asyncio.Event()
+
+    def take(self, order: AssignRoles) -> None:
+        """Keep the order for `run`; one for another life, or that cannot be followed, is void."""
+        me = self._me
+        if (order.worker_id, order.worker_epoch) != (me.worker_id, me.epoch):
+            return
+        try:
+            check_roles(order.roles, self._capability)
+        except ConfigError as error:
+            log.warning("%s: an order of roles is ignored: %s", me.worker_id, error.message)
+            return
+        self._wanted = tuple(dict.fromkeys(order.roles))
+        self._came.set()
+
+    async def run(self) -> None:
+        """Follow orders one after the other; what came in between is skipped."""
+        while True:
+            await self._came.wait()
+            self._came.clear()
+            roles = self._wanted
+            assert roles is not None
+            try:
+                await self._follow(roles)
+            except LeaseError as error:
+                log.warning("%s: roles stay as they are: %s", self._me.worker_id, error.message)
+                continue
+            log.info("%s: is now %s", self._me.worker_id, " and ".join(roles))
