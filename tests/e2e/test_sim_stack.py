@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from infra.launcher import Stack
+from infra.story_log import read_story
+from infra.story_steps import steps_of
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from tests.conftest import _fresh_topics
@@ -73,6 +75,20 @@ async def test_kv_moves_over_nixl_once_and_turn_2_moves_only_what_is_missing(
     assert 0 < second.trivium["kv_bytes"] < first.trivium["kv_bytes"]
     found = await audit(log)
     assert found.kv_bytes() >= first.trivium["kv_bytes"] + second.trivium["kv_bytes"]
+
+
+async def test_a_request_is_explained_by_its_header(client: Client, log: LogSettings) -> None:
+    answer = await client.stream("Explain this one.")
+    await audit(log)
+    story = await read_story(log, answer.headers["x-trivium-request-id"][:18])
+    assert story.token_ids == answer.token_ids
+    assert story.kv_bytes == answer.trivium["kv_bytes"] > 0
+    assert story.outcome is not None
+    assert story.decisions[0].candidates
+    told = [step.what for step in steps_of(story)]
+    place = ("accepted", "place remote", "first token", "kv received", "32 tokens", "completed")
+    found = [next(i for i, what in enumerate(told) if what.startswith(word)) for word in place]
+    assert found == sorted(found)
 
 
 async def test_many_streams_at_once_through_both_gateways(client: Client, other: Client) -> None:

@@ -47,7 +47,17 @@ def test_up_status_chat_tail_down(kafka: LogSettings, tmp_path: Path) -> None:
 
         tail = ["tail", "outcomes", "--from-beginning", "-n", "1", "--json"]
         _, output, _ = trivium(*tail, home=home, env=env)
-        assert json.loads(output)["value"]["completion_tokens"] == 4
+        outcome = json.loads(output)["value"]
+        assert outcome["completion_tokens"] == 4
+
+        public_id = "chatcmpl-" + outcome["request_id"][:18]
+        code, output, errors = trivium("explain", public_id, home=home, env=env)
+        assert (code, errors) == (0, "")
+        assert output.startswith(f"{outcome['request_id']}: completed in")
+        for words in ("accepted", "place replica on replica-0", "dispatched decode", "4 tokens"):
+            assert words in output
+        code, _, errors = trivium("explain", "r" + "0" * 26, home=home, env=env)
+        assert (code, "no such request on" in errors) == (2, True)
 
         code, _, errors = trivium(*up, home=home, env=env)
         assert (code, "a stack runs already" in errors) == (2, True)
