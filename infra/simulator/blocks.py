@@ -1,0 +1,105 @@
+"""KV memory of a simulated worker: a prefix cache by block hash, least recently used out first.
+
+Blocks that a sequence uses are pinned; those that nobody uses stay cached until room is needed, the
+end of a prompt before its beginning, as in vLLM's block manager. Counts only, no bytes.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Held:
+    """What one sequence holds: pinned blocks with a hash, and others."""
+
+    hashes: list[int]
+    private: int
+
+
+class BlockCache:
+    """At most `blocks_max` blocks; `stored` and `removed` tell of changes until they are taken."""
+
+    def __init__(self, blocks_max: int) -> None:
+        self.blocks_max = blocks_max
+        self.private = 0
+        self._pins: dict[int, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._changed: dict[int, bool] = {}  # hash to whether it is held now
+
+    @property
+    def used(self) -> int:
+        """Blocks that are not free, idle ones included."""
+        return len(self._pins) + len(self._idle) + self.private
+
+    @property
+    def pinned(self) -> int:
+        """Blocks that cannot be evicted."""
+        return len(self._pins) + self.private
+
+    def depth(self, hashes: Sequence[int]) -> int:
+        """How many leading blocks are cached."""
+        count = 0
+        for value in hashes:
+            if value not in self._pins and value not in self._idle:
+                break
+            count += 1
+        return count
+
+    def hold(self, hashes: Sequence[int], blocks: int) -> Held | None:
+        """Pin the leading blocks that are cached and reserve the rest; None where it is too full.
+
+        `blocks` is the sequence's whole need, cached blocks included.
+        """
+        cached = self.depth(hashes)
+        fresh = sum(1 for value in hashes[:cached] if value not in self._pins)
+        need = blocks - cached
+        if self.pinned + fresh + need > self.blocks_max:
+            return None
+        held = list(hashes[:cached])
+        self._pin(held)
+        self.private += need
+        while self.used > self.blocks_max:
+            evicted, _ = self._idle.popitem(last=False)
+            self._changed[evicted] = False
+        return Held(held, need)
+
+    def commit(self, held: Held, hashes: Sequence[int]) -> None:
+        """Blocks that a sequence has filled get their names; `hashes` begins at its first block."""
+        fresh = hashes[len(held.hashes) :]
+        for value in fresh:
+            if value not in self._pins and value not in self._idle:
+                self._changed[value] = True
+        self._pin(fresh)
+        held.hashes.extend(fresh)
+        held.private -= len(fresh)
+        self.private -= len(fresh)
+
+    def release(self, held: Held) -> None:
+        """The sequence ends; what has a name stays cached."""
+        self.private -= held.private
+        for value in reversed(held.hashes):
+            self._pins[value] -= 1
+            if not self._pins[value]:
+                del self._pins[value]
+                self._idle[value] = None
+        held.hashes, held.private = [], 0
+
+    def clear(self) -> None:
+        """Forget everything; for a worker that starts again."""
+        self._pins.clear()
+        self._idle.clear()
+        self._changed.clear()
+        self.private = 0
+
+    def take(self) -> tuple[list[int], list[int]]:
+        """Removed and stored since the last take; what came and went in between is not told."""
+        removed = [value for value, there in self._changed.items() if not there]
+        stored = [value for value, there in self._changed.items() if there]
+        self._changed.clear()
+        return removed, stored
+
+    def _pin(self, hashes: Sequence[int]) -> None:
+        for value in hashes:
+            self._idle.pop(value, None)
+            self._pins[value] = self._pins.get(value, 0) + 1

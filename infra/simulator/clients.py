@@ -1,0 +1,161 @@
+"""Simulated clients: each holds a conversation, turn by turn, and notes how it was served.
+
+A turn follows the last one's end and a time to think; a turn that fails ends its conversation.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from infra.simulator.clock import Clock
+from infra.simulator.script import Conversation, Turn
+from schemas.records import (
+    Endpoint,
+    Mode,
+    Orchestration,
+    Outcome,
+    OutcomeKind,
+    Priority,
+    Request,
+    Sampling,
+)
+
+MODEL = "simulated"
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """One request as its client saw it. Times are None for what did not happen."""
+
+    request_id: str
+    session_id: str
+    turn: int  # from 1
+    prompt_tokens: int
+    output_tokens: int
+    sent_ms: float
+    first_ms: float | None = None  # the first token, from whichever worker
+    decode_first_ms: float | None = None  # the first token of the worker that ends the answer
+    attempt: int = 0
+    ended_ms: float | None = None
+    outcome: Outcome | None = None
+
+    @property
+    def completed(self) -> bool:
+        return self.outcome is not None and self.outcome.kind is OutcomeKind.COMPLETED
+
+    @property
+    def ttft_ms(self) -> float:
+        """From sending to the first token; only of completed requests."""
+        assert self.first_ms is not None
+        return self.first_ms - self.sent_ms
+
+    @property
+    def decode_ttft_ms(self) -> float:
+        """The same where clients hear the decode worker only, as behind the paper's proxy."""
+        assert self.decode_first_ms is not None
+        return self.decode_first_ms - self.sent_ms
+
+    @property
+    def tpot_ms(self) -> float:
+        """Time per token after the first."""
+        assert self.first_ms is not None and self.ended_ms is not None
+        return (self.ended_ms - self.first_ms) / max(1, self.output_tokens - 1)
+
+    @property
+    def mode(self) -> Mode:
+        return Mode.NONE if self.outcome is None else self.outcome.mode
+
+    @property
+    def orchestration(self) -> Orchestration:
+        return Orchestration.NONE if self.outcome is None else self.outcome.orchestration
+
+
+class Clients:
+    """Sends the turns of all conversations through `send`."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        send: Callable[[Request], None],
+        *,
+        hop_ms: float,
+        timeout_ms: int,
+        priority: Priority = Priority.STANDARD,
+        weights: tuple[float, float] = (-1.0, -1.0),
+    ) -> None:
+        self.clock = clock
+        self.served: list[Served] = []
+        self.open = 0  # turns that are still to end
+        self._send, self._hop_ms = send, hop_ms
+        self._timeout_ms, self._priority, self._weights = timeout_ms, priority, weights
+        self._live: dict[str, tuple[Served, Conversation]] = {}
+
+    def start(self, conversations: Sequence[Conversation]) -> None:
+        """Have each conversation begin at its time."""
+        for each in conversations:
+            self.open += 1
+            self.clock.at(each.at_ms, lambda each=each: self._say(each, 0))  # type: ignore[misc]  # bound now
+
+    def said(self, request_id: str) -> tuple[Conversation, Turn]:
+        """What a live request is about."""
+        served, conversation = self._live[request_id]
+        return conversation, conversation.turns[served.turn - 1]
+
+    def token(self, request_id: str, attempt: int, at_ms: float, from_decode: bool) -> None:
+        """A worker has its first token of an attempt; that of a higher attempt counts anew."""
+        live = self._live.get(request_id)
+        if live is None or attempt < live[0].attempt:
+            return
+        served, seen_ms = live[0], at_ms + self._hop_ms
+        if attempt > served.attempt:
+            served.attempt, served.decode_first_ms = attempt, None
+        if served.first_ms is None or seen_ms < served.first_ms:
+            served.first_ms = seen_ms
+        if from_decode and served.decode_first_ms is None:
+            served.decode_first_ms = seen_ms
+
+    def ended(self, outcome: Outcome) -> None:
+        """The one outcome of a request; the next turn follows."""
+        live = self._live.pop(outcome.request_id, None)
+        if live is None:
+            return
+        served, conversation = live
+        served.outcome, served.ended_ms = outcome, self.clock.now_ms
+        if outcome.kind is OutcomeKind.COMPLETED and served.turn < len(conversation.turns):
+            think_ms = conversation.turns[served.turn].think_ms
+            self.clock.after(think_ms, lambda: self._say(conversation, served.turn))
+        else:
+            self.open -= 1
+
+    def _say(self, conversation: Conversation, index: int) -> None:
+        turn, now_ms = conversation.turns[index], self.clock.now_ms
+        request_id = f"{conversation.session_id}-{index + 1}"
+        served = Served(
+            request_id=request_id,
+            session_id=conversation.session_id,
+            turn=index + 1,
+            prompt_tokens=turn.prompt_tokens,
+            output_tokens=turn.output_tokens,
+            sent_ms=now_ms,
+        )
+        self.served.append(served)
+        self._live[request_id] = served, conversation
+        w_ttft, w_tpot = self._weights
+        self._send(
+            Request(
+                request_id=request_id,
+                parent_id=request_id,
+                session_id=conversation.session_id,
+                turn=index,
+                endpoint=Endpoint.CHAT,
+                priority=self._priority,
+                model=MODEL,
+                prompt_tokens=conversation.tokens[: turn.prompt_tokens].tobytes(),
+                sampling=Sampling(max_tokens=turn.output_tokens, ignore_eos=True),
+                arrived_ms=int(now_ms),
+                deadline_ms=int(now_ms) + self._timeout_ms,
+                gateway_id="clients",
+                gateway_partition=0,
+                w_ttft=w_ttft,
+                w_tpot=w_tpot,
+            )
+        )

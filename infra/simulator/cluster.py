@@ -1,0 +1,244 @@
+"""A whole cluster on virtual time: simulated workers and clients around the real router core.
+
+Theory of operation. The router is `streams.core.router.Router` itself. Records reach it as the
+agents would feed them: stamped with whole milliseconds, one at a time, after the log's latency;
+what it answers is carried out as the agents would. Everything else (workers, links, clients) is a
+model that shares no code with the router. One thread, no clock, no randomness of its own: the same
+script, settings and faults give the same run. Checkers see every event with its effects; faults are
+calls on the cluster at set times.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from infra.simulator import fleet
+from infra.simulator.bus import Bus
+from infra.simulator.clients import Clients
+from infra.simulator.clock import Clock
+from infra.simulator.latency import Setup
+from infra.simulator.links import Links
+from infra.simulator.script import Conversation
+from infra.simulator.worker import Ports, SimWorker
+from schemas.fleet import HEARTBEAT_MS
+from schemas.records import (
+    CancelWork,
+    Orchestration,
+    Outcome,
+    Phase,
+    Request,
+    Role,
+    Work,
+)
+from streams.config import RouterSettings
+from streams.core.effects import Dispatch, Effect, End
+from streams.core.events import (
+    Event,
+    FleetRecordArrived,
+    KvEventsArrived,
+    OutcomeArrived,
+    PartitionReady,
+    PartitionTaken,
+    PhaseArrived,
+    RequestArrived,
+    Tick,
+)
+from streams.core.router import Router
+
+ROUTER = "router-0"
+PARTITION = 0
+READY_MS = 1_000.0  # the fleet is known to the router by then: scripts begin here
+KV_EVENTS_MS = 100.0  # between two batches of a worker
+ORCHESTRATIONS = (
+    Orchestration.PREFILL_FIRST,
+    Orchestration.DECODE_FIRST,
+    Orchestration.CONCURRENT,
+)
+
+
+class Checker(Protocol):
+    """Watches a run; raises AssertionError where an invariant breaks."""
+
+    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+        """The router took an event and answered with effects."""
+
+    def finished(self, cluster: "Cluster") -> None:
+        """The run is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that happens to the cluster at a time; see infra/simulator/faults.py."""
+
+    at_ms: float
+    strike: Callable[["Cluster"], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How many workers of each kind."""
+
+    prefill: int = 0
+    decode: int = 0
+    replica: int = 0
+
+    @property
+    def name(self) -> str:
+        """Such as 2P2D or 1P1D2R."""
+        kinds = (("P", self.prefill), ("D", self.decode), ("R", self.replica))
+        return "".join(f"{count}{kind}" for kind, count in kinds if count)
+
+    def roles(self) -> list[tuple[str, Role]]:
+        """Worker ids with their roles."""
+        kinds = (
+            (Role.PREFILL, self.prefill),
+            (Role.DECODE, self.decode),
+            (Role.REPLICA, self.replica),
+        )
+        return [(f"{role.value}-{i}", role) for role, count in kinds for i in range(count)]
+
+
+class Cluster:
+    """One router, its workers and its clients."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        setup: Setup,
+        settings: RouterSettings,
+        *,
+        timeout_ms: int = 30_000,
+        weights: tuple[float, float] = (-1.0, -1.0),
+        orchestrations: tuple[Orchestration, ...] = ORCHESTRATIONS,
+        checkers: Sequence[Checker] = (),
+        faults: Sequence[Fault] = (),
+    ) -> None:
+        self.clock = Clock()
+        self.setup = setup
+        self.bus = Bus(self.clock, setup.bus_ms)
+        self.links = Links(self.clock, setup)
+        self.router = Router(ROUTER, settings)
+        self.clients = Clients(
+            self.clock, self._request, hop_ms=setup.bus_ms, timeout_ms=timeout_ms, weights=weights
+        )
+        self.workers: dict[str, SimWorker] = {}
+        self.checkers = list(checkers)
+        self._orchestrations = orchestrations
+        self._tick_ms = settings.tick_ms
+        self._beats = 0
+        self._kv_seqs: dict[str, int] = {}
+        self._kv_due: set[str] = set()
+        self._apply(PartitionTaken(PARTITION))
+        self._apply(PartitionReady(PARTITION))
+        self._start(shape)
+        for fault in faults:
+            self.clock.at(fault.at_ms, lambda fault=fault: fault.strike(self))  # type: ignore[misc]  # bound now
+
+    def _start(self, shape: Shape) -> None:
+        ports = Ports(
+            phase=self._phase,
+            outcome=self._outcome,
+            token=self.clients.token,
+            changed=self._changed,
+            said=self.clients.said,
+        )
+        self._to_fleet(fleet.router_registration(ROUTER))
+        for partition, (worker_id, role) in enumerate(shape.roles()):
+            worker = SimWorker(
+                worker_id,
+                (role,),
+                partition,
+                self.clock,
+                self.setup,
+                self.links,
+                ports,
+                self.workers,
+            )
+            self.workers[worker_id] = worker
+            self.introduce(worker)
+        self.clock.after(0.0, self._beat)
+        self.clock.after(self._tick_ms, self._tick)
+
+    def introduce(self, worker: SimWorker) -> None:
+        """A worker's life begins: it registers and tells what its cache holds."""
+        self._to_fleet(fleet.registration(worker, self._orchestrations))
+        self._kv_seqs[worker.worker_id] = 0
+        self._tell_blocks(worker)
+
+    def run(self, conversations: Sequence[Conversation]) -> None:
+        """Serve the conversations to their ends; may be called again, later in virtual time."""
+        self.clients.start(conversations)
+        while self.clients.open and self.clock.step():
+            pass
+
+    def finish(self) -> None:
+        """Have the checkers say their last word."""
+        for checker in self.checkers:
+            checker.finished(self)
+
+    # What the router is told, and what it answers
+
+    def _apply(self, event: Event) -> None:
+        effects = self.router.apply(event, int(self.clock.now_ms))
+        for checker in self.checkers:
+            checker.applied(event, effects, self.clock.now_ms)
+        for effect in effects:
+            if isinstance(effect, Dispatch):
+                self._dispatch(effect)
+            elif isinstance(effect, End):
+                self._outcome(effect.outcome)
+
+    def _dispatch(self, effect: Dispatch) -> None:
+        record = effect.record
+        worker = self.workers[record.worker_id]
+        if isinstance(record, Work):
+            self.bus.send((effect.topic, effect.partition), lambda: worker.take(record))
+        elif isinstance(record, CancelWork):
+            self.bus.send((effect.topic, effect.partition), lambda: worker.cancel(record))
+
+    def _request(self, request: Request) -> None:
+        self.bus.send(
+            ("requests", PARTITION), lambda: self._apply(RequestArrived(request, PARTITION))
+        )
+
+    def _phase(self, phase: Phase) -> None:
+        self.bus.send(("phases", PARTITION), lambda: self._apply(PhaseArrived(phase, PARTITION)))
+
+    def _outcome(self, outcome: Outcome) -> None:
+        self.bus.send(
+            ("outcomes", PARTITION), lambda: self._apply(OutcomeArrived(outcome, PARTITION))
+        )
+        self.bus.send(("tokens", PARTITION), lambda: self.clients.ended(outcome))
+
+    def _to_fleet(self, record: fleet.FleetRecord) -> None:
+        offset = self.bus.sent("fleet", PARTITION)
+        self.bus.send(("fleet", PARTITION), lambda: self._apply(FleetRecordArrived(record, offset)))
+
+    def _beat(self) -> None:
+        """All members beat together; a dead worker does not."""
+        self._beats += 1
+        self._to_fleet(fleet.router_heartbeat(ROUTER, self._beats, self.clock.now_ms))
+        for worker in self.workers.values():
+            if worker.alive:
+                self._to_fleet(fleet.heartbeat(worker, self._beats, ROUTER))
+        self.clock.after(HEARTBEAT_MS, self._beat)
+
+    def _tick(self) -> None:
+        self._apply(Tick())
+        self.clock.after(self._tick_ms, self._tick)
+
+    def _changed(self, worker: SimWorker) -> None:
+        """Publish what a worker caches, not more often than once in a while."""
+        if worker.worker_id not in self._kv_due:
+            self._kv_due.add(worker.worker_id)
+            self.clock.after(KV_EVENTS_MS, lambda: self._tell_blocks(worker))
+
+    def _tell_blocks(self, worker: SimWorker) -> None:
+        self._kv_due.discard(worker.worker_id)
+        if not worker.alive:
+            return
+        seq = self._kv_seqs[worker.worker_id]
+        self._kv_seqs[worker.worker_id] = seq + 1
+        record = fleet.kv_events(worker, seq)
+        offset = self.bus.sent("prefixes", PARTITION)
+        self.bus.send(("prefixes", PARTITION), lambda: self._apply(KvEventsArrived(record, offset)))

@@ -1,0 +1,241 @@
+"""One simulated GPU: a running batch and a queue of prompts, advanced many steps at a time.
+
+Theory of operation. Between changes of the batch every step adds one token to every sequence, so a
+run of n steps takes n * (fixed + kv * S) + kv * B * n * (n - 1) / 2 for B sequences with S tokens
+of context; that is solved instead of stepped. What arrives during a run waits for the end of the
+step that is under way. While prompts wait, steps are taken one by one: the oldest prompts fill what
+the running batch leaves of the step's tokens. A prompt that is complete has its first token; then
+it joins the batch, or leaves, as its owner says. Memory is the owner's business.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from math import ceil, sqrt
+
+from infra.simulator.clock import Alarm, Clock
+from infra.simulator.latency import StepCosts
+
+_CHUNK_MIN = 16  # tokens of prompts in a step, however large the batch is
+
+
+class Sequence:
+    """One prompt and its answer on one engine; `owner` is what its worker keeps of it."""
+
+    __slots__ = (
+        "computed",
+        "context",
+        "done_step",
+        "first_ms",
+        "first_step",
+        "joined",
+        "output_tokens",
+        "owner",
+        "prompt_tokens",
+        "removed",
+    )
+
+    def __init__(self, owner: object, prompt_tokens: int, cached: int, output_tokens: int) -> None:
+        self.owner = owner
+        self.prompt_tokens = prompt_tokens
+        self.computed = cached  # tokens of the prompt whose KV is here
+        self.output_tokens = output_tokens  # that are still to come
+        self.context = 0  # tokens when it joined the batch
+        self.joined = False
+        self.first_step = 0
+        self.first_ms = 0.0  # when the batch gave it its first token
+        self.done_step = 0
+        self.removed = False
+
+
+class Engine:
+    """Calls `prompt_done` (true: go on decoding) and `answer_done` at their virtual times."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        costs: StepCosts,
+        prompt_done: Callable[[Sequence], bool],
+        answer_done: Callable[[Sequence], None],
+    ) -> None:
+        self.clock = clock
+        self.costs = costs
+        self.chunk_tokens = 0
+        self.slow_prefill = 1.0  # a fault: prompts take so many times longer
+        self.slow = 1.0  # likewise, everything
+        self.batch = 0
+        self.context_tokens = 0
+        self.steps = 0
+        self.step_ms = 0.0  # the last one
+        self.prompts: deque[Sequence] = deque()
+        self._prompt_done = prompt_done
+        self._answer_done = answer_done
+        self._by_end: list[tuple[int, int, Sequence]] = []
+        self._seq = 0
+        self._leaving: list[Sequence] = []
+        self._joining: list[Sequence] = []
+        self._chunks: list[tuple[Sequence, int]] = []
+        self._began_ms = 0.0
+        self._planned = 0  # steps of the run under way
+        self._alarm: Alarm | None = None
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens that are still to be computed."""
+        return sum(each.prompt_tokens - each.computed for each in self.prompts)
+
+    def add_prompt(self, sequence: Sequence) -> None:
+        """Compute the prompt, and then ask whether to go on."""
+        self.prompts.append(sequence)
+        self._interrupt()
+
+    def add_answer(self, sequence: Sequence) -> None:
+        """Decode what has all its KV; joins at the next step."""
+        sequence.computed = sequence.prompt_tokens
+        self._joining.append(sequence)
+        self._interrupt()
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take a sequence out, at the end of the step; nothing is called for it any more."""
+        if sequence.removed:
+            return
+        sequence.removed = True
+        if sequence.joined:
+            self._leaving.append(sequence)
+        elif sequence in self.prompts:
+            self.prompts.remove(sequence)
+        self._interrupt()
+
+    def stop(self) -> None:
+        """Forget everything; for a worker that dies."""
+        if self._alarm is not None:
+            self._alarm.cancelled = True
+        self._alarm = None
+        self.prompts.clear()
+        self._by_end, self._leaving, self._joining, self._chunks = [], [], [], []
+        self.batch = self.context_tokens = self._planned = 0
+
+    def _run_ms(self, steps: int) -> float:
+        """How long so many steps of the batch alone take."""
+        costs, n = self.costs, steps
+        each_ms = costs.fixed_ms(self.batch) + costs.kv_ms * self.context_tokens
+        return self.slow * (n * each_ms + costs.kv_ms * self.batch * n * (n - 1) / 2)
+
+    def _steps_in(self, passed_ms: float) -> int:
+        """The step that ends a run which is interrupted after a time: the inverse, rounded up."""
+        costs = self.costs
+        grow_ms = costs.kv_ms * self.batch / 2
+        each_ms = costs.fixed_ms(self.batch) + costs.kv_ms * self.context_tokens - grow_ms
+        passed_ms /= self.slow
+        root = sqrt(each_ms * each_ms + 4 * grow_ms * passed_ms)
+        return max(1, ceil(2 * passed_ms / (each_ms + root) - 1e-9))
+
+    def _interrupt(self) -> None:
+        """Something changed: end the run with its current step, or begin one."""
+        if self._alarm is None:
+            self._plan()
+        elif self._planned > 1:
+            self._alarm.cancelled = True
+            self._planned = min(self._planned, self._steps_in(self.clock.now_ms - self._began_ms))
+            at_ms = self._began_ms + self._run_ms(self._planned)
+            self._alarm = self.clock.at(at_ms, self._end_run)
+
+    def _plan(self) -> None:
+        """Choose the next run: one mixed step, or steps until the first answer is complete."""
+        self._began_ms = self.clock.now_ms
+        fresh = self._change_batch()
+        while self._by_end and self._by_end[0][2].removed:
+            heappop(self._by_end)
+        if self.prompts:
+            self._planned, took_ms = 1, self._mixed_ms()
+        elif self.batch:
+            self._planned = self._by_end[0][0] - self.steps
+            took_ms = self._run_ms(self._planned)
+        else:
+            self._alarm = None
+            return
+        self.step_ms = took_ms / self._planned
+        if fresh:
+            first_ms = self._began_ms + (took_ms if self._planned == 1 else self._run_ms(1))
+            for sequence in fresh:
+                sequence.first_ms = first_ms
+        self._alarm = self.clock.after(took_ms, self._end_run)
+
+    def _change_batch(self) -> list[Sequence]:
+        """Between two steps: who was removed leaves, who came with its KV joins."""
+        for sequence in self._leaving:
+            self._leave(sequence)
+        self._leaving.clear()
+        fresh = [sequence for sequence in self._joining if not sequence.removed]
+        self._joining.clear()
+        for sequence in fresh:
+            self._join(sequence)
+        return fresh
+
+    def _mixed_ms(self) -> float:
+        room = max(_CHUNK_MIN, self.chunk_tokens - self.batch)
+        chunk, pairs = 0, 0.0
+        for sequence in self.prompts:
+            count = min(room - chunk, sequence.prompt_tokens - sequence.computed)
+            self._chunks.append((sequence, count))
+            chunk += count
+            pairs += count * (sequence.computed + count / 2)
+            if chunk >= room:
+                break
+        alone_ms = self._run_ms(1) if self.batch else 0.0
+        mixed_ms = self.slow * self.costs.step_ms(
+            decoding=self.batch,
+            context_tokens=self.context_tokens,
+            chunk_tokens=chunk,
+            pairs=pairs,
+        )
+        return alone_ms + (mixed_ms - alone_ms) * self.slow_prefill
+
+    def _end_run(self) -> None:
+        """Count the steps, settle who is done and who joins, and plan again."""
+        self.steps += self._planned
+        self.context_tokens += self.batch * self._planned
+        self._planned = 1  # what the owner adds from here on is planned below
+        done = []
+        while self._by_end and self._by_end[0][0] <= self.steps:
+            sequence = heappop(self._by_end)[2]
+            if not sequence.removed:
+                sequence.removed = True
+                self._leave(sequence)
+                done.append(sequence)
+        chunks, self._chunks = self._chunks, []
+        for sequence in done:
+            self._answer_done(sequence)
+        for sequence, count in chunks:
+            self._settle(sequence, count)
+        if len(self._by_end) > 2 * self.batch + 64:
+            self._by_end = [entry for entry in self._by_end if not entry[2].removed]
+            heapify(self._by_end)
+        self._plan()
+
+    def _settle(self, sequence: Sequence, count: int) -> None:
+        if sequence.removed:
+            return
+        sequence.computed += count
+        if sequence.computed < sequence.prompt_tokens:
+            return
+        self.prompts.remove(sequence)
+        if self._prompt_done(sequence):
+            sequence.output_tokens -= 1
+            self._join(sequence)
+        else:
+            sequence.removed = True
+
+    def _join(self, sequence: Sequence) -> None:
+        sequence.joined = True
+        sequence.first_step = self.steps
+        sequence.context = sequence.prompt_tokens + 1
+        sequence.done_step = self.steps + max(1, sequence.output_tokens)
+        self.batch += 1
+        self.context_tokens += sequence.context
+        self._seq += 1
+        heappush(self._by_end, (sequence.done_step, self._seq, sequence))
+
+    def _leave(self, sequence: Sequence) -> None:
+        self.batch -= 1
+        self.context_tokens -= sequence.context + self.steps - sequence.first_step

@@ -1,0 +1,82 @@
+"""Who talks when, and how much: scripts of conversations, drawn from a seed.
+
+Two-turn and many-turn conversations that arrive as a Poisson process. Real traffic comes from
+`infra/simulator/traces.py`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from infra.simulator.script import Conversation, Tokens, Turn, conversation
+
+_VOCABULARY = 1 << 30  # names of conversations, as tokens: all different
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One kind of turn: how much is new in the prompt, how much is answered."""
+
+    input_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """One kind of conversation: its first turn, then `later` again and again."""
+
+    first: Shape
+    later: Shape
+    turns: int = 2
+    think_ms: float = 1_000.0  # mean of an exponential
+
+
+def poisson(
+    profile: Profile,
+    *,
+    per_s: float,
+    duration_ms: float,
+    begin_ms: float,
+    block_tokens: int,
+    seed: Sequence[int],
+    name: str,
+) -> list[Conversation]:
+    """Conversations that begin within `duration_ms`; at least one, so that there is a figure.
+
+    The same seed gives the same arrivals whatever the profile, and arrivals at other loads.
+    """
+    draw = np.random.default_rng([*seed, int(per_s * 1000)])
+    found: list[Conversation] = []
+    at_ms = draw.exponential(1000.0 / per_s)
+    while at_ms < duration_ms or not found:
+        at_ms = min(at_ms, duration_ms)
+        thinks = draw.exponential(profile.think_ms, profile.turns)
+        turns = _turns(profile, thinks.tolist())
+        length = turns[-1].prompt_tokens + turns[-1].output_tokens
+        tokens = unlike_others(int(draw.integers(_VOCABULARY)), length)
+        session_id = f"{name}-{len(found)}"
+        found.append(conversation(session_id, begin_ms + at_ms, turns, tokens, block_tokens))
+        at_ms += draw.exponential(1000.0 / per_s)
+    return found
+
+
+def unlike_others(name: int, length: int) -> Tokens:
+    """Tokens that no other conversation begins with, unless it has the same name."""
+    return np.full(length, name, np.int32)
+
+
+def _turns(profile: Profile, thinks_ms: list[float]) -> list[Turn]:
+    turns, said = [], 0
+    for index in range(profile.turns):
+        shape = profile.later if index else profile.first
+        prompt_tokens = said + shape.input_tokens
+        turns.append(
+            Turn(
+                prompt_tokens=prompt_tokens,
+                output_tokens=shape.output_tokens,
+                think_ms=thinks_ms[index],
+            )
+        )
+        said = prompt_tokens + shape.output_tokens
+    return turns
