@@ -20,7 +20,7 @@ import numpy.typing as npt
 Words = npt.NDArray[np.uint64]
 
 _MASK = (1 << 64) - 1
-_STRIDE = np.uint64(0x9E3779B97F4A7C15)  # odd: positions stay apart
+STRIDE = np.uint64(0x9E3779B97F4A7C15)  # odd: positions stay apart
 _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _V1, _V2 = np.uint64(_M1), np.uint64(_M2)
 _I1, _I2 = pow(_M1, -1, 1 << 64), pow(_M2, -1, 1 << 64)
@@ -48,7 +48,7 @@ def terms(tokens: Sequence[int] | npt.NDArray[np.int32], first: int = 0) -> Word
     """What each token adds to the sum of its prefix; `first` is the position of tokens[0]."""
     values = np.asarray(tokens).astype(np.uint64)
     positions = np.arange(first + 1, first + 1 + len(values), dtype=np.uint64)
-    return mix(values + positions * _STRIDE)
+    return mix(values + positions * STRIDE)
 
 
 def chain(tokens: Sequence[int] | npt.NDArray[np.int32], block_size: int) -> Words:

@@ -1,10 +1,11 @@
 """KV transfers: one suite for NIXL and the one in memory, then NIXL between real processes."""
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,37 +13,57 @@ import numpy as np
 import pytest
 
 from tests.waiting import run, until
+from workers.kv.layout import Card, card_of, spans
 from workers.kv.nixl_transfer import NixlTransfer
-from workers.kv.transfer import (
-    Card,
-    Fetch,
-    FetchEnd,
-    KvTransfer,
-    MemoryTransfer,
-    Polled,
-    merged_runs,
-)
+from workers.kv.transfer import Direction, KvTransfer, MemoryTransfer, Move, MoveEnd, Polled
 
 needs_nixl = pytest.mark.skipif(find_spec("nixl") is None, reason="needs the package nixl")
 
 BLOCKS, WORDS = 64, 128
+READ, WRITE = Direction.READ, Direction.WRITE
 Made = tuple[KvTransfer, Any]
 KINDS: dict[str, Callable[[str, Any], KvTransfer]] = {
     "memory": MemoryTransfer,
     "nixl": NixlTransfer,
 }
+_numbers = itertools.count(1)
 
 
-def arena_of(first: int) -> Any:
-    """An arena whose blocks hold different words."""
-    return np.arange(first, first + BLOCKS * WORDS, dtype=np.uint64).reshape(BLOCKS, WORDS)
+def regions_of(ranks: int, first: int = 0) -> Any:
+    """An arena in as many regions; with `first`, every word of every block differs."""
+    regions = np.zeros((ranks, BLOCKS, WORDS // ranks), np.uint64)
+    if first:
+        words = np.arange(first, first + BLOCKS * WORDS, dtype=np.uint64)
+        put_blocks(regions, range(BLOCKS), words.reshape(BLOCKS, WORDS))
+    return regions
 
 
-def fetch_of(peer: str, card: bytes, blocks: list[int], local: list[int], tag: int = 1) -> Fetch:
-    return Fetch(
+def put_blocks(regions: Any, blocks: Sequence[int], words: Any) -> None:
+    """The reference: rank r holds the r-th share of a block's words."""
+    share = regions.shape[2]
+    for i, block in enumerate(blocks):
+        for rank in range(len(regions)):
+            regions[rank, block] = words[i, rank * share : (rank + 1) * share]
+
+
+def whole(regions: Any, blocks: Sequence[int]) -> Any:
+    """The words of blocks as one rank would hold them: shape (blocks, WORDS)."""
+    return np.array([np.concatenate([region[block] for region in regions]) for block in blocks])
+
+
+def move_of(
+    peer: str,
+    card: bytes,
+    blocks: list[int],
+    local: list[int],
+    tag: int = 1,
+    direction: Direction = READ,
+) -> Move:
+    return Move(
         tag=tag,
         engine_id=peer,
         card=card,
+        direction=direction,
         remote_blocks=blocks,
         local_blocks=local,
         notice=b"done",
@@ -66,48 +87,128 @@ async def ends_of(*transfers: KvTransfer, notices: int = 0, ends: int = 1) -> Po
 
 
 @pytest.fixture(params=["memory", pytest.param("nixl", marks=needs_nixl)])
-def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Made, Made]]:
-    kind = KINDS[request.param]
-    ours, theirs = np.zeros((BLOCKS, WORDS), np.uint64), arena_of(1_000)
-    made = ((kind("reader", ours), ours), (kind("holder", theirs), theirs))
+def kind(request: pytest.FixtureRequest) -> Callable[[str, Any], KvTransfer]:
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def pair(kind: Callable[[str, Any], KvTransfer]) -> Iterator[tuple[Made, Made]]:
+    ours, theirs = regions_of(1), regions_of(1, first=1_000)
+    made = ((kind("mover", ours), ours), (kind("holder", theirs), theirs))
     yield made
     for transfer, _ in made:
         transfer.close()
 
 
-def test_blocks_arrive_where_they_should(pair: tuple[Made, Made]) -> None:
-    (reader, ours), (holder, theirs) = pair
+@pytest.mark.parametrize("direction", [READ, WRITE])
+def test_blocks_arrive_where_they_should(pair: tuple[Made, Made], direction: Direction) -> None:
+    (mover, ours), (holder, theirs) = pair
     remote, local = [3, 4, 5, 9, 20, 21], [7, 8, 9, 1, 30, 40]
-    reader.fetch(fetch_of("holder", holder.metadata(), remote, local))
-    polled = run(ends_of(reader, holder, notices=1))
-    assert polled.ended == [FetchEnd(1)]
+    before = theirs.copy()
+    mover.move(move_of("holder", holder.metadata(), remote, local, direction=direction))
+    polled = run(ends_of(mover, holder, notices=1))
+    assert polled.ended == [MoveEnd(1)]
     assert polled.notices == [b"done"]
-    assert (ours[local] == theirs[remote]).all()
-    assert np.count_nonzero(ours.any(axis=1)) == len(local)  # nothing else was touched
+    assert (ours[0, local] == theirs[0, remote]).all()
+    if direction is READ:
+        assert np.count_nonzero(ours[0].any(axis=1)) == len(local)  # nothing else was touched
+        assert (theirs == before).all()
+    else:
+        others = [block for block in range(BLOCKS) if block not in remote]
+        assert (theirs[0, others] == before[0, others]).all()
+        assert not theirs[0, remote].any()
+
+
+@pytest.mark.parametrize("direction", [READ, WRITE])
+@pytest.mark.parametrize("theirs_ranks", [1, 2, 4])
+@pytest.mark.parametrize("ours_ranks", [1, 2, 4])
+def test_blocks_are_transposed_between_degrees(
+    kind: Callable[[str, Any], KvTransfer],
+    ours_ranks: int,
+    theirs_ranks: int,
+    direction: Direction,
+) -> None:
+    number = next(_numbers)
+    names = f"mover-{number}", f"holder-{number}"
+    ours, theirs = regions_of(ours_ranks, first=1_000_000), regions_of(theirs_ranks, first=1)
+    mover, holder = kind(names[0], ours), kind(names[1], theirs)
+    moves = [([3, 4, 5, 9], [7, 8, 9, 1]), ([63, 0], [0, 63]), ([62, 61], [30, 40])]
+    source = whole(*((theirs, range(BLOCKS)) if direction is READ else (ours, range(BLOCKS))))
+    target = whole(*((ours, range(BLOCKS)) if direction is READ else (theirs, range(BLOCKS))))
+    for tag, (remote, local) in enumerate(moves):
+        mover.move(move_of(names[1], holder.metadata(), remote, local, tag, direction))
+        given, taken = (remote, local) if direction is READ else (local, remote)
+        target[taken] = source[given]
+    polled = run(ends_of(mover, holder, notices=len(moves), ends=len(moves)))
+    assert not any(end.error for end in polled.ended)
+    read, unread = (ours, theirs) if direction is READ else (theirs, ours)
+    assert (whole(read, range(BLOCKS)) == target).all()
+    assert (whole(unread, range(BLOCKS)) == source).all()
+    mover.close()
+    holder.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_whole_arena_moves_at_once(kind: Callable[[str, Any], KvTransfer], ranks: int) -> None:
+    """Neighbouring regions are not taken for one."""
+    ours, theirs = regions_of(ranks), regions_of(ranks, first=1)
+    mover, holder = kind(f"all-{ranks}", ours), kind(f"all-holder-{ranks}", theirs)
+    blocks = list(range(BLOCKS))
+    mover.move(move_of(f"all-holder-{ranks}", holder.metadata(), blocks, blocks))
+    assert run(ends_of(mover, holder)).ended == [MoveEnd(1)]
+    assert (ours == theirs).all()
+    mover.close()
+    holder.close()
 
 
 def test_notice_alone_needs_no_blocks(pair: tuple[Made, Made]) -> None:
-    (reader, ours), (holder, _) = pair
-    reader.fetch(fetch_of("holder", holder.metadata(), [], []))
-    polled = run(ends_of(reader, holder, notices=1))
-    assert polled.ended == [FetchEnd(1)]
+    (mover, ours), (holder, _) = pair
+    mover.move(move_of("holder", holder.metadata(), [], []))
+    polled = run(ends_of(mover, holder, notices=1))
+    assert polled.ended == [MoveEnd(1)]
     assert not ours.any()
 
 
-def test_many_fetches_at_once(pair: tuple[Made, Made]) -> None:
-    (reader, ours), (holder, theirs) = pair
+def test_notices_may_be_long(pair: tuple[Made, Made]) -> None:
+    """Wants name every block of a long prompt."""
+    (mover, _), (holder, _) = pair
+    notice = bytes(range(256)) * 200
+    mover.move(Move(tag=1, engine_id="holder", card=holder.metadata(), notice=notice, timeout_s=9))
+    assert run(ends_of(mover, holder, notices=1)).notices == [notice]
+
+
+def test_connecting_alone_leaves_no_notice(pair: tuple[Made, Made]) -> None:
+    (mover, _), (holder, _) = pair
+    mover.move(Move(tag=1, engine_id="holder", card=holder.metadata(), timeout_s=9))
+    mover.move(move_of("holder", holder.metadata(), [], [], 2))
+    polled = run(ends_of(mover, holder, notices=1, ends=2))
+    assert polled.ended == [MoveEnd(1), MoveEnd(2)]
+    assert polled.notices == [b"done"]
+
+
+def test_peer_that_was_forgotten_is_connected_again(pair: tuple[Made, Made]) -> None:
+    (mover, ours), (holder, theirs) = pair
+    for tag in (1, 2):
+        mover.move(move_of("holder", holder.metadata(), [tag], [tag], tag))
+        assert run(ends_of(mover, holder)).ended == [MoveEnd(tag)]
+        mover.forget("holder")
+    assert (ours[0, 1:3] == theirs[0, 1:3]).all()
+
+
+def test_many_moves_at_once(pair: tuple[Made, Made]) -> None:
+    (mover, ours), (holder, theirs) = pair
     for tag in range(20):
-        reader.fetch(fetch_of("holder", holder.metadata(), [tag * 2], [63 - tag], tag))
-    polled = run(ends_of(reader, holder, notices=20, ends=20))
+        mover.move(move_of("holder", holder.metadata(), [tag * 2], [63 - tag], tag))
+    polled = run(ends_of(mover, holder, notices=20, ends=20))
     assert sorted(end.tag for end in polled.ended) == list(range(20))
     assert not any(end.error for end in polled.ended)
-    assert (ours[63 - np.arange(20)] == theirs[np.arange(20) * 2]).all()
+    assert (ours[0, 63 - np.arange(20)] == theirs[0, np.arange(20) * 2]).all()
 
 
 @pytest.mark.parametrize(
     ("peer", "card", "blocks", "error"),
     [
-        ("holder", b"", [1], "expected 18 bytes or more"),
+        ("holder", b"", [1], "expected 12 bytes or more"),
         ("another", None, [1], "expected engine another, found holder"),
         ("holder", None, [BLOCKS], "expected ids below 64"),
         ("holder", None, [-1], "expected ids below 64"),
@@ -117,20 +218,31 @@ def test_many_fetches_at_once(pair: tuple[Made, Made]) -> None:
 def test_what_cannot_be_read_ends_with_an_error(
     pair: tuple[Made, Made], peer: str, card: bytes | None, blocks: list[int], error: str
 ) -> None:
-    (reader, _), (holder, _) = pair
+    (mover, _), (holder, _) = pair
     found = holder.metadata() if card is None else card
-    reader.fetch(fetch_of(peer, found, blocks, [1]))
-    (end,) = run(ends_of(reader)).ended
+    mover.move(move_of(peer, found, blocks, [1]))
+    (end,) = run(ends_of(mover)).ended
     assert error in end.error
     assert end.settled
 
 
-def test_blocks_of_another_size_are_not_read(pair: tuple[Made, Made]) -> None:
-    (reader, _), _ = pair
-    card = Card(0, 8, BLOCKS, "holder", b"").pack()
-    reader.fetch(fetch_of("holder", card, [1], [1]))
-    (end,) = run(ends_of(reader)).ended
-    assert "expected 1024 bytes, found 8" in end.error
+@pytest.mark.parametrize(
+    ("card", "error"),
+    [
+        (Card([0], 8, BLOCKS, "holder", b""), "expected 1024 bytes, found 8"),
+        (
+            Card([], 1_024, BLOCKS, "holder", b""),
+            "expected tensor parallelism that fits 1, found 0",
+        ),
+    ],
+)
+def test_arenas_that_do_not_fit_are_not_read(
+    pair: tuple[Made, Made], card: Card, error: str
+) -> None:
+    (mover, _), _ = pair
+    mover.move(move_of("holder", card.pack(), [1], [1]))
+    (end,) = run(ends_of(mover)).ended
+    assert error in end.error
 
 
 def test_metadata_is_small(pair: tuple[Made, Made]) -> None:
@@ -139,7 +251,7 @@ def test_metadata_is_small(pair: tuple[Made, Made]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("remote", "local", "expected"),
+    ("local", "remote", "expected"),
     [
         ([], [], []),
         ([5], [2], [(5, 2, 1)]),
@@ -149,16 +261,27 @@ def test_metadata_is_small(pair: tuple[Made, Made]) -> None:
     ],
 )
 def test_stretches_merge_where_both_sides_go_on(
-    remote: list[int], local: list[int], expected: list[tuple[int, int, int]]
+    local: list[int], remote: list[int], expected: list[tuple[int, int, int]]
 ) -> None:
-    assert list(merged_runs(remote, local)) == expected
+    ours, theirs = Card([0], 8, 8, "ours", b""), Card([1 << 20], 8, 8, "theirs", b"")
+    found = [
+        (our // 8, (their - (1 << 20)) // 8, count // 8)
+        for our, their, count in spans(ours, local, theirs, remote)
+    ]
+    assert found == expected
+
+
+def test_equal_degrees_merge_within_each_rank() -> None:
+    ours, theirs = card_of(regions_of(2), "ours", b""), card_of(regions_of(2), "theirs", b"")
+    found = list(spans(ours, [1, 2, 3], theirs, [5, 6, 7]))
+    assert [count for _, _, count in found] == [3 * WORDS * 4] * 2
 
 
 HOLDER = """
 import sys, time
 import numpy as np
 from workers.kv.nixl_transfer import NixlTransfer
-arena = np.arange(1000, 1000 + 64 * 128, dtype=np.uint64).reshape(64, 128)
+arena = np.arange(1000, 1000 + 64 * 128, dtype=np.uint64).reshape(1, 64, 128)
 transfer = NixlTransfer(sys.argv[1], arena)
 print(transfer.metadata().hex(), flush=True)
 ends_at = time.monotonic() + 40
@@ -193,33 +316,33 @@ def holders() -> Iterator[Callable[[str], tuple["subprocess.Popen[str]", bytes]]
 @needs_nixl
 def test_another_process_is_read(holders: Callable[[str], Any]) -> None:
     process, card = holders("holder")
-    ours = np.zeros((BLOCKS, WORDS), np.uint64)
-    reader = NixlTransfer("reader", ours)
-    reader.fetch(fetch_of("holder", card, [*range(8), 60], [*range(8, 16), 3]))
-    assert run(ends_of(reader)).ended == [FetchEnd(1)]
+    ours = regions_of(1)
+    mover = NixlTransfer("mover", ours)
+    mover.move(move_of("holder", card, [*range(8), 60], [*range(8, 16), 3]))
+    assert run(ends_of(mover)).ended == [MoveEnd(1)]
     assert process.stdout.readline() == "done\n"
-    assert (ours[[*range(8, 16), 3]] == arena_of(1_000)[[*range(8), 60]]).all()
-    reader.close()
+    assert (ours[0, [*range(8, 16), 3]] == regions_of(1, first=1_000)[0, [*range(8), 60]]).all()
+    mover.close()
 
 
 @needs_nixl
 def test_process_that_died_is_an_error_and_the_next_one_is_read(
     holders: Callable[[str], Any],
 ) -> None:
-    ours = np.zeros((BLOCKS, WORDS), np.uint64)
-    reader = NixlTransfer("reader", ours)
+    ours = regions_of(1)
+    mover = NixlTransfer("mover", ours)
     process, card = holders("holder-1")
-    reader.fetch(fetch_of("holder-1", card, [1], [1]))
-    assert run(ends_of(reader)).ended == [FetchEnd(1)]
+    mover.move(move_of("holder-1", card, [1], [1]))
+    assert run(ends_of(mover)).ended == [MoveEnd(1)]
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     for tag in (2, 3):  # the known connection breaks, then a new one is refused
-        reader.fetch(fetch_of("holder-1", card, [2], [2], tag))
-        (end,) = run(ends_of(reader)).ended
+        mover.move(move_of("holder-1", card, [2], [2], tag))
+        (end,) = run(ends_of(mover)).ended
         assert (end.tag, bool(end.error)) == (tag, True)
-    assert not ours[2].any()
+    assert not ours[0, 2].any()
     _, card = holders("holder-2")
-    reader.fetch(fetch_of("holder-2", card, [2], [2], 4))
-    assert run(ends_of(reader)).ended == [FetchEnd(4)]
-    reader.forget("holder-2")
-    reader.close()
+    mover.move(move_of("holder-2", card, [2], [2], 4))
+    assert run(ends_of(mover)).ended == [MoveEnd(4)]
+    mover.forget("holder-2")
+    mover.close()

@@ -277,7 +277,7 @@ def test_seen_later_epoch_refuses_the_earlier_one() -> None:
 
 def test_fetch_that_fails_once_is_tried_again_and_twice_is_recomputed() -> None:
     async def main() -> None:
-        producer, consumer = await start_sim(), await start_sim()
+        producer, consumer = await start_sim(), await start_sim(transfer_tries_max=2)
         for failures, recomputed in ((1, 0), (2, 1)):
             tokens = prompt(50, failures)
             transfer_of(consumer).failing = failures
@@ -315,7 +315,7 @@ def test_wrong_bytes_change_the_answer() -> None:
         alone = await answered(consumer, job(tokens))
         consumer.blocks.forget_cached()
         kv = await prefilled(producer, tokens)
-        transfer_of(producer).arena[kv.block_ids[1], 3] += 1
+        transfer_of(producer).regions[0, kv.block_ids[1], 3] += 1
         answer = await answered(consumer, job(tokens, kv=kv))
         assert answer.token_ids != alone.token_ids
         for engine in (producer, consumer):

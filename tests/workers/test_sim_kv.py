@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schemas.prefix import mix as mix_all
 from workers.llm.blocks import BlockManager
 from workers.llm.sim_batch import Batch, Row
-from workers.llm.sim_kv import KvArena, mix, mix_all
+from workers.llm.sim_kv import KvArena, mix
 
 SIZE = 4
 TOKENS = list(range(100, 120))
@@ -15,9 +16,8 @@ TOKENS = list(range(100, 120))
 
 def arena_with(tokens: list[int], blocks: list[int], bytes_per_token: int = 16) -> KvArena:
     arena = KvArena(16, SIZE, bytes_per_token)
-    digest = arena.digest(tokens)
-    values = [*digest.chain, *([digest.tail] if digest.tail_tokens else [])]
-    arena.write(blocks[: len(values)], np.array(values, np.uint64))
+    values = arena.digest(tokens).values(0)
+    arena.write(blocks[: len(values)], values)
     return arena
 
 
@@ -34,7 +34,7 @@ def test_intact_bytes_give_the_values_back(bytes_per_token: int) -> None:
 def test_every_byte_counts(block: int, byte: int, change: int) -> None:
     arena = arena_with(TOKENS[:10], [0, 1, 2])
     before = arena.state([0, 1, 2], 2)
-    arena.words.view(np.uint8)[block, byte] ^= change
+    arena.regions[0].view(np.uint8)[block, byte] ^= change
     assert arena.state([0, 1, 2], 2) != before
 
 
@@ -68,7 +68,7 @@ def drawn(tokens: list[int], count: int, *, seed: int = 0, spoiled: bool = False
     assert table is not None
     arena.write(table.blocks, np.array(values, np.uint64))
     if spoiled:
-        arena.words.view(np.uint8)[table.blocks[0], 5] ^= 1
+        arena.regions[0].view(np.uint8)[table.blocks[0], 5] ^= 1
     row = Row(
         table=table,
         prompt_tokens=len(tokens),

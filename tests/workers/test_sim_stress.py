@@ -51,7 +51,12 @@ async def disorder(seed: int) -> Counter[str]:
     """Random work on two engines; returns how requests ended and what the engines counted."""
     chance = random.Random(seed)
     small = {"kv_blocks": 40, "running_max": 4, "prefill_running_max": 2}
-    brief = {"transfer_timeout_ms": 15, "handle_ttl_ms": 300, "handle_margin_ms": 50}
+    brief = {
+        "transfer_timeout_ms": 15,
+        "handle_ttl_ms": 300,
+        "handle_margin_ms": 50,
+        "transfer_tries_max": 2,
+    }
     engines = [await start_sim(**small, **brief) for _ in "ab"]
     transfers = [MemoryTransfer.peers[engine.capability.engine_id] for engine in engines]
     clients = [Client(engine) for engine in engines]

@@ -1,23 +1,29 @@
-"""KV transfer over NIXL: one-sided READs from a peer's arena, over UCX.
+"""KV transfer over NIXL: one-sided READs and WRITEs between arenas, over UCX.
 
 The agent runs without NIXL's progress thread, which would spin on a core when idle. Progress is
-made by `poll`, on both sides: data moves without the producer's help where the network allows it,
-but wiring up and the notice need its polls, so the engine polls often while handles or fetches are
-outstanding. The only file that imports nixl, and only when an agent is made. Meets
-`workers/kv/transfer.py`.
+made by `poll`, on both sides: data moves without the peer's help where the network allows it, but
+wiring up and the notice need its polls, so the engine polls often while peers may want something.
+
+Every arena is one prepared descriptor list (a row for each piece of a block, so a few bytes
+however many blocks there are); a move names elements of two such lists, and NIXL merges
+contiguous ones. A peer's list is prepared when it is first used and dropped with the peer. An
+agent's very first connection costs 5 to 20 ms, so each makes one to a throwaway agent before it
+serves; then a new peer costs about 0.4 ms. The only file that imports nixl, and only when an agent
+is made. Meets `workers/kv/transfer.py`.
 """
 
 import importlib
 import logging
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from schemas.errors import ConfigError
-from workers.kv.transfer import Card, Fetch, FetchEnd, Polled, checked_card, merged_runs
+from workers.kv.layout import Card, card_of, elements, pieces_of
+from workers.kv.transfer import Move, MoveEnd, Polled, checked_card
 
 _log = logging.getLogger(__name__)
 _MEMORY = "DRAM"
@@ -25,55 +31,61 @@ _MEMORY = "DRAM"
 
 @dataclass(slots=True)
 class _Flight:
-    """A posted READ. NIXL may write to the local blocks until it is done, however late."""
+    """A posted move. NIXL may touch the local blocks until it is done, however late."""
 
-    fetch: Fetch
+    move: Move
     transfer: Any
     ends_at_s: float
     reported: bool = False
 
 
-class NixlTransfer:
-    """One agent and one registered arena."""
+@dataclass(slots=True)
+class _Peer:
+    """A connected agent, and the prepared list of its arena by pieces to a block."""
 
-    def __init__(self, engine_id: str, arena: "np.ndarray[Any, Any]") -> None:
+    agent: str
+    prepared: dict[int, Any] = field(default_factory=dict)
+
+
+class NixlTransfer:
+    """One agent and one registered arena, of shape (ranks, blocks, words of a rank's share)."""
+
+    def __init__(self, engine_id: str, regions: "np.ndarray[Any, Any]") -> None:
         os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")  # both are read at the first import
         os.environ.setdefault("UCX_LOG_FILE", "stderr")
         try:
-            api = importlib.import_module("nixl._api")
+            self._api = importlib.import_module("nixl._api")
         except ImportError as error:
             raise ConfigError(f"worker.transfer: nixl needs the package nixl: {error}") from error
-        self._engine_id, self._arena = engine_id, arena
-        self._block_bytes = int(arena[0].nbytes)
-        self._base = int(arena.ctypes.data)
-        config = api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
-        self._agent: Any = api.nixl_agent(engine_id, config)
-        region = [(self._base, int(arena.nbytes), 0, "")]
-        self._registered: Any = self._agent.register_memory(region, _MEMORY)
-        self._metadata = Card(
-            self._base, self._block_bytes, len(arena), engine_id, self._agent.get_agent_metadata()
-        ).pack()
-        self._peers: dict[str, tuple[str, int]] = {}  # agent name and base address
+        self._agent: Any = self._new_agent(engine_id)
+        self._card = card_of(regions, engine_id, b"")
+        rows = [(address, int(regions[0].nbytes), 0, "") for address in self._card.regions]
+        self._registered: Any = self._agent.register_memory(rows, _MEMORY)
+        self._metadata = replace(self._card, agent=self._agent.get_agent_metadata()).pack()
+        self._prepared: dict[int, Any] = {}  # the own arena's lists, by pieces to a block
+        self._peers: dict[str, _Peer] = {}
         self._flights: dict[int, _Flight] = {}
-        self._ended: list[FetchEnd] = []
+        self._ended: list[MoveEnd] = []
+        self._warm_up()
 
     def metadata(self) -> bytes:
         return self._metadata
 
-    def fetch(self, fetch: Fetch) -> None:
+    def move(self, move: Move) -> None:
         try:
-            name, base = self._peer(fetch)
-            if not fetch.remote_blocks:
-                self._agent.send_notif(name, fetch.notice)
-                self._ended.append(FetchEnd(fetch.tag))
+            card = checked_card(move, self._card)
+            peer = self._peer(move.engine_id, card)
+            if not move.remote_blocks:
+                self._agent.send_notif(peer.agent, move.notice)
+                self._ended.append(MoveEnd(move.tag))
                 return
-            transfer = self._prepared(fetch, name, base)
+            transfer = self._described(move, peer, card)
             state = self._agent.transfer(transfer)
         except Exception as error:  # the bindings raise their own kinds, and say nothing of which
-            self._lost(fetch, str(error))
+            self._lost(move, str(error))
             return
-        flight = _Flight(fetch, transfer, time.monotonic() + fetch.timeout_s)
-        self._flights[fetch.tag] = flight
+        flight = _Flight(move, transfer, time.monotonic() + move.timeout_s)
+        self._flights[move.tag] = flight
         self._progress(flight, state)
 
     def poll(self) -> Polled:
@@ -81,11 +93,13 @@ class NixlTransfer:
             try:
                 state = self._agent.check_xfer_state(flight.transfer)
             except Exception as error:  # as above
-                _log.debug("fetch %s: %s", flight.fetch.tag, error)
+                _log.debug("move %s: %s", flight.move.tag, error)
                 state = "ERR"
             self._progress(flight, state)
-        arrived = self._agent.get_new_notifs()
-        polled = Polled(self._ended, [notice for notices in arrived.values() for notice in notices])
+        arrived = self._agent.get_new_notifs().values()
+        polled = Polled(
+            self._ended, [notice for notices in arrived for notice in notices if notice]
+        )
         self._ended = []
         return polled
 
@@ -94,7 +108,9 @@ class NixlTransfer:
         if peer is None:
             return
         try:
-            self._agent.remove_remote_agent(peer[0])
+            for prepared in peer.prepared.values():
+                self._agent.release_dlist_handle(prepared)
+            self._agent.remove_remote_agent(peer.agent)
         except Exception as error:  # gone already
             _log.debug("peer %s: %s", engine_id, error)
 
@@ -106,51 +122,78 @@ class NixlTransfer:
         self._flights.clear()
         for engine_id in list(self._peers):
             self.forget(engine_id)
+        for prepared in self._prepared.values():
+            self._agent.release_dlist_handle(prepared)
         self._agent.deregister_memory(self._registered)
         self._agent = None
 
-    def _peer(self, fetch: Fetch) -> tuple[str, int]:
-        card = checked_card(fetch, self._block_bytes)
-        peer = self._peers.get(fetch.engine_id)
+    def _new_agent(self, name: str) -> Any:
+        config = self._api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
+        return self._api.nixl_agent(name, config)
+
+    def _warm_up(self) -> None:
+        """Pay for what UCX sets up with the first connection of all."""
+        name = f"{self._card.name}/warm-up"
+        other = self._new_agent(name)
+        self._agent.add_remote_agent(other.get_agent_metadata())
+        self._agent.send_notif(name, b"")
+        for _ in range(10):
+            other.get_new_notifs()
+            self._agent.get_new_notifs()
+        self._agent.remove_remote_agent(name)
+
+    def _peer(self, engine_id: str, card: Card) -> _Peer:
+        peer = self._peers.get(engine_id)
         if peer is None:
             name = self._agent.add_remote_agent(card.agent)
             name = name.decode() if isinstance(name, bytes) else str(name)
-            peer = self._peers[fetch.engine_id] = (name, card.base)
+            peer = self._peers[engine_id] = _Peer(name)
         return peer
 
-    def _prepared(self, fetch: Fetch, name: str, base: int) -> Any:
-        size = self._block_bytes
-        runs = list(merged_runs(fetch.remote_blocks, fetch.local_blocks))
-        theirs = [(base + remote * size, count * size, 0) for remote, _, count in runs]
-        ours = [(self._base + local * size, count * size, 0) for _, local, count in runs]
-        local_descs = self._agent.get_xfer_descs(ours, _MEMORY)
-        remote_descs = self._agent.get_xfer_descs(theirs, _MEMORY)
-        return self._agent.initialize_xfer("READ", local_descs, remote_descs, name, fetch.notice)
+    def _described(self, move: Move, peer: _Peer, card: Card) -> Any:
+        pieces = pieces_of(self._card, card)
+        if pieces not in self._prepared:
+            self._prepared[pieces] = self._list("NIXL_INIT_AGENT", self._card, pieces)
+        if pieces not in peer.prepared:
+            peer.prepared[pieces] = self._list(peer.agent, card, pieces)
+        return self._agent.make_prepped_xfer(
+            move.direction.value,
+            self._prepared[pieces],
+            elements(move.local_blocks, pieces, self._card.block_count),
+            peer.prepared[pieces],
+            elements(move.remote_blocks, pieces, card.block_count),
+            move.notice,
+        )
+
+    def _list(self, agent: str, card: Card, pieces: int) -> Any:
+        """A prepared list of all pieces of all blocks; NIXL's compressed form, a row for each."""
+        rows = [
+            (row.address, row.length, 0, row.stride, card.block_count) for row in card.rows(pieces)
+        ]
+        return self._agent.prep_xfer_dlist(agent, np.array(rows, np.uint64), _MEMORY)
 
     def _progress(self, flight: _Flight, state: str) -> None:
-        tag = flight.fetch.tag
+        tag = flight.move.tag
         if state == "PROC":
             if not flight.reported and time.monotonic() >= flight.ends_at_s:
                 flight.reported = True
-                late = f"not read within {flight.fetch.timeout_s} s"
-                self._ended.append(FetchEnd(tag, late, settled=False))
+                late = f"not done within {flight.move.timeout_s} s"
+                self._ended.append(MoveEnd(tag, late, settled=False))
             return
         del self._flights[tag]
         self._released(flight)
-        if flight.reported:
-            self._ended.append(FetchEnd(tag, "late"))
-        elif state == "DONE":
-            self._ended.append(FetchEnd(tag))
+        if state == "DONE":
+            self._ended.append(MoveEnd(tag))
         else:
-            self._lost(flight.fetch, "the read failed")
+            self._lost(flight.move, f"the {flight.move.direction.value} failed")
 
-    def _lost(self, fetch: Fetch, error: str) -> None:
-        """The peer may be gone: drop its connection, so that the next fetch makes a new one."""
-        self.forget(fetch.engine_id)
-        self._ended.append(FetchEnd(fetch.tag, f"engine {fetch.engine_id}: {error}"))
+    def _lost(self, move: Move, error: str) -> None:
+        """The peer may be gone: drop its connection, so that the next move makes a new one."""
+        self.forget(move.engine_id)
+        self._ended.append(MoveEnd(move.tag, f"engine {move.engine_id}: {error}"))
 
     def _released(self, flight: _Flight) -> None:
         try:
             self._agent.release_xfer_handle(flight.transfer)
         except Exception as error:  # still active; the agent's own end frees it
-            _log.debug("fetch %s: %s", flight.fetch.tag, error)
+            _log.debug("move %s: %s", flight.move.tag, error)

@@ -1,41 +1,57 @@
 """Moving KV blocks between engines: the interface, and an implementation inside one process.
 
 `nixl_transfer.py` is the real one; `MemoryTransfer` serves tests and single-process simulations,
-and both pass the same tests. A fetch reads whole blocks of a peer's arena into blocks of the own
-one and, when done, leaves a notice with the peer. Nothing here blocks, retries or knows requests:
-the engine polls and decides.
+and both pass the same tests. A move reads whole blocks of a peer's arena into blocks of the own
+one, or writes the own ones there, and when done leaves a notice with the peer. The two may differ
+in tensor parallelism (`layout.py`). Nothing here blocks, retries or knows requests: the engine
+polls and decides.
 """
 
-import struct
+import ctypes
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-_CARD = struct.Struct("<QIIH")  # base address, block bytes, block count, length of the agent's name
+from workers.kv.layout import Card, card_of, spans
+
+_MOVED_MAX = 1_024
+
+
+class Direction(StrEnum):
+    """Which way the bytes go; the values are NIXL's words."""
+
+    READ = "READ"
+    WRITE = "WRITE"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch:
-    """Blocks to read from a peer. With no blocks only the notice is left."""
+class Move:
+    """Blocks to read from a peer, or to write there.
+
+    With no blocks only the notice is left; with an empty notice too, it only connects.
+    """
 
     tag: int  # unique within the engine
     engine_id: str
     card: bytes  # the peer's `metadata()`
-    remote_blocks: Sequence[int]
-    local_blocks: Sequence[int]
-    notice: bytes
+    direction: Direction = Direction.READ
+    remote_blocks: Sequence[int] = ()
+    local_blocks: Sequence[int] = ()
+    notice: bytes = b""
     timeout_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class FetchEnd:
-    """How a fetch ended.
+class MoveEnd:
+    """How a move ended.
 
-    `settled` is false for one that timed out: the local blocks may still be written to. A second
-    end with `settled` true follows when they are safe.
+    `settled` is false for one that timed out: the blocks may still be read or written. A second end
+    with `settled` true follows when they are safe; its `error` is empty if the move was made.
     """
 
     tag: int
@@ -47,7 +63,7 @@ class FetchEnd:
 class Polled:
     """What happened since the last poll."""
 
-    ended: list[FetchEnd] = field(default_factory=list)
+    ended: list[MoveEnd] = field(default_factory=list)
     notices: list[bytes] = field(default_factory=list)
 
 
@@ -55,105 +71,89 @@ class KvTransfer(Protocol):
     """Of one engine; not safe for threads."""
 
     def metadata(self) -> bytes:
-        """What peers need to read from this arena, a few hundred bytes."""
+        """The card that peers need to reach this arena, a few hundred bytes."""
 
-    def fetch(self, fetch: Fetch) -> None:
-        """Begin to read. Never raises; failure arrives as an end."""
+    def move(self, move: Move) -> None:
+        """Begin. Never raises; failure arrives as an end."""
 
     def poll(self) -> Polled:
-        """Make progress, also for peers that read from here."""
+        """Make progress, also for peers that read and write here."""
 
     def forget(self, engine_id: str) -> None:
-        """Drop a peer that is gone; its fetches fail."""
+        """Drop a peer that is gone; its moves fail."""
 
     def close(self) -> None:
-        """Free everything; fetches in flight are abandoned."""
+        """Free everything; moves in flight are abandoned."""
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """The unpacked metadata of a peer."""
-
-    base: int
-    block_bytes: int
-    block_count: int
-    name: str
-    agent: bytes
-
-    def pack(self) -> bytes:
-        name = self.name.encode()
-        head = _CARD.pack(self.base, self.block_bytes, self.block_count, len(name))
-        return head + name + self.agent
-
-    @classmethod
-    def unpack(cls, data: bytes) -> "Card":
-        """Raises ValueError for anything that `pack` did not make."""
-        try:
-            base, block_bytes, block_count, name_bytes = _CARD.unpack_from(data)
-        except struct.error as error:
-            raise ValueError(
-                f"KV metadata: expected {_CARD.size} bytes or more: {error}"
-            ) from error
-        end = _CARD.size + name_bytes
-        return cls(base, block_bytes, block_count, data[_CARD.size : end].decode(), data[end:])
-
-
-def checked_card(fetch: Fetch, block_bytes: int) -> Card:
-    """The peer's card; raises ValueError when it cannot be what the fetch means."""
-    card = Card.unpack(fetch.card)
-    if card.name != fetch.engine_id:
-        raise ValueError(f"KV metadata: expected engine {fetch.engine_id}, found {card.name}")
-    if card.block_bytes != block_bytes:
-        raise ValueError(f"KV blocks: expected {block_bytes} bytes, found {card.block_bytes}")
-    if len(fetch.remote_blocks) != len(fetch.local_blocks):
+def checked_card(move: Move, ours: Card) -> Card:
+    """The peer's card; raises ValueError when it cannot be what the move means."""
+    card = Card.unpack(move.card)
+    card.check(move.engine_id, ours)
+    if len(move.remote_blocks) != len(move.local_blocks):
         raise ValueError("KV blocks: expected as many remote as local ones")
-    if any(not 0 <= block < card.block_count for block in fetch.remote_blocks):
+    if any(not 0 <= block < card.block_count for block in move.remote_blocks):
         raise ValueError(f"KV blocks: expected ids below {card.block_count}")
     return card
 
 
-def merged_runs(remote: Sequence[int], local: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(remote start, local start, length) of stretches that are contiguous on both sides."""
-    start = 0
-    for i in range(1, len(remote) + 1):
-        joined = i < len(remote) and remote[i] == remote[i - 1] + 1 and local[i] == local[i - 1] + 1
-        if not joined:
-            yield remote[start], local[start], i - start
-            start = i
+class NoTransfer:
+    """Of an engine that has none: every move fails."""
+
+    def __init__(self) -> None:
+        self._ended: list[MoveEnd] = []
+
+    def metadata(self) -> bytes:
+        return b""
+
+    def move(self, move: Move) -> None:
+        self._ended.append(MoveEnd(move.tag, "this engine has no KV transfer"))
+
+    def poll(self) -> Polled:
+        polled, self._ended = Polled(self._ended), []
+        return polled
+
+    def forget(self, engine_id: str) -> None:
+        """There are no peers."""
+
+    def close(self) -> None:
+        """There is nothing to free."""
 
 
 class MemoryTransfer:
-    """Copies between arenas of one process; tests hold fetches back or fail them."""
+    """Copies between arenas of one process; tests hold moves back or fail them."""
 
     peers: ClassVar[dict[str, "MemoryTransfer"]] = {}  # the network
 
-    def __init__(self, engine_id: str, arena: Any) -> None:
+    def __init__(self, engine_id: str, regions: "np.ndarray[Any, Any]") -> None:
         self.engine_id = engine_id
         self.stalled = False
-        self.failing = 0  # how many fetches will fail
-        self.arena: np.ndarray[Any, Any] = arena
-        self._fetches: list[tuple[Fetch, float]] = []  # with the time at which they are late
+        self.failing = 0  # how many moves will fail
+        self.moved: deque[Move] = deque(maxlen=_MOVED_MAX)  # the latest that were made
+        self.regions = regions
+        self.card = card_of(regions, engine_id, b"")
+        self._moves: list[tuple[Move, float]] = []  # with the time at which they are late
         self._late: set[int] = set()
         self.notices: list[bytes] = []
         self.peers[engine_id] = self
 
     def metadata(self) -> bytes:
-        return Card(0, self.arena[0].nbytes, len(self.arena), self.engine_id, b"").pack()
+        return self.card.pack()
 
-    def fetch(self, fetch: Fetch) -> None:
-        self._fetches.append((fetch, time.monotonic() + fetch.timeout_s))
+    def move(self, move: Move) -> None:
+        self._moves.append((move, time.monotonic() + move.timeout_s))
 
     def poll(self) -> Polled:
         polled = Polled(notices=self.notices)
         self.notices = []
         if self.stalled:
             now_s = time.monotonic()
-            late = {fetch.tag for fetch, ends_at_s in self._fetches if now_s >= ends_at_s}
-            polled.ended = [FetchEnd(tag, "late", settled=False) for tag in late - self._late]
+            late = {move.tag for move, ends_at_s in self._moves if now_s >= ends_at_s}
+            polled.ended = [MoveEnd(tag, "late", settled=False) for tag in late - self._late]
             self._late |= late
         else:
-            fetches, self._fetches = self._fetches, []
-            polled.ended = [FetchEnd(fetch.tag, self._copied(fetch)) for fetch, _ in fetches]
+            moves, self._moves = self._moves, []
+            polled.ended = [MoveEnd(move.tag, self._made(move)) for move, _ in moves]
             self._late.clear()
         return polled
 
@@ -163,16 +163,19 @@ class MemoryTransfer:
     def close(self) -> None:
         self.peers.pop(self.engine_id, None)
 
-    def _copied(self, fetch: Fetch) -> str:
+    def _made(self, move: Move) -> str:
         try:
-            checked_card(fetch, self.arena[0].nbytes)
+            theirs = checked_card(move, self.card)
         except ValueError as error:
             return str(error)
-        peer = self.peers.get(fetch.engine_id)
+        peer = self.peers.get(move.engine_id)
         if peer is None or self.failing:
             self.failing = max(0, self.failing - 1)
-            return f"engine {fetch.engine_id} is gone"
-        for remote, local, count in merged_runs(fetch.remote_blocks, fetch.local_blocks):
-            self.arena[local : local + count] = peer.arena[remote : remote + count]
-        peer.notices.append(fetch.notice)
+            return f"engine {move.engine_id} is gone"
+        for our, their, count in spans(self.card, move.local_blocks, theirs, move.remote_blocks):
+            to, source = (our, their) if move.direction is Direction.READ else (their, our)
+            ctypes.memmove(to, source, count)
+        self.moved.append(move)
+        if move.notice:
+            peer.notices.append(move.notice)
         return ""

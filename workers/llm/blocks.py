@@ -3,12 +3,15 @@
 Pure bookkeeping over block numbers; the bytes live in `sim_kv.py`. A block is free, held (one or
 more references) or cached (no reference, but findable by the hash of everything up to its end, and
 evicted when room is needed). A table reserves at opening every block that its request can come to
-need, so a running request never waits for memory and nothing is ever preempted. Called by
-`sim_engine.py` and `sim_batch.py`.
+need, so a running request never waits for memory and nothing is ever preempted. What can be found
+by its hash, and what no longer can, is told to the block log. Called by `sim_engine.py` and
+`sim_batch.py`.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+from workers.kv.block_log import BlockLog
 
 
 @dataclass(slots=True, eq=False)
@@ -27,9 +30,10 @@ class BlockTable:
 class BlockManager:
     """Every block is in exactly one of: free, cached, held."""
 
-    def __init__(self, block_count: int) -> None:
+    def __init__(self, block_count: int, block_log: BlockLog | None = None) -> None:
         assert block_count > 0
         self.block_count = block_count
+        self._log = block_log
         self.evictions_total = 0
         self._free = list(range(block_count - 1, -1, -1))
         self._references = [0] * block_count
@@ -95,6 +99,8 @@ class BlockManager:
         if value not in self._by_hash and self._hash_of[block] is None:
             self._by_hash[value] = block
             self._hash_of[block] = value
+            if self._log is not None:
+                self._log.stored((value,))
 
     def detach(self, table: BlockTable, first: int) -> list[int]:
         """Take the blocks from `first` on out of a table; their references pass to the caller."""
@@ -155,3 +161,5 @@ class BlockManager:
         self._hash_of[block] = None
         self._free.append(block)
         self.evictions_total += 1
+        if self._log is not None:
+            self._log.removed((value,))

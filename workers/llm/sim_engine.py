@@ -19,20 +19,28 @@ from schemas.errors import (
 from schemas.log.clock import wall_ms
 from schemas.records import Capability, Orchestration
 from schemas.settings import ModelSettings
+from workers.kv.block_log import BlockLog
 from workers.kv.nixl_transfer import NixlTransfer
-from workers.kv.transfer import KvTransfer, MemoryTransfer
+from workers.kv.transfer import KvTransfer, MemoryTransfer, NoTransfer
 from workers.llm.blocks import BlockManager
 from workers.llm.engine import EngineLoad, Job, Output
 from workers.llm.sim_answers import Answers
-from workers.llm.sim_exchange import Exchange, Owner, PeerMetadata
+from workers.llm.sim_exchange import Exchange
+from workers.llm.sim_handles import Owner
 from workers.llm.sim_kv import KvArena
+from workers.llm.sim_moves import PeerMetadata
 from workers.llm.sim_output import failed
-from workers.llm.sim_run import make_run
+from workers.llm.sim_run import Run, make_run
 from workers.llm.sim_schedule import Schedule
 from workers.llm.sim_settings import SimSettings
 from workers.llm.sim_vocab import Vocabulary, load_vocabulary
 
 _log = logging.getLogger(__name__)
+ORCHESTRATIONS = (
+    Orchestration.PREFILL_FIRST,
+    Orchestration.DECODE_FIRST,
+    Orchestration.CONCURRENT,
+)
 
 
 async def start(
@@ -50,12 +58,18 @@ async def start(
     handles carry the metadata themselves, a few hundred bytes each.
     """
     vocabulary = await asyncio.to_thread(load_vocabulary, model.path, settings.vocabulary)
-    arena = KvArena(settings.kv_blocks, settings.block_size, settings.bytes_per_token)
-    transfer: KvTransfer | None = None
+    arena = KvArena(
+        settings.kv_blocks,
+        settings.block_size,
+        settings.bytes_per_token,
+        heads=settings.kv_heads,
+        tensor_parallel=settings.tensor_parallel,
+    )
+    transfer: KvTransfer = NoTransfer()
     if settings.transfer == "nixl":
-        transfer = await asyncio.to_thread(NixlTransfer, engine_id, arena.words)
+        transfer = await asyncio.to_thread(NixlTransfer, engine_id, arena.regions)
     elif settings.transfer == "memory":
-        transfer = MemoryTransfer(engine_id, arena.words)
+        transfer = MemoryTransfer(engine_id, arena.regions)
     capability = Capability(
         model=model.served_name,
         engine="sim",
@@ -63,14 +77,17 @@ async def start(
         block_size=settings.block_size,
         max_model_len=model.max_model_len,
         running_max=settings.running_max,
-        kv_layout=f"sim/{settings.block_size}x{settings.bytes_per_token}",
-        orchestrations=(Orchestration.PREFILL_FIRST,) if transfer else (),
-        nixl_metadata=transfer.metadata() if transfer else b"",
+        kv_layout=f"sim/{settings.block_size}x{settings.bytes_per_token}/{settings.kv_heads}",
+        orchestrations=ORCHESTRATIONS if settings.transfer != "none" else (),
+        nixl_metadata=transfer.metadata(),
+        tensor_parallel=settings.tensor_parallel,
+        kv_bytes_per_token=arena.block_bytes // settings.block_size,
     )
-    blocks = BlockManager(settings.kv_blocks)
-    owner = Owner(worker_id, worker_epoch, engine_id)
+    block_log = BlockLog(settings.block_size, settings.kv_blocks)
+    blocks = BlockManager(settings.kv_blocks, block_log)
+    owner = Owner(worker_id=worker_id, worker_epoch=worker_epoch, engine_id=engine_id)
     exchange = Exchange(settings, owner, blocks, arena, transfer, peer_metadata)
-    return SimEngine(settings, capability, vocabulary, blocks, arena, exchange)
+    return SimEngine(settings, capability, vocabulary, blocks, block_log, arena, exchange)
 
 
 class SimEngine:
@@ -82,10 +99,11 @@ class SimEngine:
         capability: Capability,
         vocabulary: Vocabulary,
         blocks: BlockManager,
+        block_log: BlockLog,
         arena: KvArena,
         exchange: Exchange,
     ) -> None:
-        self.capability = capability
+        self.capability, self.block_log = capability, block_log
         self.blocks, self.exchange = blocks, exchange
         self._settings, self._vocabulary, self._arena = settings, vocabulary, arena
         self._loop = asyncio.get_running_loop()
@@ -107,23 +125,12 @@ class SimEngine:
         if job.request_id in self._schedule.runs:  # delivered twice; the one that runs will answer
             _log.warning("request %s: already here", job.request_id)
             return
-        error = self._problem(job)
-        if error is not None:
+        try:
+            self._schedule.take(self._checked(job))
+        except TriviumError as error:
+            if job.is_paired:
+                self.exchange.reject(job, error)
             self._emit([failed(job.request_id, error)])
-            return
-        room = self.capability.max_model_len - len(job.prompt_tokens)
-        digest = self._arena.digest(job.prompt_tokens)
-        run = make_run(job, digest, self._settings, self._vocabulary, room)
-        if run.blocks_max(self._settings.block_size) > self._settings.kv_blocks:
-            error = PromptTooLong(
-                f"{job.request_id}: expected to fit {self._settings.kv_blocks} blocks"
-            )
-        elif job.kv is not None:
-            error = self.exchange.refusal(run, wall_ms())
-        if error is not None:
-            self._emit([failed(job.request_id, error)])
-            return
-        self._schedule.take(run)
 
     async def outputs(self) -> list[Output]:
         while not self._ready:
@@ -163,6 +170,23 @@ class SimEngine:
         self._dead = EngineDead(f"{self.capability.engine_id}: {error!r}")
         self._dead.__cause__ = error
         self._wake()
+
+    def _checked(self, job: Job) -> Run:
+        """The job's run; raises what is wrong with it."""
+        problem = self._problem(job)
+        if problem is not None:
+            raise problem
+        room = self.capability.max_model_len - len(job.prompt_tokens)
+        digest = self._arena.digest(job.prompt_tokens)
+        run = make_run(job, digest, self._settings, self._vocabulary, room)
+        if run.blocks_max(self._settings.block_size) > self._settings.kv_blocks:
+            raise PromptTooLong(
+                f"{job.request_id}: expected to fit {self._settings.kv_blocks} blocks"
+            )
+        refusal = self.exchange.refusal(run, wall_ms())
+        if refusal is not None:
+            raise refusal
+        return run
 
     def _problem(self, job: Job) -> TriviumError | None:
         longest, sampling = self.capability.max_model_len, job.sampling

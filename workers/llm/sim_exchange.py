@@ -1,39 +1,30 @@
-"""Handing KV over: what a prefill job leaves for its peer, and what a decode job fetches from one.
+"""Handing KV over, both ends, for one simulated engine.
 
-Holds prompts' blocks until they are read or their time is up; checks handles, fetches the blocks
-that the prefix cache lacks, retries once, and keeps blocks that a late transfer may still write to
-out of use. Says what ended; the engine decides what then. Times are arguments.
+Holds prompts' blocks until they are read or their time is up; checks handles; reads the blocks that
+the prefix cache lacks; and hands paired orchestrations to `sim_allocations.py` (decode) and
+`sim_push.py` (prefill). Says what ended; the schedule decides what then. Times are arguments.
 """
 
-import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 
 from schemas.errors import KvUnavailable, TriviumError
-from schemas.records import KvHandle
-from workers.kv.transfer import Fetch, FetchEnd, KvTransfer
+from schemas.records import KvHandle, Orchestration, WireError, WorkPhase
+from workers.kv.transfer import KvTransfer
 from workers.llm.blocks import BlockManager
-from workers.llm.sim_handles import HandleRules, Held, HeldKv
+from workers.llm.engine import Job
+from workers.llm.sim_allocations import Allocations
+from workers.llm.sim_handles import HandleRules, Held, HeldKv, Owner
 from workers.llm.sim_kv import KvArena
+from workers.llm.sim_moves import Moves, Moving, PeerMetadata
+from workers.llm.sim_notices import Notice, NoticeKind
+from workers.llm.sim_push import Pushes
 from workers.llm.sim_run import Run
 from workers.llm.sim_settings import SimSettings
 
-_log = logging.getLogger(__name__)
-PeerMetadata = Callable[[str], bytes | None]
-_TRIES_MAX = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Owner:
-    """Whose engine this is."""
-
-    worker_id: str
-    worker_epoch: int
-    engine_id: str
-
 
 class Exchange:
-    """Both ends of the hand-over, for one engine."""
+    """Both ends of the hand-over. Without a transfer only the own engine's KV can be had."""
 
     def __init__(
         self,
@@ -41,21 +32,34 @@ class Exchange:
         owner: Owner,
         blocks: BlockManager,
         arena: KvArena,
-        transfer: KvTransfer | None,
+        transfer: KvTransfer,
         peer_metadata: PeerMetadata | None,
     ) -> None:
-        self._settings, self._owner = settings, owner
-        self._blocks, self._arena = blocks, arena
-        self._transfer, self._peer_metadata = transfer, peer_metadata
+        self._settings, self._owner, self._blocks, self._arena = settings, owner, blocks, arena
         self._held, self._rules = HeldKv(), HandleRules(settings.block_size)
-        self._fetching: dict[int, Run] = {}
-        self._unsettled: dict[int, list[int]] = {}  # blocks that a given-up fetch may still write
-        self._done: list[tuple[Run, bool]] = []
+        self._moves = Moves(settings, blocks, transfer, peer_metadata)
+        size = arena.block_bytes
+        self.allocations = Allocations(
+            settings, blocks, self._moves, size, target=self._target, ended=self._end
+        )
+        self.pushes = Pushes(settings, blocks, self._moves, self._rules, size, ended=self._end)
+        self._fetching: dict[str, Run] = {}
+        self._ended: list[tuple[Run, WireError | None]] = []
         self._serial = 0
-        self.bytes_sent = 0
-        self.bytes_received = 0
+        self._bytes_read = self._bytes_fetched = 0
         self.expired_total = 0
-        self.failures_total = 0
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._bytes_read + self.pushes.bytes_sent + self.allocations.bytes_read
+
+    @property
+    def bytes_received(self) -> int:
+        return self._bytes_fetched + self.allocations.bytes_received + self.pushes.bytes_read
+
+    @property
+    def failures_total(self) -> int:
+        return self._moves.failures_total
 
     @property
     def fetching(self) -> int:
@@ -66,9 +70,15 @@ class Exchange:
         return len(self._held)
 
     @property
-    def busy(self) -> bool:
-        """Peers or transfers wait for polls."""
-        return bool(self._fetching or self._unsettled or self._held)
+    def is_urgent(self) -> bool:
+        """Something moves, or will as soon as a peer says so."""
+        return self._moves.busy or bool(self.allocations)
+
+    @property
+    def is_busy(self) -> bool:
+        """Peers may want something."""
+        kept = self.allocations.quarantined
+        return bool(self.is_urgent or self._held or self.pushes or kept)
 
     def hold(self, run: Run, now_ms: int) -> KvHandle:
         """Keep a computed prompt for its peer; the table passes to the exchange."""
@@ -76,164 +86,187 @@ class Exchange:
         key = f"{run.request_id}-{self._serial:x}"
         release_at_ms = now_ms + self._settings.handle_ttl_ms
         self._held.hold(key, Held(run.request_id, run.table, release_at_ms))
-        in_handle = self._transfer is not None and self._peer_metadata is None
+        expires_at_ms = release_at_ms - self._settings.handle_margin_ms
+        return self._handle(run, key, run.prompt_tokens, expires_at_ms)
+
+    def release(self, request_id: str) -> None:
+        """Drop what is held for a request."""
+        for key in self._held.of_request(request_id):
+            self._drop(key)
+
+    def refusal(self, run: Run, now_ms: int) -> TriviumError | None:
+        """Mark a job's handle as used, or say why it must not be."""
+        job, is_decode = run.job, run.job.phase is WorkPhase.DECODE
+        kv = job.kv if is_decode else job.kv_target if job.is_paired else None
+        if kv is None:
+            missing = KvUnavailable(f"{run.request_id}: expected a KV handle of its peer")
+            return missing if job.is_paired else None
+        is_own = kv.engine_id == self._owner.engine_id
+        if self._settings.transfer == "none" and not is_own:
+            return KvUnavailable(f"{kv.engine_request_id}: this engine has no KV transfer")
+        if not job.is_paired:
+            error = self._rules.use(kv, run.prompt_tokens, now_ms)
+        elif is_own or kv.engine_request_id != run.request_id:
+            error = KvUnavailable(
+                f"{run.request_id}: expected a handle of it of another engine, found "
+                f"{kv.engine_request_id} of {kv.engine_id}"
+            )
+        elif is_decode:
+            error = self._rules.use_promise(kv, run.prompt_tokens, now_ms)
+        elif job.orchestration is Orchestration.DECODE_FIRST and not kv.block_ids:
+            error = KvUnavailable(f"{run.request_id}: expected a target with blocks")
+        else:
+            error = self.pushes.refusal(job)
+            error = error or self._rules.use_target(kv, run.prompt_tokens, now_ms)
+        if error is None:
+            self.saw(kv.worker_id, kv.worker_epoch, kv.engine_id)
+        return error
+
+    def reject(self, job: Job, error: TriviumError) -> None:
+        """A paired job did not start: its peer need not wait."""
+        if job.phase is WorkPhase.PREFILL:
+            self.pushes.reject(job, error.to_wire())
+        elif job.kv is not None and self._settings.transfer != "none":
+            target = self._handle(None, job.request_id, 0, 0)
+            notice = Notice(kind=NoticeKind.UNWANTED, key=job.request_id, target=target)
+            self._moves.tell(job.kv.engine_id, job.kv.params, notice.pack())
+
+    def set_peer_metadata(self, peer_metadata: PeerMetadata) -> None:
+        """From now on handles leave the metadata out, since peers find it in the fleet."""
+        self._moves.peer_metadata = peer_metadata
+
+    def saw(self, worker_id: str, epoch: int, engine_id: str) -> None:
+        """A peer lives in this epoch; its earlier engine is forgotten, and KV of it refused."""
+        gone = self._rules.saw(worker_id, epoch, engine_id)
+        if gone is None or engine_id == self._owner.engine_id:
+            return
+        if gone:
+            self._moves.forget(gone)
+            self.allocations.lost(gone)
+        find = self._moves.peer_metadata
+        if self._settings.warm_up and find is not None and find(engine_id):
+            self._moves.tell(engine_id, b"", b"")
+
+    def begin(self, run: Run, now_s: float, now_ms: int) -> bool:
+        """Find room and post the read; False when there is no room yet."""
+        size = self._settings.block_size
+        table = self._blocks.open(run.digest.chain, run.digest.blocks, run.blocks_max(size))
+        if table is None:
+            return False
+        run.table, run.cached_tokens = table, table.matched * size
+        self._fetching[run.request_id] = run
+        self._fetch(run, now_s, now_ms)
+        return True
+
+    def abandon(self, run: Run, error: WireError | None = None) -> None:
+        """The run ends early; its blocks are free once nothing can touch them."""
+        if run.is_paired_prefill:
+            self.pushes.abandon(run, error)
+        elif run.job.is_paired:
+            self.allocations.abandon(run)
+        elif self._fetching.pop(run.request_id, None) is not None and run.moving is not None:
+            self._moves.abandon(run.moving, self._blocks.detach(run.table, run.table.matched))
+        if not run.table.closed:
+            self._blocks.close(run.table)
+
+    def poll(self, now_s: float, now_ms: int) -> Sequence[tuple[Run, WireError | None]]:
+        """Progress; the runs whose KV moved or will not, with the error."""
+        for held in self._held.expired(now_ms):
+            self.expired_total += 1
+            self._blocks.close(held.table)
+        for notice in self._moves.poll(now_s, now_ms):
+            self._heard(notice)
+        self.allocations.poll(now_ms)
+        self.pushes.poll(now_ms)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self) -> None:
+        self._moves.transfer.close()
+
+    def _end(self, run: Run, error: WireError | None) -> None:
+        self._ended.append((run, error))
+
+    def _heard(self, notice: Notice) -> None:
+        match notice.kind:
+            case NoticeKind.READ:
+                if not self.allocations.read(notice) and self._drop(notice.key):
+                    self._bytes_read += notice.kv_bytes
+            case NoticeKind.WANT:
+                self.pushes.wanted(notice)
+            case NoticeKind.WROTE:
+                self.allocations.wrote(notice)
+            case NoticeKind.UNWANTED:
+                self.pushes.unwanted(notice)
+            case NoticeKind.DROPPED:
+                self.allocations.dropped(notice)
+
+    def _handle(self, run: Run | None, key: str, tokens: int, expires_at_ms: int) -> KvHandle:
+        """Where a run's prompt lies; without a run, whom to answer."""
+        is_known = self._moves.peer_metadata is not None
         return KvHandle(
             worker_id=self._owner.worker_id,
             worker_epoch=self._owner.worker_epoch,
             engine_id=self._owner.engine_id,
             engine_request_id=key,
-            tokens=run.prompt_tokens,
+            tokens=tokens,
             block_size=self._settings.block_size,
-            block_ids=tuple(run.table.blocks[: run.blocks_now]),
-            expires_at_ms=release_at_ms - self._settings.handle_margin_ms,
-            params=self._transfer.metadata() if self._transfer and in_handle else b"",
+            block_ids=tuple(run.table.blocks[: run.digest.blocks]) if run is not None else (),
+            expires_at_ms=expires_at_ms,
+            params=b"" if is_known else self._moves.transfer.metadata(),
         )
 
-    def release(self, request_id: str) -> bool:
-        """Drop what is held for a request; whether there was anything."""
-        keys = self._held.of_request(request_id)
-        for key in keys:
-            self._drop(key)
-        return bool(keys)
+    def _target(self, run: Run, tokens: int, expires_at_ms: int) -> KvHandle:
+        return self._handle(run, run.request_id, tokens, expires_at_ms)
 
-    def refusal(self, run: Run, now_ms: int) -> TriviumError | None:
-        """Mark a decode job's handle as used, or say why it must not be."""
-        kv = run.job.kv
-        assert kv is not None
-        if self._transfer is None and kv.engine_id != self._owner.engine_id:
-            return KvUnavailable(f"{kv.engine_request_id}: this engine has no KV transfer")
-        error = self._rules.use(kv, run.prompt_tokens, now_ms)
-        if error is None:
-            self.saw(kv.worker_id, kv.worker_epoch, kv.engine_id)
-        return error
-
-    def set_peer_metadata(self, peer_metadata: PeerMetadata) -> None:
-        """From now on handles leave the metadata out, since peers find it in the fleet."""
-        self._peer_metadata = peer_metadata
-
-    def saw(self, worker_id: str, epoch: int, engine_id: str) -> None:
-        """A peer lives in this epoch; its earlier engine is forgotten, and KV of it refused."""
-        gone = self._rules.saw(worker_id, epoch, engine_id)
-        if gone is not None and self._transfer is not None:
-            self._transfer.forget(gone)
-
-    def begin(self, run: Run, now_s: float, now_ms: int) -> bool:
-        """Find room and post the read; False when there is no room yet."""
-        table = self._blocks.open(
-            run.digest.chain, run.blocks_now, run.blocks_max(self._settings.block_size)
-        )
-        if table is None:
-            return False
-        run.table = table
-        run.cached_tokens = table.matched * self._settings.block_size
-        run.fetching_since_s = now_s
-        self._post(run, now_ms)
-        return True
-
-    def abandon(self, run: Run) -> None:
-        """The run no longer wants its fetch; its blocks are free once nothing can write to them."""
-        self._done = [pair for pair in self._done if pair[0] is not run]
-        for tag in [tag for tag, other in self._fetching.items() if other is run]:
-            del self._fetching[tag]
-            self._quarantine(tag, run)
-        if not run.table.closed:
-            self._blocks.close(run.table)
-
-    def poll(self, now_s: float, now_ms: int) -> list[tuple[Run, bool]]:
-        """Progress; the fetches that ended, and whether the KV is there."""
-        for held in self._held.expired(now_ms):
-            self.expired_total += 1
-            self._blocks.close(held.table)
-        ended, self._done = self._done, []
-        if self._transfer is None:
-            return ended
-        polled = self._transfer.poll()
-        for notice in polled.notices:
-            size, _, key = notice.decode().partition(" ")
-            self.bytes_sent += int(size) if self._drop(key) else 0
-        for end in polled.ended:
-            self._take_end(end, now_s, now_ms)
-        ended += self._done
-        self._done = []
-        return ended
-
-    def close(self) -> None:
-        if self._transfer is not None:
-            self._transfer.close()
-
-    def _post(self, run: Run, now_ms: int) -> None:
+    def _fetch(self, run: Run, now_s: float, now_ms: int) -> None:
         """Read what the prefix cache lacks; the producer learns of it either way."""
         kv, matched = run.job.kv, run.table.matched
         assert kv is not None
-        is_own = kv.engine_id == self._owner.engine_id
-        if now_ms >= kv.expires_at_ms or (is_own and not self._held.has(kv.engine_request_id)):
-            self._give_up(run, "expired")
-            return
-        if is_own:
+        if kv.engine_id == self._owner.engine_id:
             self._copy(run, kv)
-            self._done.append((run, True))
             return
-        assert self._transfer is not None
-        run.tries += 1
-        self._serial += 1
-        remote = kv.block_ids[matched:]
-        run.kv_bytes = len(remote) * self._arena.block_bytes
-        if remote:
-            self._fetching[self._serial] = run
-        else:
-            self._done.append((run, True))
-        found = self._peer_metadata(kv.engine_id) if self._peer_metadata else None
-        self._transfer.fetch(
-            Fetch(
-                tag=self._serial,
-                engine_id=kv.engine_id,
-                card=found or kv.params,
-                remote_blocks=remote,
-                local_blocks=run.table.blocks[matched : run.blocks_now],
-                notice=f"{run.kv_bytes} {kv.engine_request_id}".encode(),
-                timeout_s=self._settings.transfer_timeout_ms / 1_000,
-            )
+        local = run.table.blocks[matched : run.digest.blocks]
+        run.kv_bytes = len(local) * self._arena.block_bytes
+        data = Notice(kind=NoticeKind.READ, key=kv.engine_request_id, kv_bytes=run.kv_bytes).pack()
+        if not local:
+            self._moves.tell(kv.engine_id, kv.params, data)
+            self._fetched(run, "")
+            return
+        run.moving = Moving(
+            engine_id=kv.engine_id,
+            params=kv.params,
+            remote=kv.block_ids[matched:],
+            local=local,
+            notice=data,
+            refusal=partial(self._rules.why_stale, kv),
+            then=partial(self._fetched, run),
         )
+        self._moves.begin(run.moving, now_s, now_ms)
 
     def _copy(self, run: Run, kv: KvHandle) -> None:
         """A handle of this very engine: copy what the prefix cache lacks."""
+        if not self._held.has(kv.engine_request_id):
+            self._fetched(run, "it is held no more")
+            return
         matched = run.table.matched
-        ours, theirs = run.table.blocks[matched : run.blocks_now], list(kv.block_ids[matched:])
-        self._arena.words[ours] = self._arena.words[theirs]
+        self._arena.copy(kv.block_ids[matched:], run.table.blocks[matched : run.digest.blocks])
         self._drop(kv.engine_request_id)
+        self._fetched(run, "")
 
-    def _take_end(self, end: FetchEnd, now_s: float, now_ms: int) -> None:
-        if end.settled and end.tag in self._unsettled:
-            self._blocks.release(self._unsettled.pop(end.tag))
+    def _fetched(self, run: Run, error: str) -> None:
+        del self._fetching[run.request_id]
+        moving = run.moving
+        if not error:
+            run.transfer_ms = moving.took_ms if moving is not None else 0.0
+            self._bytes_fetched += run.kv_bytes
+            self._end(run, None)
             return
-        run = self._fetching.pop(end.tag, None)
-        if run is None:
-            return
-        kv = run.job.kv
-        assert kv is not None
-        if not end.error and now_ms < kv.expires_at_ms:  # later, the blocks may have been others
-            run.transfer_ms = (now_s - run.fetching_since_s) * 1_000
-            self.bytes_received += run.kv_bytes
-            self._done.append((run, True))
-            return
-        if end.settled and run.tries < _TRIES_MAX:
-            self.failures_total += 1
-            self._post(run, now_ms)
-            return
-        if not end.settled:
-            self._quarantine(end.tag, run)
-        self._give_up(run, end.error or "expired")
-
-    def _give_up(self, run: Run, why: str) -> None:
-        self.failures_total += 1
-        _log.warning("request %s: KV not fetched: %s", run.request_id, why)
+        if moving is not None and not moving.is_settled:
+            moving.kept = self._blocks.detach(run.table, run.table.matched)
         self._blocks.close(run.table)
         run.kv_bytes = 0
-        self._done.append((run, False))
-
-    def _quarantine(self, tag: int, run: Run) -> None:
-        """Blocks that may still be written to leave the table, but are not free."""
-        self._unsettled[tag] = self._blocks.detach(run.table, run.table.matched)
+        self._end(run, KvUnavailable(f"{run.request_id}: KV not read: {error}").to_wire())
 
     def _drop(self, key: str) -> bool:
         held = self._held.take(key)

@@ -1,7 +1,7 @@
 """KV handles of the simulated engine, both ends: KV that waits for its peer, and which handles may
 be used.
 
-Pure: time is an argument. Called by `sim_engine.py`.
+Pure: time is an argument. Called by `sim_exchange.py`.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,15 @@ from schemas.records import KvHandle
 from workers.llm.blocks import BlockTable
 
 _USED_MAX = 16_384  # handles remembered as used; far more than can be alive at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """Whose engine this is."""
+
+    worker_id: str
+    worker_epoch: int
+    engine_id: str
 
 
 @dataclass(slots=True)
@@ -56,7 +65,7 @@ class HeldKv:
 
 
 class HandleRules:
-    """The consumer's side: each handle once, in time, and of the producer's present life."""
+    """The other side: each handle once, in time, and of the peer's present life."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -64,39 +73,81 @@ class HandleRules:
         self._epochs: dict[str, tuple[int, str]] = {}  # worker: latest epoch seen, and its engine
 
     def use(self, kv: KvHandle, prompt_tokens: int, now_ms: int) -> TriviumError | None:
-        """Mark a handle as used; returns why it must not be."""
+        """Mark a handle of held KV as used; returns why it must not be."""
         blocks = -(-prompt_tokens // self._block_size)
-        if kv.block_size != self._block_size:
-            return KvUnavailable(
-                f"{kv.engine_request_id}: expected blocks of {self._block_size} tokens, "
-                f"found {kv.block_size}"
-            )
         if kv.tokens != prompt_tokens or len(kv.block_ids) != blocks:
             return KvUnavailable(
                 f"{kv.engine_request_id}: expected {prompt_tokens} tokens in {blocks} blocks, "
                 f"found {kv.tokens} in {len(kv.block_ids)}"
             )
+        return self._use(kv, now_ms)
+
+    def use_promise(self, kv: KvHandle, prompt_tokens: int, now_ms: int) -> TriviumError | None:
+        """Mark a promise to write KV as used; returns why it must not be."""
+        if kv.tokens != prompt_tokens or kv.block_ids:
+            return KvUnavailable(
+                f"{kv.engine_request_id}: expected a promise of {prompt_tokens} tokens, "
+                f"found {kv.tokens} in {len(kv.block_ids)} blocks"
+            )
+        return self._use(kv, now_ms)
+
+    def use_target(self, kv: KvHandle, prompt_tokens: int, now_ms: int) -> TriviumError | None:
+        """Mark blocks that may be written to as used; returns why they must not be."""
+        misfit = self.misfit(kv, prompt_tokens) if kv.block_ids else None
+        return misfit or self._use(kv, now_ms)
+
+    def misfit(self, target: KvHandle, prompt_tokens: int) -> TriviumError | None:
+        """Why a prompt cannot be written to these blocks, if so."""
+        blocks, found = -(-prompt_tokens // self._block_size), len(target.block_ids)
+        if found == blocks and not target.tokens % self._block_size:
+            if target.tokens <= prompt_tokens:
+                return None
+        return KvUnavailable(
+            f"{target.engine_request_id}: expected {blocks} blocks for {prompt_tokens} tokens, "
+            f"found {found}, of which {target.tokens} tokens are valid"
+        )
+
+    def stale(self, kv: KvHandle, now_ms: int) -> TriviumError | None:
+        """Why a handle is not good now, if so; looks at its time and its owner's life."""
         if now_ms >= kv.expires_at_ms:
             return KvUnavailable(
                 f"{kv.engine_request_id}: expired {now_ms - kv.expires_at_ms} ms ago"
             )
-        key = (kv.engine_id, kv.engine_request_id)
-        if key in self._used:
-            return KvUnavailable(f"{kv.engine_request_id}: already used once")
         latest, _ = self._epochs.get(kv.worker_id, (0, ""))
         if kv.worker_epoch < latest:
             return StaleEpoch(
                 f"{kv.worker_id}: expected epoch {latest}, found KV of epoch {kv.worker_epoch}"
             )
-        self._used[key] = None
-        if len(self._used) > _USED_MAX:
-            del self._used[next(iter(self._used))]
         return None
 
+    def why_stale(self, kv: KvHandle, now_ms: int) -> str:
+        """`stale` in words; "" for a handle that is good."""
+        error = self.stale(kv, now_ms)
+        return str(error) if error is not None else ""
+
     def saw(self, worker_id: str, epoch: int, engine_id: str) -> str | None:
-        """A worker lives in this epoch; returns its earlier engine, if any, to be forgotten."""
+        """A worker lives in this epoch; returns its earlier engine, to be forgotten.
+
+        "" when there was none, None when this is no news.
+        """
         latest, known = self._epochs.get(worker_id, (0, ""))
         if epoch < latest or engine_id == known:
             return None
         self._epochs[worker_id] = (epoch, engine_id)
-        return known or None
+        return known
+
+    def _use(self, kv: KvHandle, now_ms: int) -> TriviumError | None:
+        if kv.block_size != self._block_size:
+            return KvUnavailable(
+                f"{kv.engine_request_id}: expected blocks of {self._block_size} tokens, "
+                f"found {kv.block_size}"
+            )
+        key = (kv.engine_id, kv.engine_request_id)
+        if key in self._used:
+            return KvUnavailable(f"{kv.engine_request_id}: already used once")
+        error = self.stale(kv, now_ms)
+        if error is None:
+            self._used[key] = None
+            if len(self._used) > _USED_MAX:
+                del self._used[next(iter(self._used))]
+        return error

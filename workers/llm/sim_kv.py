@@ -1,10 +1,11 @@
 """The simulated KV cache: real memory whose bytes are a function of the tokens so far.
 
-A full block holds its chain value (a 64-bit hash of all tokens up to its end) multiplied out over
-all of its words; a partial block holds a polynomial of its own tokens in the same way. Reading a
-block takes every word into account: intact bytes give the value back, anything else gives another
-number. The state that the next token is drawn from folds the values *read* from all blocks, so a
-wrong, missing or stale block changes the answer.
+A full block holds its canonical hash (`schemas/prefix.py`: all tokens up to its end) multiplied out
+over all of its words; a partial block holds the sum of its own tokens' terms in the same way.
+Reading a block takes every word into account: intact bytes give the value back, anything else gives
+another number. The state that the next token is drawn from folds the values *read* from all blocks,
+so a wrong, missing, stale or wrongly transposed block changes the answer. The words of a block are
+those of its KV heads, one head after the other; each rank of tensor parallelism has its share.
 
 Decides nothing and knows no requests; `sim_batch.py` and `sim_engine.py` call it. Integers are
 modulo 2**64.
@@ -15,89 +16,117 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Words = npt.NDArray[np.uint64]
+from schemas import prefix
+from schemas.prefix import Words
+from schemas.prefix import mix as mix_all
 
 MASK = (1 << 64) - 1
 FOLD = 0x9E3779B97F4A7C15  # odd, so that multiplying loses nothing
-TOKEN = 0x2545F4914F6CDD1D  # the polynomial's base
 _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
-_V1, _V2 = np.uint64(_M1), np.uint64(_M2)
 
 
 def mix(value: int) -> int:
-    """A bijective scrambling of 64 bits (splitmix64)."""
+    """`schemas.prefix.mix` of one number, without an array."""
     value = ((value ^ (value >> 30)) * _M1) & MASK
     value = ((value ^ (value >> 27)) * _M2) & MASK
     return value ^ (value >> 31)
 
 
-def mix_all(values: Words) -> Words:
-    """`mix` of every element."""
-    values = (values ^ (values >> _S30)) * _V1
-    values = (values ^ (values >> _S27)) * _V2
-    return values ^ (values >> _S31)
+EMPTY = mix(1)  # the canonical hash of no tokens
+
+
+def sum_of(value: int) -> int:
+    """The sum of terms behind a canonical hash."""
+    return (prefix.unmix(value) - 1) & MASK
 
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """What blocks must hold: a chain value per full block, and the open one's polynomial."""
+    """What blocks must hold: a hash per full block, and the sum of the open one's terms."""
 
     chain: Sequence[int]
     tail: int
     tail_tokens: int
 
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are, with the open one."""
+        return len(self.chain) + bool(self.tail_tokens)
+
+    def values(self, first: int) -> Words:
+        """Of the blocks from `first` on."""
+        tail = [self.tail] if self.tail_tokens else []
+        return np.array([*self.chain, *tail][first:], np.uint64)
+
 
 class KvArena:
-    """One contiguous piece of memory, cut into blocks."""
+    """Memory for `block_count` blocks; `regions` has the shape (ranks, blocks, words of a share).
 
-    def __init__(self, block_count: int, block_tokens: int, bytes_per_token: int) -> None:
-        words = max(1, block_tokens * bytes_per_token // 8)
+    A block is padded so that every one of `heads` KV heads has the same number of words.
+    """
+
+    def __init__(
+        self,
+        block_count: int,
+        block_tokens: int,
+        bytes_per_token: int,
+        *,
+        heads: int = 4,
+        tensor_parallel: int = 1,
+    ) -> None:
+        words = heads * max(1, -(-block_tokens * bytes_per_token // (8 * heads)))
         self.block_tokens = block_tokens
         self.block_bytes = words * 8
-        self.words: Words = np.empty((block_count, words), np.uint64)
-        self.words.fill(0)  # touched now: a page fault later would cost a step its time
+        shape = tensor_parallel, block_count, words // tensor_parallel
+        self.regions: Words = np.empty(shape, np.uint64)
+        self.regions.fill(0)  # touched now: a page fault later would cost a step its time
         odd = np.arange(words, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
-        self._spread: Words = mix_all(odd) | np.uint64(1)
-        self._gather: Words = mix_all(odd + np.uint64(1 << 32)) | np.uint64(1)
-        total = int(np.dot(self._spread, self._gather))
+        spread = mix_all(odd) | np.uint64(1)
+        gather = mix_all(odd + np.uint64(1 << 32)) | np.uint64(1)
+        total = int(np.dot(spread, gather))
         if not total % 2:  # an even number of words; the inverse needs an odd sum
-            self._gather[0] -= np.uint64(1)
-            total = int(np.dot(self._spread, self._gather))
-        self._inverse = np.uint64(pow(total, -1, 1 << 64))
-        powers = [pow(TOKEN, i, 1 << 64) for i in range(block_tokens - 1, -1, -1)]
-        self._powers: Words = np.array(powers, np.uint64)
+            gather[0] -= np.uint64(1)
+            total = int(np.dot(spread, gather))
+        gather *= np.uint64(pow(total, -1, 1 << 64))
+        self._ranks = list(  # each rank's region, and its share of the words' factors
+            zip(
+                self.regions,
+                spread.reshape(tensor_parallel, -1),
+                gather.reshape(tensor_parallel, -1),
+                strict=True,
+            )
+        )
 
     def digest(self, tokens: Sequence[int]) -> Digest:
         """Values of a whole token sequence."""
-        values = np.asarray(tokens, np.uint64) + np.uint64(1)
-        size = self.block_tokens
-        full = len(values) // size
-        chain: list[int] = []
-        previous = 0
-        for value in (values[: full * size].reshape(full, size) @ self._powers).tolist():
-            previous = mix((previous * FOLD + value) & MASK)
-            chain.append(previous)
-        rest = values[full * size :]
-        tail = int(np.dot(rest, self._powers[size - len(rest) :])) if len(rest) else 0
-        return Digest(chain, tail, len(rest))
+        values = np.asarray(tokens, np.int32)
+        chain = prefix.chain(values, self.block_tokens)
+        first = len(chain) * self.block_tokens
+        tail = int(np.sum(prefix.terms(values[first:], first), dtype=np.uint64))
+        return Digest(chain.tolist(), tail, len(values) - first)
 
     def write(self, blocks: Any, values: Words) -> None:
         """Fill whole blocks with their values."""
-        self.words[blocks] = values[:, None] * self._spread
+        for region, spread, _ in self._ranks:
+            region[blocks] = values[:, None] * spread
 
     def read(self, blocks: Any) -> Words:
         """The values that the blocks hold, from all of their bytes."""
-        values: Words = (self.words[blocks] @ self._gather) * self._inverse
+        values: Words = np.zeros(len(blocks), np.uint64)
+        for region, _, gather in self._ranks:
+            values += region[blocks] @ gather
         return values
 
+    def copy(self, source: Sequence[int], to: Sequence[int]) -> None:
+        """Blocks within the arena."""
+        self.regions[:, list(to)] = self.regions[:, list(source)]
+
     def state(self, blocks: Sequence[int], tail_tokens: int) -> tuple[int, int, int]:
-        """Folded state of the full blocks, last chain value, and the open block's polynomial."""
+        """Folded state of the full blocks, hash of the last one, and sum of the open one."""
         values = self.read(list(blocks)).tolist() if blocks else []
         tail = values.pop() if tail_tokens else 0
         folded = 0
         for value in values:
             folded = mix((folded + value * FOLD) & MASK)
-        return folded, (values[-1] if values else 0), tail
+        return folded, (values[-1] if values else EMPTY), tail

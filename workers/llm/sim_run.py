@@ -11,6 +11,7 @@ from workers.llm.blocks import BlockTable
 from workers.llm.engine import Job
 from workers.llm.sim_batch import Row
 from workers.llm.sim_kv import Digest, mix
+from workers.llm.sim_moves import Moving
 from workers.llm.sim_output import Writer
 from workers.llm.sim_settings import SimSettings
 from workers.llm.sim_vocab import Vocabulary
@@ -19,11 +20,15 @@ _STALE_MIN = 1_024
 
 
 class Stage(Enum):
-    """Where a job is; it occupies a place of the batch in all but the first."""
+    """Where a job is; it occupies a place of the batch in all but waiting, holding and ended."""
 
     WAITING = "waiting"
-    FETCHING = "fetching"
+    FETCHING = "fetching"  # reads a peer's KV
+    AWAITING = "awaiting"  # has allocated; a peer is to write
+    READING = "reading"  # of a prefill: reads what the peer that it will write to holds
     PREFILLING = "prefilling"
+    HOLDING = "holding"  # of a prefill: the peer has not allocated, or the batch has no place
+    WRITING = "writing"  # of a prefill: writes the KV into a peer's blocks
     RUNNING = "running"
     ENDED = "ended"
 
@@ -41,14 +46,13 @@ class Run(Row):
     cached_tokens: int = 0
     kv_bytes: int = 0
     transfer_ms: float = 0.0
-    tries: int = 0  # of the KV fetch
-    fetching_since_s: float = 0.0
+    moving: Moving | None = None  # its latest KV move
     timer: TimerHandle | None = None  # of the prefill under way
 
     @property
-    def blocks_now(self) -> int:
-        """Blocks that hold the prompt."""
-        return len(self.digest.chain) + bool(self.digest.tail_tokens)
+    def is_paired_prefill(self) -> bool:
+        """Whether its KV is written to a peer that has the job too."""
+        return self.job.is_paired and self.job.phase is WorkPhase.PREFILL
 
     def blocks_max(self, block_size: int) -> int:
         """Blocks that the job can come to hold."""

@@ -13,11 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from schemas.errors import DeadlineExceeded
 from schemas.log.clock import wall_ms
-from schemas.records import WorkPhase
+from schemas.records import Orchestration, WireError, WorkPhase
 from workers.llm.blocks import BlockManager
 from workers.llm.engine import EngineLoad, Output
 from workers.llm.sim_answers import Answers
@@ -27,7 +25,7 @@ from workers.llm.sim_output import failed
 from workers.llm.sim_run import Deadlines, Run, Stage
 from workers.llm.sim_settings import SimSettings
 
-_POLL_FETCHING_S, _POLL_HOLDING_S, _POLL_IDLE_S = 0.001, 0.002, 0.05
+_POLL_MOVING_S, _POLL_HOLDING_S, _POLL_IDLE_S = 0.001, 0.002, 0.05
 _STEP_WEIGHT = 0.1  # of the latest step in the measured step time
 _LATE_S = 0.1  # steps later than this are not made up for
 
@@ -57,8 +55,8 @@ class Schedule:
         self._loop = asyncio.get_running_loop()
         self._to_fetch: deque[Run] = deque()
         self._to_prefill: deque[Run] = deque()
-        self._fetching = 0
-        self._prefilling = 0
+        self._transferring = 0  # fetching, awaiting or writing
+        self._prefilling = 0  # with those that read their beginning
         self._deadlines = Deadlines(self.runs)
         self._recomputed_total = 0
         self._prefill_tokens, self._prefill_mark_s = 0, self._loop.time()
@@ -72,14 +70,17 @@ class Schedule:
 
     @property
     def active(self) -> int:
-        """Places of the batch that are taken: running, being computed or being fetched."""
-        return len(self._answers) + self._prefilling + self._fetching
+        """Places of the batch that are taken: running, being computed or being transferred."""
+        return len(self._answers) + self._prefilling + self._transferring
 
     def take(self, run: Run) -> None:
         """Queue a checked job and start what there is room for."""
         self.runs[run.request_id] = run
         self._deadlines.add(run)
-        (self._to_prefill if run.job.kv is None else self._to_fetch).append(run)
+        if run.is_paired_prefill:
+            self._exchange.pushes.take(run)
+        is_fetch = run.job.phase is WorkPhase.DECODE and run.job.kv is not None
+        (self._to_fetch if is_fetch else self._to_prefill).append(run)
         self._admit(self._loop.time())
 
     def abort(self, run: Run) -> None:
@@ -102,6 +103,9 @@ class Schedule:
             extra={
                 "held": exchange.held,
                 "fetching": exchange.fetching,
+                "awaiting": len(exchange.allocations),
+                "pushing": len(exchange.pushes),
+                "quarantined": exchange.allocations.quarantined,
                 "fetch_failures_total": exchange.failures_total,
                 "handles_expired_total": exchange.expired_total,
                 "recomputed_total": self._recomputed_total,
@@ -127,13 +131,17 @@ class Schedule:
             self._die(error)
 
     def _admit(self, now_s: float) -> None:
-        """Start what there is room for; fetches and prefills do not wait for each other."""
-        settings = self._settings
+        """Start what there is room for; transfers and prefills do not wait for each other."""
+        settings, pushes = self._settings, self._exchange.pushes
+        while pushes.has_ready and self.active < settings.running_max:
+            pushes.write_next(time.monotonic(), wall_ms()).stage = Stage.WRITING
+            self._transferring += 1
+            self._poll_soon()
         while self._to_fetch and self.active < settings.running_max:
-            if not self._exchange.begin(self._to_fetch[0], time.monotonic(), wall_ms()):
+            if not self._fetch(self._to_fetch[0]):
                 break
-            self._to_fetch.popleft().stage = Stage.FETCHING
-            self._fetching += 1
+            self._to_fetch.popleft()
+            self._transferring += 1
             self._poll_soon()
         while (
             self._to_prefill
@@ -144,25 +152,54 @@ class Schedule:
                 break
             self._to_prefill.popleft()
 
+    def _fetch(self, run: Run) -> bool:
+        """Open the run's blocks and ask for its KV; False when there is no room."""
+        exchange = self._exchange
+        if not run.job.is_paired:
+            if not exchange.begin(run, time.monotonic(), wall_ms()):
+                return False
+            run.stage = Stage.FETCHING
+            return True
+        if len(exchange.allocations) >= max(1, self._settings.running_max - 1):
+            return False  # a place is left for prefills: two engines may wait for each other
+        target = exchange.allocations.begin(run, wall_ms())
+        if target is None:
+            return False
+        run.stage = Stage.AWAITING
+        if run.job.orchestration is Orchestration.DECODE_FIRST:
+            self._emit(
+                [Output(request_id=run.request_id, kv=target, cached_tokens=run.cached_tokens)]
+            )
+        return True
+
     def _prefill(self, run: Run, now_s: float) -> bool:
         size = self._settings.block_size
         reusable = run.digest.chain[
             : (run.prompt_tokens - 1) // size
         ]  # one token is always computed
-        table = self._blocks.open(reusable, run.blocks_now, run.blocks_max(size))
+        table = self._blocks.open(reusable, run.digest.blocks, run.blocks_max(size))
         if table is None:
             return False
-        run.table, run.cached_tokens, run.stage = table, table.matched * size, Stage.PREFILLING
+        run.table, run.cached_tokens = table, table.matched * size
         self._prefilling += 1
+        if run.is_paired_prefill:
+            self._poll_soon()
+            if self._exchange.pushes.read(run, time.monotonic(), wall_ms()):
+                run.stage = Stage.READING
+                return True
+        self._compute(run, now_s)
+        return True
+
+    def _compute(self, run: Run, now_s: float) -> None:
+        run.stage = Stage.PREFILLING
         ends_at_s = now_s + self._settings.prefill_s(run.prompt_tokens, run.cached_tokens)
         run.timer = self._loop.call_at(ends_at_s, self._fatal, self._prefilled, run, ends_at_s)
-        return True
 
     def _prefilled(self, run: Run, at_s: float) -> None:
         self._prefilling -= 1
-        blocks, first = run.table.blocks, run.table.matched
-        values = [*run.digest.chain[first:], *([run.digest.tail] if run.digest.tail_tokens else [])]
-        self._arena.write(blocks[first : run.blocks_now], np.array(values, np.uint64))
+        first = run.cached_tokens // self._settings.block_size
+        blocks = run.table.blocks[first : run.digest.blocks]
+        self._arena.write(blocks, run.digest.values(first))
         self._count_prefill(run.prompt_tokens - run.cached_tokens, at_s)
         self._begin(run, at_s)
         self._admit(at_s)
@@ -174,7 +211,13 @@ class Schedule:
         was_idle = not len(self._answers)
         output = self._answers.begin(run)
         self.load.tokens_total += 1
-        if output.finish_reason:
+        if run.is_paired_prefill:
+            if not output.finish_reason:
+                self._answers.leave(run)
+            run.stage = Stage.HOLDING
+            self._exchange.pushes.computed(run, wall_ms())
+            output = replace(output, finish_reason="", stop_reason="")
+        elif output.finish_reason:
             self._end(run)
         elif run.job.phase is WorkPhase.PREFILL:
             self._answers.leave(run)
@@ -213,49 +256,67 @@ class Schedule:
 
     def _poll(self) -> None:
         now_s, now_ms = self._loop.time(), wall_ms()
-        ended = self._exchange.poll(time.monotonic(), now_ms)
-        for run, has_kv in ended:
-            self._fetching -= 1
-            if has_kv:
-                self._begin(run, now_s)
-            else:
-                self._recomputed_total += 1
-                run.stage = Stage.WAITING
-                self._to_prefill.appendleft(run)
+        for run, error in self._exchange.poll(time.monotonic(), now_ms):
+            if run.stage is not Stage.ENDED:
+                self._moved(run, error, now_s)
         for run in self._deadlines.passed(now_ms):
             late_ms = now_ms - run.job.deadline_ms
+            late = DeadlineExceeded(f"{run.request_id}: {late_ms} ms past its deadline")
             self._drop(run)
-            error = DeadlineExceeded(f"{run.request_id}: {late_ms} ms past its deadline")
-            self._emit([failed(run.request_id, error)])
+            self._emit([failed(run.request_id, late)])
         self._admit(now_s)
         self._poll_timer.cancel()
-        delay_s = _POLL_HOLDING_S if self._exchange.busy else _POLL_IDLE_S
-        delay_s = _POLL_FETCHING_S if self._fetching else delay_s
+        delay_s = _POLL_HOLDING_S if self._exchange.is_busy else _POLL_IDLE_S
+        delay_s = _POLL_MOVING_S if self._exchange.is_urgent else delay_s
         self._poll_timer = self._loop.call_later(delay_s, self._fatal, self._poll)
+
+    def _moved(self, run: Run, error: WireError | None, now_s: float) -> None:
+        """A run's KV has moved, or will not."""
+        if error is not None and run.job.is_paired:
+            self._drop(run, error)
+            self._emit([Output(request_id=run.request_id, finish_reason="error", error=error)])
+        elif run.stage is Stage.READING:
+            self._compute(run, now_s)
+        elif run.stage is Stage.WRITING:
+            self._transferring -= 1
+            self._exchange.pushes.done(run)
+            self._end(run)
+            self._emit([_handover(run)])
+        elif error is None:
+            self._transferring -= 1
+            self._begin(run, now_s)
+        else:
+            self._transferring -= 1
+            self._recomputed_total += 1
+            run.stage = Stage.WAITING
+            self._to_prefill.appendleft(run)
 
     def _poll_soon(self) -> None:
         """Poll often from now on, if it is not so already."""
         if self._poll_timer.when() > self._loop.time() + _POLL_HOLDING_S:
             self._poll_timer.cancel()
-            self._poll_timer = self._loop.call_later(_POLL_FETCHING_S, self._fatal, self._poll)
+            self._poll_timer = self._loop.call_later(_POLL_MOVING_S, self._fatal, self._poll)
 
-    def _drop(self, run: Run) -> None:
-        """Take a run out, wherever it is."""
-        if run.stage is Stage.WAITING:
-            (self._to_prefill if run in self._to_prefill else self._to_fetch).remove(run)
-        elif run.stage is Stage.FETCHING:
-            self._fetching -= 1
-            self._exchange.abandon(run)
-        elif run.stage is Stage.PREFILLING:
-            self._prefilling -= 1
-            assert run.timer is not None
-            run.timer.cancel()
-        else:
-            self._answers.leave(run)
+    def _drop(self, run: Run, error: WireError | None = None) -> None:
+        """Take a run out, wherever it is; its peer, if it has one, hears the error."""
+        match run.stage:
+            case Stage.WAITING:
+                (self._to_prefill if run in self._to_prefill else self._to_fetch).remove(run)
+            case Stage.FETCHING | Stage.AWAITING | Stage.WRITING:
+                self._transferring -= 1
+            case Stage.READING:
+                self._prefilling -= 1
+            case Stage.PREFILLING:
+                self._prefilling -= 1
+                assert run.timer is not None
+                run.timer.cancel()
+            case Stage.RUNNING:
+                self._answers.leave(run)
+        self._exchange.abandon(run, error)
         self._end(run)
 
     def _end(self, run: Run) -> None:
-        if run.stage in (Stage.PREFILLING, Stage.RUNNING, Stage.FETCHING) and not run.table.closed:
+        if not run.table.closed:
             self._blocks.close(run.table)
         run.stage = Stage.ENDED
         del self.runs[run.request_id]
@@ -266,3 +327,14 @@ class Schedule:
         if elapsed_s >= 1.0:
             self.load.prefill_tokens_per_s = self._prefill_tokens / elapsed_s
             self._prefill_mark_s, self._prefill_tokens = at_s, 0
+
+
+def _handover(run: Run) -> Output:
+    """The last output of a prefill whose KV was written to its peer."""
+    return Output(
+        request_id=run.request_id,
+        finish_reason="handover",
+        cached_tokens=run.cached_tokens,
+        kv_bytes=run.kv_bytes,
+        transfer_ms=run.transfer_ms,
+    )

@@ -28,10 +28,15 @@ class SimSettings:
     block_size: int = 16
     kv_blocks: int = 8_192
     bytes_per_token: int = 256
+    kv_heads: int = 4
+    tensor_parallel: int = 1  # ranks that share the KV heads of every block
     handle_ttl_ms: int = 30_000  # how long KV waits for its peer
     handle_margin_ms: int = 1_000  # a handle says that it expires this much earlier
     transfer: str = "nixl"  # or memory (inside one process), none
     transfer_timeout_ms: int = 2_000
+    transfer_tries_max: int = 4  # of one move or notice; each makes a new connection if need be
+    transfer_retry_ms: float = 5.0  # pause before the second try; it doubles with every further one
+    warm_up: bool = True  # connect to a peer when the fleet shows it, not when it is first used
     answer_tokens: int = 0  # answers end by themselves after this many tokens; 0: at max_tokens
     end_every_tokens: int = 512  # mean distance of the end of sequence; 0: never drawn
     vocabulary: int = 4_096  # tokens to draw from, at most
@@ -43,9 +48,19 @@ class SimSettings:
             "waiting_max",
             "block_size",
             "kv_blocks",
+            "transfer_tries_max",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"sim.{name}: expected at least 1, found {getattr(self, name)}")
+        if self.kv_heads < 4 or self.kv_heads & (self.kv_heads - 1):
+            raise ConfigError(
+                f"sim.kv_heads: expected a power of two of at least 4, found {self.kv_heads}"
+            )
+        if self.tensor_parallel < 1 or self.kv_heads % self.tensor_parallel:
+            raise ConfigError(
+                f"sim.tensor_parallel: expected a divisor of kv_heads {self.kv_heads}, "
+                f"found {self.tensor_parallel}"
+            )
         if self.transfer not in TRANSFERS:
             expected = ", ".join(TRANSFERS)
             raise ConfigError(f"sim.transfer: expected one of {expected}, found {self.transfer!r}")

@@ -1,0 +1,123 @@
+"""How a KV arena lies in memory, and which bytes of two arenas correspond.
+
+A block is its KV heads, one after the other. With tensor parallelism every rank has a region of its
+own, which holds the rank's share of the heads of every block. Between different degrees a block
+therefore moves in pieces: the finer side's share of its heads each, which lie next to each other
+on one side and apart on the other. Pure; `transfer.py` and `nixl_transfer.py` move the bytes.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+_HEAD = struct.Struct("<IIHH")  # block bytes, block count, regions, length of the agent's name
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One piece of every block: block i's lies at `address + i * stride` and has `length` bytes."""
+
+    address: int
+    length: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What peers must know of an arena: its regions, one a rank, and how to reach its agent.
+
+    `block_bytes` counts a whole block, over all ranks.
+    """
+
+    regions: Sequence[int]  # addresses
+    block_bytes: int
+    block_count: int
+    name: str
+    agent: bytes
+
+    def pack(self) -> bytes:
+        name = self.name.encode()
+        head = _HEAD.pack(self.block_bytes, self.block_count, len(self.regions), len(name))
+        return head + struct.pack(f"<{len(self.regions)}Q", *self.regions) + name + self.agent
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "Card":
+        """Raises ValueError for anything that `pack` did not make."""
+        try:
+            block_bytes, block_count, count, name_bytes = _HEAD.unpack_from(data)
+            regions = struct.unpack_from(f"<{count}Q", data, _HEAD.size)
+        except struct.error as error:
+            raise ValueError(
+                f"KV metadata: expected {_HEAD.size} bytes or more: {error}"
+            ) from error
+        start = _HEAD.size + 8 * count
+        end = start + name_bytes
+        return cls(regions, block_bytes, block_count, data[start:end].decode(), data[end:])
+
+    def rows(self, pieces: int) -> list[Row]:
+        """The pieces of a block, in the order of its heads; at least one to a region."""
+        in_region = pieces // len(self.regions)
+        length, stride = self.block_bytes // pieces, self.block_bytes // len(self.regions)
+        return [
+            Row(address + i * length, length, stride)
+            for address in self.regions
+            for i in range(in_region)
+        ]
+
+    def check(self, engine_id: str, ours: "Card") -> None:
+        """Raises ValueError when this cannot be the card of that engine, or its blocks differ."""
+        if self.name != engine_id:
+            raise ValueError(f"KV metadata: expected engine {engine_id}, found {self.name}")
+        if self.block_bytes != ours.block_bytes:
+            raise ValueError(
+                f"KV blocks: expected {ours.block_bytes} bytes, found {self.block_bytes}"
+            )
+        degrees = sorted((len(self.regions), len(ours.regions)))
+        if not degrees[0] or degrees[1] % degrees[0] or self.block_bytes % degrees[1]:
+            raise ValueError(
+                f"KV layout: expected tensor parallelism that fits {len(ours.regions)}, "
+                f"found {len(self.regions)}"
+            )
+
+
+def card_of(regions: "np.ndarray[Any, Any]", name: str, agent: bytes) -> Card:
+    """The card of an arena of shape (ranks, blocks, words of a rank's share of a block)."""
+    ranks, block_count, _ = regions.shape
+    addresses = [int(region.ctypes.data) for region in regions]
+    return Card(addresses, regions[:, 0].nbytes, block_count, name, agent)
+
+
+def pieces_of(one: Card, other: Card) -> int:
+    """Into how many pieces a block falls on its way between these two."""
+    return max(len(one.regions), len(other.regions))
+
+
+def elements(blocks: Sequence[int], pieces: int, block_count: int) -> "np.ndarray[Any, Any]":
+    """Numbers of these blocks' pieces in the list of all rows' elements, row by row."""
+    rows = np.arange(pieces, dtype=np.int32)[:, None] * np.int32(block_count)
+    numbers: np.ndarray[Any, Any] = (rows + np.asarray(blocks, np.int32)).ravel()
+    return numbers
+
+
+def spans(
+    ours: Card, local: Sequence[int], theirs: Card, remote: Sequence[int]
+) -> Iterator[tuple[int, int, int]]:
+    """(our address, their address, bytes) of what moves; contiguous blocks are merged."""
+    pieces = pieces_of(ours, theirs)
+    for our, their in zip(ours.rows(pieces), theirs.rows(pieces), strict=True):
+        ends: tuple[int, int] | None = None
+        start = (0, 0, 0)
+        for ours_at, theirs_at in zip(local, remote, strict=True):
+            at = our.address + ours_at * our.stride, their.address + theirs_at * their.stride
+            if at == ends:
+                start = (start[0], start[1], start[2] + our.length)
+            else:
+                if ends is not None:
+                    yield start
+                start = (*at, our.length)
+            ends = at[0] + our.length, at[1] + our.length
+        if ends is not None:
+            yield start
