@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from infra.cli import broker, chat, explain, misc, service, stack, status, tail, topics
+from infra.cli import broker, chat, explain, misc, pool, service, stack, status, tail, topics
 from schemas.errors import TriviumError
 
 EXIT_ERROR = 2
@@ -27,6 +27,7 @@ app.command("up", rich_help_panel="Run")(stack.up)
 app.command("down", rich_help_panel="Run")(stack.down)
 app.command("status", rich_help_panel="Run")(status.status)
 app.command("chat", rich_help_panel="Run")(chat.chat)
+app.add_typer(pool.app, name="pool", rich_help_panel="Run")
 app.command("demo", rich_help_panel="Run")(misc.demo)
 app.command("bench", rich_help_panel="Run", context_settings=misc.PASS_ON)(misc.bench)
 app.add_typer(broker.app, name="broker", rich_help_panel="Log")

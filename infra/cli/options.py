@@ -3,12 +3,16 @@
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from infra.config import Settings, load
 from infra.statefile import read_state
+from schemas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from schemas.records import Role
 
 Config = Annotated[
     Path | None,
@@ -45,6 +49,18 @@ def settings_of_running(config: Path | None, bootstrap: str | None = None) -> Se
             return settings
         found = broker.bootstrap
     return dataclasses.replace(settings, log=dataclasses.replace(settings.log, bootstrap=found))
+
+
+def roles_from(names: list[str], option: str) -> "list[Role]":
+    """The roles that an option names, repeated or with commas; raises ConfigError naming it."""
+    from schemas.records import Role
+
+    expected = [known.value for known in Role if known is not Role.UNKNOWN]
+    found = [name.strip() for value in names for name in value.split(",")]
+    for name in found:
+        if name not in expected:
+            raise ConfigError(f"{option}: expected {', '.join(expected)}, found {name!r}")
+    return [Role(name) for name in dict.fromkeys(found)]
 
 
 def print_json(value: object) -> None:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from infra.cli.options import Bootstrap, Config, settings_from
+from infra.cli.options import Bootstrap, Config, roles_from, settings_from
 from infra.config import Settings
 from schemas.errors import ClientError, ConfigError, TopicError, TriviumError
 
@@ -33,7 +33,9 @@ Id = Annotated[
 
 
 def worker(
-    role: Annotated[list[str], typer.Option(help="prefill, decode or replica; may be repeated.")],
+    role: Annotated[
+        list[str], typer.Option(help="prefill, decode or replica; several with a comma.")
+    ],
     engine: Annotated[str | None, typer.Option(help="vllm or sim.", show_default="vllm")] = None,
     member_id: Id = None,
     config: Config = None,
@@ -42,16 +44,12 @@ def worker(
 ) -> None:
     """Run one worker.
 
-    Example: `trivium worker --role prefill --engine sim --bootstrap kafka:9092`
+    Examples: `trivium worker --role prefill --engine sim --bootstrap kafka:9092`,
+    `trivium worker --role prefill,decode`
     """
-    from schemas.records import Role
-
-    expected = [known.value for known in Role if known is not Role.UNKNOWN]
-    for name in role:
-        if name not in expected:
-            raise ConfigError(f"--role: expected {', '.join(expected)}, found {name!r}")
+    roles = roles_from(role, "--role")
     settings = settings_from(config, bootstrap, worker={"engine": engine})
-    name = member_id or _default_id(role[0])
+    name = member_id or _default_id(roles[0].value)
 
     async def run(stop: asyncio.Event) -> None:
         from infra.cli.engines import engine_source
@@ -59,7 +57,6 @@ def worker(
         from workers.runtime import run_worker
 
         resolved = await asyncio.to_thread(_with_model_folder, settings)
-        roles = [Role(value) for value in role]
         await run_worker(
             resolved.log,
             resolved.worker,

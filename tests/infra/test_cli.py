@@ -12,7 +12,7 @@ from infra.statefile import StackFiles, read_state
 from schemas.errors import ConfigError
 
 COMMANDS = (
-    "up down status chat demo bench broker topics tail explain asyncapi worker router gateway "
+    "up down status chat pool demo bench broker topics tail explain asyncapi worker router gateway "
     "version"
 ).split()
 NOWHERE = "127.0.0.1:1"
@@ -57,6 +57,9 @@ def test_each_command_has_help(command: str) -> None:
     [
         (["tail", "bogus"], "topic: expected one of requests, cancellations"),
         (["worker", "--role", "cook"], "--role: expected prefill, decode, replica, found 'cook'"),
+        (["worker", "--role", "decode,cook"], "--role: expected prefill, decode, replica, found"),
+        (["pool", "move", "w", "--to", "cook"], "--to: expected prefill, decode, replica, found"),
+        (["pool", "list", "--bootstrap", NOWHERE], f"no broker at {NOWHERE}"),
         (["worker", "--role", "decode", "--engine", "x"], "worker.engine: expected sim or vllm"),
         (["worker", "--role", "decode", "--log-level", "loud"], "--log-level: expected debug"),
         (["gateway", "--port", "-1"], "gateway.port: expected 0 to 65535, found -1"),
