@@ -172,7 +172,10 @@ def _where(story: "Story") -> str:
         return "placed nowhere"
     workers = " → ".join(filter(None, (last.prefill_worker, last.decode_worker)))
     way = "" if last.orchestration.value == "none" else f" {last.orchestration.value}"
-    return f"{last.mode.value}{way}: {workers}, {story.kv_bytes / 1e6:,.2f} MB KV over NIXL"
+    moved = f"{story.kv_bytes:,} bytes"
+    if story.kv_bytes >= 1_000_000:
+        moved = f"{story.kv_bytes / 1e6:,.1f} MB"
+    return f"{last.mode.value}{way}: {workers}, {moved} of KV over NIXL"
 
 
 def _speed(story: "Story") -> str:

@@ -14,7 +14,6 @@ from schemas.errors import ConfigError, RecordError
 from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_SUFFIX, TOPICS
 
-_SHOWN_BYTES = 24
 _LONG_LIST = 12
 
 
@@ -65,13 +64,15 @@ async def _follow(
 
 
 def _line(codec: Any, record: Any, as_json: bool) -> str:
-    from schemas.codec import to_dict
+    from schemas.codec import to_dict, unpack_tokens
 
     place = {"partition": record.partition, "offset": record.offset, "at_ms": record.timestamp}
     key = record.key.decode(errors="replace") if record.key else ""
     try:
         decoded = codec.decode(record.value)
         kind, fields = type(decoded).__name__, to_dict(decoded)
+        if isinstance(packed := fields.get("prompt_tokens"), bytes):
+            fields = {**fields, "prompt_tokens": unpack_tokens(packed)}
     except RecordError as error:
         headers = {name: value.decode(errors="replace") for name, value in record.headers}
         kind, fields = "undecodable", {"error": error.message, **headers}

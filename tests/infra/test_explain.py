@@ -220,7 +220,7 @@ def test_one_screen() -> None:
     assert "chat, class standard, tenant abc, session s-r1, turn 2, arrived 1970-01-01" in lines[1]
     assert lines[2].endswith("deadline after 60,000 ms, its own weights: ttft 1, tpot 0")
     assert lines[3] == (
-        "remote prefill_first: prefill-0 → decode-0, 2.00 MB KV over NIXL; TTFT 27 ms, "
+        "remote prefill_first: prefill-0 → decode-0, 2.0 MB of KV over NIXL; TTFT 27 ms, "
         "TPOT 18.00 ms, 5 tokens"
     )
     assert len(lines) < 40
@@ -257,7 +257,7 @@ def test_tokens_are_counted_once_whatever_repeats_them() -> None:
 
 
 def test_failures_cancellations_and_paired_orchestrations() -> None:
-    paired = {"orchestration": Orchestration.DECODE_FIRST}
+    paired: dict[str, Any] = {"orchestration": Orchestration.DECODE_FIRST}
     target = replace(KV, worker_id="decode-0", tokens=32, block_ids=(1, 2, 3))
     decode, prefill = replace(DECODE, **paired, kv=None), replace(PREFILL, **paired)
     broke = WireError(code="engine_failed", message="it broke", retriable=True)

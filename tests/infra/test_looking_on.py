@@ -24,7 +24,7 @@ from schemas.records import (
     Reason,
     Role,
 )
-from tests.streams.builders import beat, registration
+from tests.streams.builders import beat, registration, request
 
 CODEC = Codec()
 
@@ -106,6 +106,13 @@ def test_block_hashes_are_counted() -> None:
     assert "stored=3 blocks" in line(events)
     assert "removed" not in line(events)
     assert json.loads(line(events, as_json=True))["value"]["stored"] == pack([1, 2, 3]).hex()
+
+
+def test_prompts_are_unpacked() -> None:
+    assert "prompt_tokens=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, and 8 more]" in line(
+        request(tokens=20)
+    )
+    assert json.loads(line(request(tokens=3), as_json=True))["value"]["prompt_tokens"] == [0, 1, 2]
 
 
 class Watch:
