@@ -5,50 +5,33 @@ between two heartbeats; a worker of unknown pace has its pool's. Ties fall to th
 All times are estimates in ms; `streams/core/placement.py` makes a `View` per placement.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from schemas.records import Candidate, Reason, Role, Session
+from streams.core.estimates import Speeds
 from streams.core.fleet import Fleet
+from streams.core.needs import Need
 from streams.core.pool import NOT_LISTED, Flags, Numbers, Pool, Worker
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Speeds:
-    """What work costs on an average worker of a pool, as far as is known."""
-
-    prefill_base_ms: float
-    prefill_ms_per_token: float
-    append_base_ms: float
-    append_ms_per_token: float
-    transfer_ms_per_token: float
-    sharing_ms: float  # what one more running request adds to the time of every token
+from streams.core.prefixes import PrefixIndex
 
 
 class View:
     """A request among the workers at one moment."""
 
     def __init__(
-        self,
-        session: Session | None,
-        prompt_tokens: int,
-        max_tokens: int,
-        fleet: Fleet,
-        speeds: Speeds,
-        now_ms: int,
+        self, need: Need, fleet: Fleet, prefixes: PrefixIndex, speeds: Speeds, now_ms: int
     ) -> None:
+        self.need = need
         self.fleet = fleet
         self.now_ms = now_ms
-        self.session = session
-        self._prompt_tokens = prompt_tokens
-        self._max_tokens = max_tokens
+        self._prefixes = prefixes
         self._speeds = speeds
         self._held: dict[Role, Numbers] = {}
+        self._by_slot: Numbers | None = None
         self.home: Worker | None = None  # the living worker that holds the session's KV
         self.away = Reason.FIRST_TURN  # why the request goes elsewhere, if it does
-        if session is not None:
-            self._find_home(session)
+        if need.session is not None:
+            self._find_home(need.session)
 
     def _find_home(self, session: Session) -> None:
         self.away = Reason.SESSION_WORKER_GONE
@@ -69,11 +52,13 @@ class View:
         """Per row of a pool: leading prompt tokens that the worker is thought to hold."""
         known = self._held.get(role)
         if known is None:
-            known = np.zeros(len(self.fleet.pools[role]))
-            if self.home is not None and self.session is not None and self.home.role is role:
-                context_tokens = min(self.session.context_tokens, self._prompt_tokens)
-                row = self.home.row
-                known[row] = max(known[row], context_tokens)
+            if self._by_slot is None:
+                self._by_slot = self._prefixes.tokens_by_slot(self.need.chain)
+            pool, session = self.fleet.pools[role], self.need.session
+            known = self._by_slot[self._prefixes.slots_of(pool)]
+            if self.home is not None and session is not None and self.home.role is role:
+                row, context_tokens = self.home.row, session.context_tokens
+                known[row] = max(known[row], min(context_tokens, self.need.prompt_tokens))
             self._held[role] = known
         return known
 
@@ -83,7 +68,7 @@ class View:
 
     def to_compute(self, role: Role) -> Numbers:
         """Per row: prompt tokens to compute; engines compute at least the last one."""
-        return np.maximum(self._prompt_tokens - self.held(role), 1.0)
+        return np.maximum(self.need.prompt_tokens - self.held(role), 1.0)
 
     def prefill_ms(self) -> Numbers:
         """Per row of the prefill pool: time until the prompt would be computed there."""
@@ -101,7 +86,7 @@ class View:
 
     def _sharing_ms(self, pool: Pool) -> Numbers:
         """Per row: what the requests that run there add to the time of the whole answer."""
-        return pool.requests * pool.pace * (self._speeds.sharing_ms * self._max_tokens)
+        return pool.requests * pool.pace * (self._speeds.sharing_ms * self.need.max_tokens)
 
     def prefill(self, among: Flags) -> Worker | None:
         """Where prefill ends soonest."""

@@ -110,10 +110,12 @@ class Fleet:
         worker.busy_until_ms = until_ms
         self.pools[worker.role].update(worker)
 
-    def set_pace(self, worker: Worker, pace: float) -> None:
+    def set_pace(self, life: Life, role: Role, pace: float) -> None:
         """Note how long the worker takes for the same work, over its pool's average."""
-        worker.pace = pace
-        self.pools[worker.role].update(worker)
+        worker = self._workers.get((life[0], role))
+        if worker is not None and worker.epoch == life[1]:
+            worker.pace = pace
+            self.pools[role].update(worker)
 
     def forget(self, now_ms: int) -> None:
         """Drop members that have been silent for long, so that the tables stay bounded."""
@@ -148,12 +150,8 @@ class Fleet:
                 known = None
             takes = role in member.registration.roles and topic in leases
             if takes:
-                worker = Worker(member_id, member.epoch, role, topic, leases[topic], member)
-                if known is not None:
-                    worker.window, worker.paused = known.window, known.paused
-                    worker.running = known.running
-                    worker.work_ahead_tokens = known.work_ahead_tokens
-                    worker.busy_until_ms, worker.pace = known.busy_until_ms, known.pace
+                worker = known or Worker(member_id, member.epoch, role, topic, 0, member)
+                worker.partition, worker.member = leases[topic], member
                 self._workers[member_id, role] = worker
             self._list(member_id, role, takes)
 

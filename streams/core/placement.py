@@ -1,68 +1,33 @@
 """Placement: which workers run a request, in which mode and orchestration, and why.
 
 `Placer` finds what is possible, has a policy (`streams/core/policies.py`) choose between local and
-remote for a later turn, and the workers chosen by `streams/core/choosing.py`. A request goes where
-its session's KV lies as far as the policy allows; a first turn goes to a pair of prefill and decode
-workers or to a replica, whichever is expected to answer first. `streams/core/dispatcher.py` calls.
+remote for a later turn, and has the workers chosen by `streams/core/choosing.py`. A request goes
+where its session's KV lies as far as the policy allows; a first turn goes to a pair of prefill and
+decode workers or to a replica, whichever is expected to answer first. How that went comes back
+through `streams/core/learning.py`. `streams/core/dispatcher.py` calls.
 """
 
 from dataclasses import dataclass
 
+from schemas.errors import ConfigError
 from schemas.records import (
     Estimate,
     Mode,
     Orchestration,
     Priority,
     Reason,
-    Request,
     Role,
-    Session,
 )
 from streams.config import RouterSettings
 from streams.core import choosing, orchestrating
-from streams.core.choosing import Speeds, View
+from streams.core.choosing import View
+from streams.core.estimates import Estimates
 from streams.core.fleet import Fleet
-from streams.core.policies import Case, Choice, Conditional, Policy, Static
-from streams.core.pool import Worker
-
-_UNTICKETED = -1
-# Assumed until measured, relative to the settings' assumed speeds.
-_BASE_MS, _TRANSFER_SHARE, _SHARING_SHARE = 1.0, 0.1, 0.02
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Need:
-    """A request as placement sees it. Keep one per request while it waits: it remembers what was
-    computed and drawn for it. `session`, `waiting` and `underway` are as of now."""
-
-    request_id: str
-    turn: int
-    prompt_tokens: int
-    prompt: bytes  # packed int32
-    max_tokens: int
-    priority: Priority
-    deadline_ms: int
-    w_ttft: float = -1.0  # below 0: its class's
-    w_tpot: float = -1.0
-    session: Session | None = None
-    waiting: int = 0  # requests in admission
-    underway: int = 0  # remote placements that wait for their decode worker
-    ticket: int = _UNTICKETED
-
-    @classmethod
-    def of(cls, request: Request) -> "Need":
-        """The lasting part, from the request."""
-        return cls(
-            request_id=request.request_id,
-            turn=request.turn,
-            prompt_tokens=len(request.prompt_tokens) // 4,
-            prompt=request.prompt_tokens,
-            max_tokens=request.sampling.max_tokens,
-            priority=request.priority,
-            deadline_ms=request.deadline_ms,
-            w_ttft=request.w_ttft,
-            w_tpot=request.w_tpot,
-        )
+from streams.core.needs import UNTICKETED, Need
+from streams.core.policies import Case, Choice, Conditional, Learned, Policy, Static, Tabled
+from streams.core.pool import Life, Worker
+from streams.core.prefixes import PrefixIndex
+from streams.core.table import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +51,13 @@ class Placement:
 class Placer:
     """Places requests, and learns from how they went."""
 
-    def __init__(self, settings: RouterSettings) -> None:
+    def __init__(self, settings: RouterSettings, table: Table | None = None) -> None:
+        """`table` is needed for the policy of that name."""
         self.settings = settings
-        self._policy = _policy(settings)
+        self.prefixes = PrefixIndex(settings.prefix_blocks_max)
+        self.estimates = Estimates(settings)
+        self._policy = _policy(settings, table)
         self._weights = {priority: settings.weights(priority) for priority in Priority}
-        self._speeds = _assumed(settings)
         self._tickets = 0
 
     def place(self, need: Need, fleet: Fleet, now_ms: int) -> Placement | None:
@@ -130,15 +97,75 @@ class Placer:
         if not fleet.any_lives(Role.DECODE, now_ms):
             return view.replica(), Reason.NO_WORKER
         worker = view.decode()
-        if worker is not None and worker is view.home:
+        if worker is None:
+            return None, Reason.NO_WORKER
+        if need.note is not None:
+            self.estimates.joins(need.note, worker)
+        if worker is view.home:
             return worker, Reason.SESSION_WORKER
         if need.session is not None:
             return worker, view.away
-        cached = view.held_at(worker) > 0
-        return worker, Reason.PREFIX_CACHED if cached else Reason.PREFILL_DONE
+        return worker, Reason.PREFIX_CACHED if view.held_at(worker) else Reason.PREFILL_DONE
+
+    def prefill_done(
+        self,
+        *,
+        need: Need | None = None,
+        worker: Life,
+        computed_tokens: int,
+        cached_tokens: int,
+        took_ms: float,
+        now_ms: int,
+    ) -> None:
+        """A prefill worker has computed a prompt. Without the need nothing is learned."""
+        if need is not None and need.note is not None:
+            self.estimates.prefill_done(need.note, worker, computed_tokens, took_ms)
+
+    def transferred(
+        self,
+        *,
+        prefill: Life,
+        decode: Life,
+        kv_bytes: int,
+        tokens: int,
+        took_ms: float,
+        now_ms: int,
+    ) -> None:
+        """KV of so many tokens went over."""
+        self.estimates.transferred(tokens, took_ms)
+
+    def finished(
+        self,
+        *,
+        need: Need | None = None,
+        mode: Mode,
+        orchestration: Orchestration,
+        worker: Life,
+        computed_tokens: int,
+        prompt_tokens: int,
+        ttft_ms: float,
+        tpot_ms: float,
+        running: int,
+        now_ms: int,
+    ) -> None:
+        """A request was answered by a decode or replica worker, with `running` requests beside it;
+        `ttft_ms` counts from the placement."""
+        if need is not None and need.note is not None:
+            self.estimates.finished(
+                need.note,
+                worker,
+                computed_tokens=computed_tokens,
+                ttft_ms=ttft_ms,
+                tpot_ms=tpot_ms,
+                running=running,
+                now_ms=now_ms,
+            )
 
     def _view(self, need: Need, fleet: Fleet, now_ms: int) -> View:
-        return View(need.session, need.prompt_tokens, need.max_tokens, fleet, self._speeds, now_ms)
+        for (life, role), pace in self.estimates.changed.items():
+            fleet.set_pace(life, role, pace)
+        self.estimates.changed.clear()
+        return View(need, fleet, self.prefixes, self.estimates.speeds, now_ms)
 
     def _weights_of(self, need: Need) -> tuple[float, float]:
         w_ttft, w_tpot = self._weights[need.priority]
@@ -150,30 +177,41 @@ class Placer:
     def _case(self, need: Need, view: View, home: Worker) -> Case:
         """The question for the policy."""
         assert need.session is not None
-        if need.ticket == _UNTICKETED:
+        if need.ticket == UNTICKETED:
             self._tickets += 1
             need.ticket = self._tickets
         pool = view.fleet.pools[Role.PREFILL]
         living = pool.living(view.now_ms)
         prefill = view.prefill(living)
         assert prefill is not None
-        waiting = float(pool.requests[living].sum()) + need.waiting
+        waiting = float(pool.requests[living].sum()) + max(0, need.waiting - 1)
         w_ttft, w_tpot = self._weights_of(need)
+        append_tokens = max(1, need.prompt_tokens - view.held_at(home))
+        prefill_tokens = max(1, need.prompt_tokens - view.held_at(prefill))
+        estimate = None
+        if self.settings.policy == "learned":
+            estimate = self.estimates.expect(
+                home=home,
+                prefill=prefill,
+                append_tokens=append_tokens,
+                prefill_tokens=prefill_tokens,
+                max_tokens=need.max_tokens,
+                weights=(w_ttft, w_tpot),
+                now_ms=view.now_ms,
+            )
         return Case(
             ticket=need.ticket,
             prompt_tokens=need.prompt_tokens,
             context_tokens=need.session.context_tokens,
-            append_tokens=max(1, need.prompt_tokens - view.held_at(home)),
-            prefill_tokens=max(1, need.prompt_tokens - view.held_at(prefill)),
+            append_tokens=append_tokens,
+            prefill_tokens=prefill_tokens,
             max_tokens=need.max_tokens,
             prefill_queue=waiting / int(living.sum()),
             load=choosing.load(view.fleet, view.now_ms),
             slack_ms=need.deadline_ms - view.now_ms,
             w_ttft=w_ttft,
             w_tpot=w_tpot,
-            home=home,
-            prefill=prefill,
-            now_ms=view.now_ms,
+            estimate=estimate,
         )
 
     def _soonest(self, need: Need, view: View) -> Placement | None:
@@ -242,9 +280,14 @@ class Placer:
         decode: Worker | None,
         orchestration: Orchestration = Orchestration.NONE,
     ) -> Placement:
-        if mode is not Mode.REMOTE and decode is not None:
-            append_ms = float(view.append_ms(decode.role)[decode.row])
-            view.fleet.occupy(decode, view.now_ms + append_ms)
+        now_ms = view.now_ms
+        if prefill is not None:
+            need.note = self.estimates.remote(prefill, decode, need.max_tokens, now_ms)
+        elif decode is not None:
+            until_ms = now_ms + float(view.append_ms(decode.role)[decode.row])
+            tokens = max(1, need.prompt_tokens - view.held_at(decode))
+            need.note = self.estimates.in_place(decode, tokens, need.max_tokens, now_ms)
+            view.fleet.occupy(decode, until_ms)
         w_ttft, w_tpot = self._weights_of(need)
         return Placement(
             policy="replica" if mode is Mode.REPLICA else self.settings.policy,
@@ -255,25 +298,21 @@ class Placer:
             orchestration=orchestration,
             w_ttft=w_ttft,
             w_tpot=w_tpot,
-            load=choosing.load(view.fleet, view.now_ms),
+            load=choosing.load(view.fleet, now_ms),
             estimate=choice.estimate,
             prefill_cached_tokens=view.held_at(prefill),
             decode_cached_tokens=view.held_at(decode),
         )
 
 
-def _policy(settings: RouterSettings) -> Policy:
+def _policy(settings: RouterSettings, table: Table | None) -> Policy:
+    if settings.policy == "table":
+        if table is None:
+            raise ConfigError(
+                "router.table: expected the file of a table for policy table, found none; make one "
+                "with `trivium plan ppd`"
+            )
+        return Tabled(table)
+    if settings.policy == "learned":
+        return Learned(settings)
     return Conditional(settings) if settings.policy == "conditional" else Static(settings)
-
-
-def _assumed(settings: RouterSettings) -> Speeds:
-    """Before anything is measured."""
-    ms_per_token = 1_000 / settings.assumed_prefill_tokens_per_s
-    return Speeds(
-        prefill_base_ms=_BASE_MS,
-        prefill_ms_per_token=ms_per_token,
-        append_base_ms=_BASE_MS,
-        append_ms_per_token=ms_per_token,
-        transfer_ms_per_token=ms_per_token * _TRANSFER_SHARE,
-        sharing_ms=settings.assumed_step_ms * _SHARING_SHARE,
-    )

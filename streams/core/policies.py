@@ -10,29 +10,28 @@ from typing import Protocol
 
 from schemas.records import Estimate, Reason
 from streams.config import RouterSettings
-from streams.core.pool import Worker
+from streams.core.table import Table
 
 _GOLDEN = 0.6180339887498949  # the fractional part of the golden ratio
+_SLACK_SHARE = 0.25  # exploring may be expected to take so much of the slack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """What a policy may know of a later turn whose decode worker lives."""
 
-    ticket: int  # number of this choice on this router, kept while the request waits
+    ticket: int  # number of the choice on this router, from 1; kept while the request waits
     prompt_tokens: int
     context_tokens: int  # of the session so far
     append_tokens: int  # that the decode worker would have to compute
     prefill_tokens: int  # that the prefill worker would have to compute
     max_tokens: int
     prefill_queue: float  # requests on prefill workers and in admission, per prefill worker
-    load: float  # requests under way per worker
+    load: float  # `choosing.load`
     slack_ms: int
     w_ttft: float
     w_tpot: float
-    home: Worker  # the decode worker that holds the history
-    prefill: Worker  # the best prefill worker by now, with credit or not
-    now_ms: int
+    estimate: Estimate | None = None  # where one was asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +79,52 @@ class Static:
     def choose(self, case: Case) -> Choice:
         """By the ticket alone."""
         return Choice(case.ticket * _GOLDEN % 1.0 < self._share, Reason.FIXED_SHARE)
+
+
+class Tabled:
+    """PPD, algorithm 1, phase 2: the score of the measured cell that is nearest to the turn."""
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def choose(self, case: Case) -> Choice:
+        """Remote where nothing was measured for contexts of this length."""
+        new_tokens = case.prompt_tokens - case.context_tokens
+        at = self._table.bin_of(case.context_tokens, new_tokens, case.max_tokens, case.load)
+        cell = self._table.find(at)
+        if cell is None:
+            return Choice(False, Reason.TOO_LITTLE_KNOWN)
+        score = cell.score(case.w_ttft, case.w_tpot)
+        return Choice(score > 0, Reason.TABLE, Estimate(score=score, samples=cell.samples))
+
+
+class Learned:
+    """The score of PPD from what was learned online; `Conditional` while that is too little.
+
+    Of any n choices at most `explore_share` * n go the other way, so that what is not chosen is
+    known too: none where the deadline is near or that way is expected to take long.
+    """
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self._settings = settings
+        self._fallback = Conditional(settings)
+
+    def choose(self, case: Case) -> Choice:
+        """By the estimate of the case, which must have one."""
+        estimate = case.estimate
+        assert estimate is not None
+        if estimate.samples < self._settings.samples_min:
+            local, reason = self._fallback.choose(case).local, Reason.TOO_LITTLE_KNOWN
+        else:
+            local, reason = estimate.score > 0, Reason.LEARNED
+        if self._explores(case, estimate.ttft_remote_ms if local else estimate.ttft_local_ms):
+            local, reason = not local, Reason.EXPLORING
+        return Choice(local, reason, estimate)
+
+    def _explores(self, case: Case, expected_ms: float) -> bool:
+        share = self._settings.explore_share
+        return (
+            int(case.ticket * share) > int((case.ticket - 1) * share)
+            and case.slack_ms >= self._settings.explore_slack_ms
+            and expected_ms <= _SLACK_SHARE * case.slack_ms
+        )

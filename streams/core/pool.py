@@ -15,6 +15,7 @@ from schemas.records import Capability, MemberState, Role
 
 Life = tuple[str, int]  # worker id and epoch
 Flags = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
 NOT_LISTED = -1
 _NEVER_MS = -(1 << 60)
@@ -38,6 +39,9 @@ class Worker:
     paused: bool = False  # it refused work; no more until its next heartbeat
     busy_until_ms: float = 0.0  # when the prompts dispatched to it are expected to be computed
     pace: float = 1.0  # its time for the same work, measured, over its pool's
+    appended_tokens: float = 0.0  # prompt tokens placed on it beside its batch, in all
+    append_rate: float = 0.0  # likewise per ms, averaged, as of `append_rate_ms`
+    append_rate_ms: int = 0
     row: int = NOT_LISTED  # its place in the pool's columns
 
     @property
@@ -72,6 +76,8 @@ class Pool:
         self.others_tokens = np.zeros(rows)  # those of other routers
         self.busy_until_ms = np.zeros(rows)
         self.pace = np.ones(rows)
+        self.slots: Rows = np.zeros(rows, np.int64)  # in the prefix index, as of its version
+        self.slots_version = -1
         for row, worker in enumerate(self.workers):
             worker.row = row
             self.update(worker)

@@ -1,0 +1,231 @@
+"""What the router has learned about its workers' speeds, from finished phases and requests.
+
+Four models of times (`streams/core/regression.py`), fed only by what workers report: prefill on
+prefill workers, append-prefill on decode and replica workers, KV transfer, and decode time per
+token, with what append-prefill does to it. Times of a phase are explained by what lay before it
+when it was placed, so queueing is part of the models. Each worker has a pace, its time over its
+pool's average, once it was seen often enough.
+
+`streams/core/placement.py` feeds and asks. Shares nothing with the simulated engine's profile.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from math import exp
+
+from schemas.records import Estimate, Role
+from streams.config import RouterSettings
+from streams.core.pool import Life, Worker
+from streams.core.regression import Regression
+
+PACES_MAX = 10_000  # the longest unseen go first
+PACE_SAMPLES, PACE_RATE = 8, 0.1
+PACE_MIN, PACE_MAX = 0.1, 10.0
+THOUSAND = 1_000.0
+# Assumed until measured, as shares of the assumed speeds of the settings.
+BASE_MS, TRANSFER_SHARE, SHARING_SHARE, STALL_SHARE = 1.0, 0.1, 0.02, 0.2
+ANSWER_SHARE, ANSWER_RATE = 0.5, 0.05  # how much of max_tokens answers use
+HOP_RATE = 0.05
+APPEND_MEMORY_MS = 2_000.0  # over which appended tokens are averaged
+
+Features = tuple[float, ...]
+Place = tuple[Life, Role]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """What work costs on an average worker of a pool, as far as is known."""
+
+    prefill_base_ms: float
+    prefill_ms_per_token: float
+    append_base_ms: float
+    append_ms_per_token: float
+    transfer_ms_per_token: float
+    sharing_ms: float  # what one more running request adds to the time of every token
+
+
+@dataclass(slots=True)
+class Note:
+    """What lay before a request when it was placed, and what became of it so far."""
+
+    at_ms: int
+    max_tokens: int
+    prefill: Features = ()  # less the tokens to compute, which the worker tells
+    append: Features = ()
+    decode: Worker | None = None
+    running: float = 0.0  # there, when the request came
+    appended_tokens: float = 0.0  # likewise
+    prefill_ms: float = 0.0
+
+
+class Estimates:
+    """Models of all pools; bounded; the same observations give the same estimates."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        thousand_ms = THOUSAND * 1_000 / settings.assumed_prefill_tokens_per_s
+        step_ms = settings.assumed_step_ms
+        # Features: thousand tokens to compute, one, thousand tokens ahead, requests ahead.
+        self.prefill = Regression(
+            (thousand_ms, BASE_MS, thousand_ms, BASE_MS),
+            (3 * thousand_ms, 10 * BASE_MS, 3 * thousand_ms, 10 * BASE_MS),
+        )
+        # Features: thousand tokens to compute, one, ms of prompts ahead, running requests.
+        sharing_ms = step_ms * SHARING_SHARE
+        self.append = Regression(
+            (thousand_ms, BASE_MS, 1.0, sharing_ms),
+            (3 * thousand_ms, 10 * BASE_MS, 1.0, 5 * sharing_ms),
+        )
+        # Features: thousand tokens, one.
+        moving_ms = thousand_ms * TRANSFER_SHARE
+        self.transfer = Regression((moving_ms, BASE_MS), (3 * moving_ms, 10 * BASE_MS))
+        # Features: one, running requests, prompt tokens appended beside it per ms, whether remote.
+        stall_ms = step_ms * thousand_ms / THOUSAND * STALL_SHARE
+        self.decode = Regression(
+            (step_ms, sharing_ms, stall_ms, 0.0),
+            (3 * step_ms, sharing_ms, 5 * stall_ms, step_ms),
+        )
+        self.hop_ms = 0.0  # from a remote placement to its first token, beyond prefill
+        self.answer_share = ANSWER_SHARE
+        self.changed: dict[Place, float] = {}  # paces that the fleet has yet to learn
+        self._paces: OrderedDict[Place, tuple[float, int]] = OrderedDict()
+        self.speeds = self._speeds()
+
+    def _speeds(self) -> Speeds:
+        prefill, append = self.prefill.coefficients, self.append.coefficients
+        return Speeds(
+            prefill_base_ms=max(prefill[1], prefill[3]),
+            prefill_ms_per_token=max(prefill[0], prefill[2]) / THOUSAND,
+            append_base_ms=append[1],
+            append_ms_per_token=append[0] / THOUSAND,
+            transfer_ms_per_token=self.transfer.coefficients[0] / THOUSAND,
+            sharing_ms=self.decode.coefficients[1],
+        )
+
+    def remote(self, prefill: Worker, decode: Worker | None, max_tokens: int, now_ms: int) -> Note:
+        """A prompt is about to go to a prefill worker; decode may be chosen later."""
+        note = Note(now_ms, max_tokens, prefill=_ahead(prefill))
+        if decode is not None:
+            self.joins(note, decode)
+        return note
+
+    def in_place(self, worker: Worker, tokens: float, max_tokens: int, now_ms: int) -> Note:
+        """A decode or replica worker is about to compute so much of a prompt beside its batch."""
+        note = Note(now_ms, max_tokens, append=_beside(worker, now_ms))
+        worker.append_rate = _rate(worker, now_ms) + tokens / APPEND_MEMORY_MS
+        worker.append_rate_ms = now_ms
+        worker.appended_tokens += tokens
+        self.joins(note, worker)
+        return note
+
+    def joins(self, note: Note, decode: Worker) -> None:
+        """The request is to be decoded there."""
+        note.decode, note.running = decode, float(decode.running + decode.others_running)
+        note.appended_tokens = decode.appended_tokens
+
+    def expect(
+        self,
+        *,
+        home: Worker,
+        prefill: Worker,
+        append_tokens: int,
+        prefill_tokens: int,
+        max_tokens: int,
+        weights: tuple[float, float],
+        now_ms: int,
+    ) -> Estimate:
+        """Both ways to run a request, and the score of PPD, above 0 for local.
+
+        A local prompt slows every stream of its batch, but not yet its own. Spread over its own
+        answer, what it costs them is what it gets from the others.
+        """
+        remote_ms = self.prefill.predict((prefill_tokens / THOUSAND, *_ahead(prefill)))
+        remote_ms = remote_ms * prefill.pace + self.hop_ms
+        local_ms = self.append.predict((append_tokens / THOUSAND, *_beside(home, now_ms)))
+        local_ms *= home.pace
+        running = float(home.running + home.others_running)
+        base_ms = self.decode.predict((1.0, running, _rate(home, now_ms), 0.0))
+        tpot_ms = self.decode.coefficients[3]
+        answer_tokens = max(1.0, self.answer_share * max_tokens)
+        stall_ms = running * self.decode.coefficients[2] * append_tokens / max(base_ms, 1e-3)
+        tpot_local_ms, tpot_remote_ms = base_ms + stall_ms / answer_tokens, base_ms + tpot_ms
+        gain_ttft = (remote_ms - local_ms) / max(remote_ms, 1e-3)
+        loss_tpot = (tpot_local_ms - tpot_remote_ms) / max(tpot_remote_ms, 1e-3)
+        return Estimate(
+            ttft_local_ms=local_ms,
+            ttft_remote_ms=remote_ms,
+            tpot_local_ms=tpot_local_ms,
+            tpot_remote_ms=tpot_remote_ms,
+            score=weights[0] * gain_ttft - weights[1] * loss_tpot,
+            samples=min(self.prefill.samples, self.append.samples, self.decode.samples),
+        )
+
+    def prefill_done(self, note: Note, worker: Life, computed_tokens: int, took_ms: float) -> None:
+        """A prefill worker has computed a prompt."""
+        if note.prefill:
+            note.prefill_ms = took_ms
+            x = (computed_tokens / THOUSAND, *note.prefill)
+            self._learn(self.prefill, (worker, Role.PREFILL), x, took_ms)
+
+    def transferred(self, tokens: int, took_ms: float) -> None:
+        """KV went from a prefill worker to a decode worker."""
+        self.transfer.observe((tokens / THOUSAND, 1.0), took_ms)
+        self.speeds = self._speeds()
+
+    def finished(
+        self,
+        note: Note,
+        worker: Life,
+        *,
+        computed_tokens: int,
+        ttft_ms: float,
+        tpot_ms: float,
+        running: int,
+        now_ms: int,
+    ) -> None:
+        """A request was answered."""
+        decode = note.decode
+        if decode is None or decode.life != worker:
+            return
+        if note.append:
+            place = (worker, decode.role)
+            self._learn(self.append, place, (computed_tokens / THOUSAND, *note.append), ttft_ms)
+        elif note.prefill_ms:
+            self.hop_ms += HOP_RATE * (max(0.0, ttft_ms - note.prefill_ms) - self.hop_ms)
+        appended_tokens = decode.appended_tokens - note.appended_tokens
+        rate = appended_tokens / max(1, now_ms - note.at_ms)
+        remote = 0.0 if note.append else 1.0
+        self.decode.observe((1.0, (note.running + running) / 2, rate, remote), tpot_ms)
+        answer_tokens = (now_ms - note.at_ms - ttft_ms) / max(tpot_ms, 1e-3)
+        share = min(1.0, max(0.0, answer_tokens / note.max_tokens))
+        self.answer_share += ANSWER_RATE * (share - self.answer_share)
+        self.speeds = self._speeds()
+
+    def _learn(self, model: Regression, place: Place, x: Features, took_ms: float) -> None:
+        """Update a pool's model, and the pace of one worker of it."""
+        relative = took_ms / max(model.predict(x), 1e-3)
+        model.observe(x, took_ms)
+        pace, samples = self._paces.pop(place, (1.0, 0))
+        pace += PACE_RATE * (min(PACE_MAX, max(PACE_MIN, relative)) - pace)
+        self._paces[place] = pace, samples + 1
+        if samples + 1 >= PACE_SAMPLES:
+            self.changed[place] = pace
+        if len(self._paces) > PACES_MAX:
+            self._paces.popitem(last=False)
+        self.speeds = self._speeds()
+
+
+def _ahead(worker: Worker) -> Features:
+    """Features of a prefill worker's queue."""
+    tokens = worker.work_ahead_tokens + worker.others_tokens
+    return 1.0, tokens / THOUSAND, float(worker.running + worker.others_running)
+
+
+def _beside(worker: Worker, now_ms: int) -> Features:
+    """Features of a decode or replica worker's batch and of the prompts before this one."""
+    waiting_ms = max(0.0, worker.busy_until_ms - now_ms)
+    return 1.0, waiting_ms, float(worker.running + worker.others_running)
+
+
+def _rate(worker: Worker, now_ms: int) -> float:
+    """Prompt tokens appended per ms of late, there."""
+    return worker.append_rate * exp((worker.append_rate_ms - now_ms) / APPEND_MEMORY_MS)

@@ -1,0 +1,249 @@
+"""Which worker holds which prefixes in its KV cache, folded from the workers' own events.
+
+Theory of operation. One table maps a block's hash (`schemas/prefix.py`) to a bit mask of worker
+slots. A worker that cannot be trusted any more (a lost batch, a new life) gets another slot, which
+forgets all that it held at once; bits of old slots are masked out when read, and cleared by a sweep
+that goes round the table in small portions, after which the slot is free again. Hashes lie in
+segments in the order in which they came, each exactly once: the sweep follows them, and what is
+above the bound leaves from their front. A block that nobody holds stays in the table until the
+sweep meets it.
+
+A cache holds a block only together with all blocks before it, or nearly so. So the masks along a
+prompt's chain only lose bits, and the few depths at which they do are found by halving.
+
+A hint only: what is lost or late costs a recomputation, nothing else. Called by
+`streams/core/placement.py`.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from schemas.prefix import Words, unpack
+from schemas.records import KvEvents
+from streams.core.pool import Life, Numbers, Pool, Rows
+
+SEGMENT = 1_024  # hashes; a portion of the sweep
+SLOTS_MAX = 4_096  # living workers, and lives whose bits are not swept yet; others are not indexed
+NO_SLOT = -1
+DEPTHS_MAX = 8  # distinct depths found exactly; of further ones a lower bound
+
+Levels = list[tuple[int, int]]  # (blocks, mask of the slots that hold so many), deepest first
+
+
+@dataclass(slots=True, eq=False)
+class _Holder:
+    """What is known of one worker."""
+
+    life: Life
+    seq: int  # of the last batch
+    block_size: int
+    slot: int = NO_SLOT  # none while it waits for a snapshot
+    in_snapshot: bool = False  # more parts of it are to follow
+
+
+class PrefixIndex:
+    """Prefix blocks by worker; bounded by `blocks_max`."""
+
+    def __init__(self, blocks_max: int) -> None:
+        self.blocks_max = blocks_max
+        self.version = 0  # rises when a worker gets or loses its slot
+        self._masks: dict[int, int] = {}
+        self._segments: deque[list[int]] = deque([[]])
+        self._holders: dict[str, _Holder] = {}
+        self._slots: list[_Holder | None] = []
+        self._live = 0  # mask of slots in use
+        self._of_size: dict[int, int] = {}  # block size: mask of slots in use
+        self._free: list[int] = []
+        self._retired: list[int] = []  # to be free after a whole round of the sweep
+        self._leaving: list[int] = []  # to be free when the present round ends
+        self._cursor = 0  # the segment that the sweep looks at next
+        self._segment_max = max(1, min(SEGMENT, blocks_max // 8))
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    def apply(self, record: KvEvents) -> None:
+        """Fold one batch. Repeated batches are nothing new; after a lost one the worker is unknown
+        until its next snapshot."""
+        holder = self._holders.get(record.worker_id)
+        if holder is None or holder.life[1] < record.epoch:
+            self.forget(record.worker_id)
+            holder = _Holder((record.worker_id, record.epoch), -1, record.block_size)
+            self._holders[record.worker_id] = holder
+        if record.epoch < holder.life[1] or record.seq <= holder.seq:
+            return
+        follows = record.seq == holder.seq + 1
+        holder.seq = record.seq
+        if record.snapshot and not (follows and holder.in_snapshot):
+            self._clear(holder)
+            self._give_slot(holder)
+        elif not follows:
+            self._clear(holder)
+        holder.in_snapshot = record.snapshot and record.more
+        if holder.slot != NO_SLOT:
+            self._fold(1 << holder.slot, unpack(record.removed), unpack(record.stored))
+
+    def forget(self, worker_id: str) -> None:
+        """Forget a worker, at once."""
+        holder = self._holders.pop(worker_id, None)
+        if holder is not None:
+            self._clear(holder)
+
+    def slot(self, life: Life) -> int:
+        """The worker's bit in masks; NO_SLOT while nothing is known of this life of it."""
+        holder = self._holders.get(life[0])
+        return holder.slot if holder is not None and holder.life == life else NO_SLOT
+
+    def slots_of(self, pool: Pool) -> Rows:
+        """Per row of a pool: the worker's slot, NO_SLOT for those of which nothing is known."""
+        if pool.slots_version != self.version:
+            pool.slots = np.array([self.slot(w.life) for w in pool.workers], np.int64)
+            pool.slots_version = self.version
+        return pool.slots
+
+    def tokens_by_slot(self, chain_of: Callable[[int, "PrefixIndex"], Words]) -> Numbers:
+        """Leading tokens that each slot's worker holds of the prompt whose chain per block size is
+        given; one more place at the end, for NO_SLOT, is 0."""
+        found = np.zeros(len(self._slots) + 1)
+        for block_size in self._of_size:
+            for blocks, mask in self.levels(chain_of(block_size, self), block_size):
+                flags = np.frombuffer(mask.to_bytes(len(found) // 8 + 1, "little"), np.uint8)
+                held = np.unpackbits(flags, count=len(found), bitorder="little")
+                found[held.view(np.bool_)] = blocks * block_size
+        return found
+
+    def block_sizes(self) -> list[int]:
+        """Block sizes of the workers that are known."""
+        return list(self._of_size)
+
+    def is_held(self, value: int, block_size: int) -> bool:
+        """Whether a worker with this block size holds the block."""
+        return bool(self._masks.get(value, 0) & self._of_size.get(block_size, 0))
+
+    def levels(self, hashes: Words | Sequence[int], block_size: int) -> Levels:
+        """How many leading blocks of a chain which workers hold, for those that hold any.
+
+        Exact for the `DEPTHS_MAX` greatest depths. Costs about log2(len(hashes)) look-ups each.
+        """
+        count, masks = len(hashes), self._masks
+        if not count:
+            return []
+        first = masks.get(int(hashes[0]), 0) & self._of_size.get(block_size, 0)
+        last = masks.get(int(hashes[-1]), 0) & first
+        levels: Levels = [(count, last)] if last else []
+        pending = [(0, count - 1, first, last)]
+        while pending:
+            low, high, held, kept = pending.pop()  # the right half first: the greatest depths
+            if held == kept:
+                continue
+            if high - low <= 1 or len(levels) >= DEPTHS_MAX:
+                levels.append((low + 1, held & ~kept))
+                continue
+            middle = (low + high) // 2
+            through = masks.get(int(hashes[middle]), 0) & held | kept
+            pending.append((low, middle, held, through))
+            pending.append((middle, high, through, kept))
+        return levels
+
+    def depths(self, hashes: Words | Sequence[int], block_size: int) -> dict[Life, int]:
+        """Cached leading blocks of a chain by worker life; as `levels`."""
+        found: dict[Life, int] = {}
+        for blocks, mask in self.levels(hashes, block_size):
+            while mask:
+                holder = self._slots[(mask & -mask).bit_length() - 1]
+                mask &= mask - 1
+                if holder is not None:
+                    found[holder.life] = blocks
+        return found
+
+    def sweep(self, segments: int = 1) -> None:
+        """Go on round the table: clear bits of slots that are gone, drop blocks of nobody."""
+        for _ in range(segments):
+            if self._cursor >= len(self._segments):
+                self._end_round()
+            kept: list[int] = []
+            masks, live = self._masks, self._live
+            for value in self._segments[self._cursor]:
+                mask = masks[value] & live
+                if mask:
+                    kept.append(value)
+                    if mask != masks[value]:
+                        masks[value] = mask
+                else:
+                    del masks[value]
+            self._put_back(kept)
+
+    def _put_back(self, kept: list[int]) -> None:
+        """Store a swept segment, joined with the one before it where both are small."""
+        at = self._cursor
+        if at and len(self._segments[at - 1]) + len(kept) <= self._segment_max:
+            self._segments[at - 1].extend(kept)
+            del self._segments[at]
+        else:
+            self._segments[at] = kept
+            self._cursor += 1
+
+    def _end_round(self) -> None:
+        self._cursor = 0
+        self._free += self._leaving
+        self._leaving, self._retired = self._retired, []
+
+    def _fold(self, bit: int, removed: Sequence[int], stored: Sequence[int]) -> None:
+        masks, last = self._masks, self._segments[-1]
+        for value in removed:
+            mask = masks.get(value)
+            if mask is not None and mask & bit:
+                masks[value] = mask ^ bit
+        for value in stored:
+            mask = masks.get(value)
+            if mask is None:
+                masks[value] = bit
+                last.append(value)
+                if len(last) >= self._segment_max:
+                    last = self._next_segment()
+            elif not mask & bit:
+                masks[value] = mask | bit
+
+    def _next_segment(self) -> list[int]:
+        """Begin a segment; sweeping two for each that was filled keeps ahead of what comes in."""
+        last: list[int] = []
+        self._segments.append(last)
+        self.sweep(2)
+        while len(self._masks) > self.blocks_max - self._segment_max:
+            for value in self._segments.popleft():
+                del self._masks[value]
+            self._cursor = max(0, self._cursor - 1)
+        if not self._segments or self._segments[-1]:
+            self._segments.append([])
+        return self._segments[-1]
+
+    def _give_slot(self, holder: _Holder) -> None:
+        if self._free:
+            holder.slot = self._free.pop()
+            self._slots[holder.slot] = holder
+        elif len(self._slots) < SLOTS_MAX:
+            holder.slot = len(self._slots)
+            self._slots.append(holder)
+        else:
+            return  # until its next snapshot
+        bit = 1 << holder.slot
+        self._live |= bit
+        self._of_size[holder.block_size] = self._of_size.get(holder.block_size, 0) | bit
+        self.version += 1
+
+    def _clear(self, holder: _Holder) -> None:
+        """Forget what a worker holds."""
+        if holder.slot == NO_SLOT:
+            return
+        bit = 1 << holder.slot
+        self._live ^= bit
+        self._of_size[holder.block_size] ^= bit
+        if not self._of_size[holder.block_size]:
+            del self._of_size[holder.block_size]
+        self._slots[holder.slot] = None
+        self._retired.append(holder.slot)
+        holder.slot = NO_SLOT
+        self.version += 1
