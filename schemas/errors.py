@@ -27,6 +27,7 @@ TriviumError
     ├── RecordError            500 undecodable_record
     ├── TopicError             500 topic_mismatch
     ├── LeaseError             500 no_lease
+    ├── RouterFailed           500 router_failed
     └── ConfigError            500 bad_config
 
 `code` is stable and travels in records and HTTP bodies; `http_status` is what a gateway answers;
@@ -223,6 +224,12 @@ class LeaseError(SystemFault):
     """No partition is free to lease, or a lease was lost."""
 
     code = "no_lease"
+
+
+class RouterFailed(SystemFault):
+    """Routers failed over this request, so often that it was given up."""
+
+    code = "router_failed"
 
 
 class ConfigError(SystemFault):

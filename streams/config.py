@@ -40,6 +40,7 @@ class RouterSettings:
     queue_tokens_max: int = 8_000_000  # prompt tokens waiting for admission; likewise
     ageing_ms: int = 5_000  # a waiting request rises one priority class per this time
     attempts_max: int = 3  # placements of one request before it fails
+    apply_tries_max: int = 3  # routers that may fail over one request before it fails
     handover_ahead: int = 4  # prefills dispatched beyond the free decode credits
     handover_margin_ms: int = 1_000  # a KV handle that expires sooner is not used
     local_after_ms: int = (

@@ -2,40 +2,56 @@
 them.
 
 Owns the tables (fleet, admission, live requests, sessions) and appends effects to `out`. Which
-event leads to what is `streams/core/router.py`'s; who is chosen is `streams/core/placement.py`'s.
+event leads to what is `streams/core/router.py`'s; who is chosen is `streams/core/placement.py`'s;
+what is told to workers, and which credits it takes, is `streams/core/orders.py`'s.
 """
+
+from dataclasses import replace
 
 from schemas.errors import Cancelled, DeadlineExceeded, QueueFull, WorkerLost
 from schemas.records import (
     CancelReason,
+    Candidate,
     DecisionKind,
+    KvHandle,
     Mode,
+    Orchestration,
     OutcomeKind,
     Reason,
     Role,
+    Session,
     WireError,
-    WorkPhase,
 )
 from streams.config import RouterSettings
 from streams.core import writing
 from streams.core.admission import CLASSES, Admission
+from streams.core.choosing import candidates
 from streams.core.effects import Decide, Effect, End
-from streams.core.fleet import Fleet, Life, Worker
-from streams.core.placement import POLICIES, Need, Placement, candidates, choose_decode
-from streams.core.requests import NOBODY, Live, RequestTable, State
+from streams.core.fleet import Fleet
+from streams.core.needs import Need
+from streams.core.orders import DECODERS, Orders
+from streams.core.placement import Placement, Placer
+from streams.core.requests import BEGINS, NOBODY, Live, RequestTable, State
 from streams.core.sessions import Sessions
+from streams.core.table import Table
 
-_HANDED = {Reason.LEAST_WORK: Reason.PREFILL_DONE}
-_DECODERS = (Role.DECODE, Role.REPLICA)
+_ENDINGS = {
+    OutcomeKind.SHED: DecisionKind.SHED,
+    OutcomeKind.EXPIRED: DecisionKind.EXPIRE,
+    OutcomeKind.CANCELLED: DecisionKind.CANCEL,
+    OutcomeKind.FAILED: DecisionKind.FAIL,
+}
 
 
 class Dispatcher:
     """The doing half of the core: everything that changes a request's place."""
 
-    def __init__(self, router_id: str, settings: RouterSettings) -> None:
+    def __init__(
+        self, router_id: str, settings: RouterSettings, table: Table | None = None
+    ) -> None:
         self.router_id = router_id
         self.settings = settings
-        self.policy = POLICIES[settings.policy]
+        self.placer = Placer(settings, table)
         self.fleet = Fleet(router_id)
         self.admission = Admission(
             requests_max=settings.queue_requests_max,
@@ -47,10 +63,18 @@ class Dispatcher:
         )
         self.sessions = Sessions(sessions_max=settings.sessions_max, ttl_ms=settings.session_ttl_ms)
         self.out: list[Effect] = []
+        self.orders = Orders(router_id, self.fleet, self.out)
+        self.at_work: Live | None = None  # whom the present event is about, should it go wrong
+
+    def take_out(self) -> list[Effect]:
+        """The effects since the last call."""
+        effects = self.out[:]
+        self.out.clear()
+        return effects
 
     def enqueue(self, live: Live, now_ms: int) -> None:
         """Put a request into admission; what has been placed before goes to the best class."""
-        self.table.move(live, State.QUEUED, None)
+        self.table.move(live, State.QUEUED)
         settings, request = self.settings, live.request
         prefill_ms = live.prompt_tokens * 1000 // settings.assumed_prefill_tokens_per_s
         decode_ms = int(request.sampling.max_tokens * settings.assumed_step_ms)
@@ -82,96 +106,105 @@ class Dispatcher:
             self.expire(self.table.live[request_id], now_ms)
 
     def _place(self, live: Live, now_ms: int) -> bool:
-        session = self.sessions.get(live.request.session_id, now_ms)
-        need = Need(
-            prompt_tokens=live.prompt_tokens,
-            session=session,
-            underway=self.table.underway,
-            handover_ahead=self.settings.handover_ahead,
-            local_after_ms=self.settings.local_after_ms,
-        )
-        placement = self.policy(need, self.fleet, now_ms)
+        self.at_work = live
+        need = self._need(live, now_ms)
+        placement = self.placer.place(need, self.fleet, now_ms)
         if placement is None:
             return False
         self.admission.remove(live.request_id)
-        looked_at = candidates(
-            self.fleet,
-            _roles(placement.mode),
-            (placement.prefill, placement.decode),
-            self.settings.candidates_max,
-            now_ms,
-        )
-        _begin(live, placement)
+        looked_at = self._looked_at(placement, now_ms)
+        _begin(live, placement, now_ms)
         kind = DecisionKind.PLACE if live.again is None else DecisionKind.REPLACE
-        record = writing.decision(
-            self.router_id,
+        self._decide(
             live,
             kind,
             live.again or placement.reason,
-            placement.policy,
             now_ms,
-            queue_length=len(self.admission),
-            session=session,
+            session=need.session,
+            placement=placement,
             looked_at=looked_at,
         )
-        self.out.append(Decide(record, live.partition))
+        kv = self._session_kv(live, need.session, now_ms)
         if placement.prefill is not None:
-            self._dispatch(live, placement.prefill, WorkPhase.PREFILL, now_ms)
-        elif placement.decode is not None:
-            self._dispatch(live, placement.decode, WorkPhase.DECODE, now_ms)
+            self.orders.charge(live, placement.prefill, live.prompt_tokens)
+        if placement.decode is not None and (placement.prefill is None or live.is_paired):
+            self.orders.charge(live, placement.decode, 0 if live.is_paired else live.prompt_tokens)
+        self.table.move(live, BEGINS[live.orchestration])
+        self.orders.dispatch(live, now_ms, kv=kv)
         return True
+
+    def _need(self, live: Live, now_ms: int) -> Need:
+        """What placement has to know; what it computed for the request stays with it."""
+        if live.need is None:
+            live.need = Need.of(live.request)
+        live.need.session = self.sessions.get(live.request.session_id, now_ms)
+        live.need.waiting = len(self.admission)
+        live.need.underway = self.table.underway
+        return live.need
+
+    def _looked_at(self, placement: Placement, now_ms: int) -> tuple[Candidate, ...]:
+        prefill, decode = placement.prefill, placement.decode
+        roles = _roles(placement.mode)
+        chosen = (prefill, decode)
+        found = candidates(self.fleet, roles, chosen, self.settings.candidates_max, now_ms)
+        cached = {Role.PREFILL: placement.prefill_cached_tokens}
+        count = len([worker for worker in chosen if worker is not None])
+        return (
+            *(
+                replace(c, cached_tokens=cached.get(c.role, placement.decode_cached_tokens))
+                for c in found[:count]
+            ),
+            *found[count:],
+        )
+
+    def _session_kv(self, live: Live, session: Session | None, now_ms: int) -> KvHandle | None:
+        """The KV of the session's last answer, for prefill to read instead of computing it.
+
+        Used once: whoever asks first gets it, and a rebuild forgets it (`recovery.py`).
+        """
+        if session is None or session.kv is None:
+            return None
+        if live.orchestration is not Orchestration.PREFILL_FIRST:
+            return None
+        kv = session.kv
+        self.sessions.put(replace(session, kv=None), live.partition)
+        worker = self.fleet.worker(kv.worker_id, Role.DECODE)
+        if worker is None or worker.epoch != kv.worker_epoch or not worker.lives(now_ms):
+            return None
+        return kv if kv.expires_at_ms > now_ms + self.settings.handover_margin_ms else None
 
     def _hand_over(self, live: Live, now_ms: int) -> bool:
         """Dispatch decode after prefill; without the KV where its handle is too old."""
-        session = self.sessions.get(live.request.session_id, now_ms)
-        worker, reason = choose_decode(session, self.fleet, Role.DECODE, now_ms)
-        lost = worker is None and not self.fleet.any_lives(Role.DECODE, now_ms)
-        if lost:  # the pool is gone: a replica computes the prompt again
-            worker, _ = choose_decode(session, self.fleet, Role.REPLICA, now_ms)
+        self.at_work = live
+        need = self._need(live, now_ms)
+        worker, reason = self.placer.handoff(need, self.fleet, now_ms)
         if worker is None:
             return False
-        reason = Reason.NO_WORKER if lost else _HANDED.get(reason, reason)
         fresh_until_ms = now_ms + self.settings.handover_margin_ms
-        if lost or live.kv is None or live.kv.expires_at_ms < fresh_until_ms:
-            reason = Reason.NO_WORKER if lost else Reason.KV_EXPIRED
-            self.stop_prefill(live, now_ms)
-            live.kv, live.mode = None, Mode.LOCAL
+        to_replica = worker.role is Role.REPLICA  # the pool is gone: it computes the prompt again
+        if to_replica or live.kv is None or live.kv.expires_at_ms < fresh_until_ms:
+            reason = reason if to_replica else Reason.KV_EXPIRED
+            self.orders.void_prefill(live, now_ms)
+            live.kv, live.mode, live.orchestration = None, Mode.LOCAL, Orchestration.NONE
         live.decode = worker.life
-        looked_at = candidates(
+        found = candidates(
             self.fleet, (worker.role,), (worker,), self.settings.candidates_max, now_ms
         )
-        record = writing.decision(
-            self.router_id,
-            live,
-            DecisionKind.HANDOFF,
-            reason,
-            self.settings.policy,
-            now_ms,
-            queue_length=len(self.admission),
-            session=session,
-            looked_at=looked_at,
+        self._decide(
+            live, DecisionKind.HANDOFF, reason, now_ms, session=need.session, looked_at=found
         )
-        self.out.append(Decide(record, live.partition))
-        self._dispatch(live, worker, WorkPhase.DECODE, now_ms)
-        live.kv = None  # used once
+        self.orders.charge(live, worker, 0 if live.kv is not None else live.prompt_tokens)
+        self.table.move(live, State.DECODING)
+        self.orders.dispatch(live, now_ms)
         return True
 
-    def _dispatch(self, live: Live, worker: Worker, phase: WorkPhase, now_ms: int) -> None:
-        self.out.append(writing.work(self.router_id, live, worker, phase, now_ms))
-        prefill = phase is WorkPhase.PREFILL
-        self.charge(live, worker, 0 if live.kv is not None else live.prompt_tokens)
-        self.table.move(live, State.PREFILLING if prefill else State.DECODING, worker.life)
-
-    def charge(self, live: Live, worker: Worker, tokens: int) -> None:
-        """Spend one of a worker's credits on a request."""
-        self.fleet.take(worker, tokens)
-        live.charged, live.charged_tokens = worker.role, tokens
-
-    def refund(self, live: Live) -> None:
-        """Give back the credit that a request spends, if it does."""
-        if live.charged is not None and live.life is not None:
-            self.fleet.release(live.life, live.charged, live.charged_tokens)
-        live.charged, live.charged_tokens = None, 0
+    def allocated(self, live: Live, now_ms: int) -> None:
+        """The decode worker of a pair has made room: dispatch prefill, if it is still there."""
+        if self.fleet.is_lost(live.prefill, now_ms):
+            self.again(live, Reason.WORKER_LOST, None, now_ms)
+            return
+        self.table.move(live, State.PAIRED)
+        self.orders.dispatch(live, now_ms)
 
     def again(self, live: Live, reason: Reason, error: WireError | None, now_ms: int) -> None:
         """The attempt is void: place the request again, or end it where that is useless."""
@@ -185,29 +218,16 @@ class Dispatcher:
             error = WireError(code=last.code, message=message, retriable=last.retriable)
             self.fail(live, Reason.ATTEMPTS_EXHAUSTED, error, now_ms)
         else:
-            if live.mode is Mode.REMOTE and not live.kv_received:
-                self.stop_prefill(live, now_ms)
-            self.refund(live)
+            self.orders.void(live, now_ms)
             live.again, live.kv = reason, None
             self.enqueue(live, now_ms)
 
-    def stop_prefill(self, live: Live, now_ms: int) -> None:
-        """Have the prefill worker free what it holds of this attempt."""
-        self.stop(live, live.prefill, (Role.PREFILL,), now_ms)
-
-    def stop_decode(self, live: Live, now_ms: int) -> None:
-        """Have the decode or replica worker stop this attempt."""
-        self.stop(live, live.decode, _DECODERS, now_ms)
-
-    def stop(self, live: Live, life: Life, roles: tuple[Role, ...], now_ms: int) -> None:
-        """Cancel on one worker, if that life of it is still known."""
-        if life == NOBODY or self.fleet.is_lost(life, now_ms):
-            return
-        for role in roles:
-            worker = self.fleet.worker(life[0], role)
-            if worker is not None and worker.epoch == life[1]:
-                self.out.append(writing.cancel_work(live, worker, now_ms))
-                return
+    def stop(self, live: Live, now_ms: int) -> None:
+        """The request was given up: have the worker that will end it do so now."""
+        assert live.cancel is not None
+        self._decide(live, DecisionKind.CANCEL, Reason(live.cancel.value), now_ms)
+        self.orders.stop(live, now_ms)
+        self.table.move(live, State.CANCELLING)
 
     def shed(self, live: Live, now_ms: int) -> None:
         """End a request for which the queue has no room."""
@@ -216,7 +236,7 @@ class Dispatcher:
 
     def expire(self, live: Live, now_ms: int) -> None:
         """End a request whose deadline has passed."""
-        serving = any(self.fleet.any_lives(role, now_ms) for role in _DECODERS)
+        serving = any(self.fleet.any_lives(role, now_ms) for role in DECODERS)
         reason = Reason.DEADLINE_PASSED if serving else Reason.NO_WORKER
         why = "was not answered in time" if serving else "no worker was there to answer it"
         message = f"{live.request_id}: {why}; it waited {max(0, now_ms - live.queued_ms)} ms"
@@ -235,34 +255,56 @@ class Dispatcher:
     def _end(
         self, live: Live, kind: OutcomeKind, reason: Reason, error: WireError, now_ms: int
     ) -> None:
-        record = writing.decision(
-            self.router_id,
-            live,
-            _ENDINGS[kind],
-            reason,
-            self.settings.policy,
-            now_ms,
-            queue_length=len(self.admission),
-        )
-        self.out.append(Decide(record, live.partition))
+        self._decide(live, _ENDINGS[kind], reason, now_ms)
         outcome = writing.outcome(self.router_id, live, kind, error, now_ms)
-        if live.state is not State.QUEUED and live.mode is Mode.REMOTE and not live.kv_received:
-            self.stop_prefill(live, now_ms)
+        self.orders.void(live, now_ms)
         self.out.append(End(outcome, live.partition, live.request.gateway_partition))
+        self.leave(live, now_ms)
+
+    def ended(self, live: Live, now_ms: int) -> None:
+        """A worker ended the request; what a pair's prefill worker still does is useless."""
+        if live.is_paired:
+            self.orders.refund(live, live.decode)
+            self.orders.void(live, now_ms)
         self.leave(live, now_ms)
 
     def leave(self, live: Live, now_ms: int) -> None:
         """The request has ended, by whomever: free what it held and remember its id."""
         self.admission.remove(live.request_id)
-        self.refund(live)
+        self.orders.refund(live)
         until_ms = max(live.request.deadline_ms, now_ms) + self.settings.deadline_grace_ms
         self.table.remove(live, until_ms)
 
+    def _decide(
+        self,
+        live: Live,
+        kind: DecisionKind,
+        reason: Reason,
+        now_ms: int,
+        *,
+        session: Session | None = None,
+        placement: Placement | None = None,
+        looked_at: tuple[Candidate, ...] = (),
+    ) -> None:
+        record = writing.decision(
+            self.router_id,
+            live,
+            kind,
+            reason,
+            self.settings.policy if placement is None else placement.policy,
+            now_ms,
+            queue_length=len(self.admission),
+            session=session,
+            placement=placement,
+            looked_at=looked_at,
+        )
+        self.out.append(Decide(record, live.partition))
 
-def _begin(live: Live, placement: Placement) -> None:
+
+def _begin(live: Live, placement: Placement, now_ms: int) -> None:
     """A new attempt starts from nothing."""
-    live.attempt += 1
-    live.mode = placement.mode
+    live.attempt, live.placed_ms = live.attempt + 1, now_ms
+    live.mode, live.orchestration = placement.mode, placement.orchestration
     live.prefill = NOBODY if placement.prefill is None else placement.prefill.life
     live.decode = NOBODY if placement.decode is None else placement.decode.life
     live.kv, live.kv_received = None, False
@@ -273,11 +315,3 @@ def _roles(mode: Mode) -> tuple[Role, ...]:
     if mode is Mode.REPLICA:
         return (Role.REPLICA,)
     return (Role.DECODE,) if mode is Mode.LOCAL else (Role.PREFILL, Role.DECODE)
-
-
-_ENDINGS = {
-    OutcomeKind.SHED: DecisionKind.SHED,
-    OutcomeKind.EXPIRED: DecisionKind.EXPIRE,
-    OutcomeKind.CANCELLED: DecisionKind.CANCEL,
-    OutcomeKind.FAILED: DecisionKind.FAIL,
-}

@@ -11,6 +11,7 @@ from schemas.records import (
     Cancellation,
     Decision,
     Heartbeat,
+    KvEvents,
     Outcome,
     Phase,
     Registration,
@@ -56,6 +57,14 @@ class FleetRecordArrived:
     """A member registered or beat."""
 
     record: Registration | Heartbeat
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvEventsArrived:
+    """A worker's prefix cache changed."""
+
+    record: KvEvents
     offset: int
 
 
@@ -112,4 +121,4 @@ PartitionEvent = (
     | PartitionReady
     | PartitionLost
 )
-Event = PartitionEvent | FleetRecordArrived | Tick
+Event = PartitionEvent | FleetRecordArrived | KvEventsArrived | Tick

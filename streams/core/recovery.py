@@ -2,7 +2,8 @@
 
 Theory of operation. The records of a partition lie on several topics, between which no order is
 known, so the fold does not depend on it: per request it keeps the latest attempt that was placed,
-the hand-over and the phases of that attempt, a cancellation, and the outcome. An outcome counts
+the hand-over and the phases of that attempt, a cancellation, and the outcome. An attempt is taken
+through its phases by the same `note` and `step` that the live state uses. An outcome counts
 unless a later attempt was placed, exactly as in the live state, and so live state equals a rebuild.
 To keep memory low, feed outcomes first: what has ended is then not kept at all.
 
@@ -10,15 +11,17 @@ Pure, and knows nothing of workers: whether those that hold a request still live
 `streams/core/router.py`'s question.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from schemas.records import (
     CancelReason,
     Decision,
     DecisionKind,
     Mode,
+    Orchestration,
     Phase,
     PhaseKind,
+    Reason,
     Request,
     Session,
 )
@@ -32,7 +35,7 @@ from streams.core.events import (
     SessionLoaded,
 )
 from streams.core.fleet import Life
-from streams.core.requests import NOBODY, Live, State
+from streams.core.requests import BEGINS, NOBODY, Live, State
 
 _PLACING = (DecisionKind.PLACE, DecisionKind.REPLACE)
 
@@ -43,11 +46,12 @@ class _Placing:
 
     attempt: int
     mode: Mode
+    orchestration: Orchestration
     prefill: Life
     decode: Life
 
 
-_UNPLACED = _Placing(0, Mode.NONE, NOBODY, NOBODY)
+_UNPLACED = _Placing(0, Mode.NONE, Orchestration.NONE, NOBODY, NOBODY)
 
 
 @dataclass(slots=True)
@@ -61,6 +65,7 @@ class _Trace:
     phases: list[Phase] = field(default_factory=list)
     cancel: CancelReason | None = None
     outcome_attempt: int = -1
+    failed_tries: int = 0
 
     @property
     def has_ended(self) -> bool:
@@ -104,7 +109,8 @@ class Rebuild:
                 trace = self._trace(outcome.request_id)
                 trace.outcome_attempt = max(trace.outcome_attempt, outcome.attempt)
             case SessionLoaded(session):
-                self._sessions[session.session_id] = session
+                # whether its KV was used since is not known, and KV is used once
+                self._sessions[session.session_id] = replace(session, kv=None)
             case _:
                 raise AssertionError(f"no record of a partition: {event}")
 
@@ -119,6 +125,7 @@ class Rebuild:
         placing = _Placing(
             decision.attempt,
             decision.mode,
+            decision.orchestration,
             (decision.prefill_worker, decision.prefill_epoch),
             (decision.decode_worker, decision.decode_epoch),
         )
@@ -126,6 +133,8 @@ class Rebuild:
             trace.placed = placing
         elif decision.kind is DecisionKind.HANDOFF and decision.attempt >= trace.handed.attempt:
             trace.handed = placing
+        elif _is_failed_try(decision):
+            trace.failed_tries += 1
 
     def result(self) -> Rebuilt:
         """The partition's state as of all records folded so far."""
@@ -152,25 +161,42 @@ def arrived(request: Request, partition: int) -> Live:
     )
 
 
-def prefilled(live: Live, phase: Phase) -> None:
-    """What a finished prefill tells about its request."""
-    live.kv = phase.kv
-    live.sent_tokens, live.sent_chars = phase.sent_tokens, phase.sent_chars
-    live.cached_tokens, live.first_token_ms = phase.cached_tokens, phase.ended_ms
+def note(live: Live, phase: Phase) -> None:
+    """What a phase of the attempt tells, whatever the state that it finds."""
+    life = phase.worker_id, phase.worker_epoch
+    if phase.kind is PhaseKind.KV_RECEIVED and life == live.decode:
+        live.kv_received = True
+    elif phase.kind is PhaseKind.PREFILL_DONE and life == live.prefill:
+        if not live.first_token_ms:
+            live.sent_tokens, live.sent_chars = phase.sent_tokens, phase.sent_chars
+            live.cached_tokens, live.first_token_ms = phase.cached_tokens, phase.ended_ms
+
+
+def step(live: Live, phase: Phase) -> State | None:
+    """The state to which a phase takes the attempt; None where it has no say there.
+
+    Sets `live.kv` to what the next dispatch needs: KV to fetch, or room to write KV to.
+    """
+    life, found = (phase.worker_id, phase.worker_epoch), None
+    if phase.kind is PhaseKind.PREFILL_DONE and life == live.prefill:
+        found = {State.PREFILLING: State.HANDING_OVER, State.PAIRED: State.DECODING}.get(live.state)
+    elif phase.kind is PhaseKind.KV_ALLOCATED and life == live.decode and phase.kv is not None:
+        found = State.PAIRED if live.state is State.ALLOCATING else None
+    if found is not None:
+        live.kv = None if found is State.DECODING else phase.kv
+    return found
 
 
 def _live(request: Request, trace: _Trace, partition: int) -> tuple[Live, Phase | None]:
-    """The request as its latest attempt left it; `life` is set, but not yet in any index."""
+    """The request as its latest attempt left it, not yet in any index."""
     live = arrived(request, partition)
     placed = trace.placed
-    live.cancel, live.attempt, live.mode = trace.cancel, placed.attempt, placed.mode
-    live.prefill, live.decode = placed.prefill, placed.decode
+    live.cancel, live.attempt, live.failed_tries = trace.cancel, placed.attempt, trace.failed_tries
     if not placed.attempt:
         return live, None
-    if placed.mode is Mode.REMOTE:
-        live.state, live.life = State.PREFILLING, live.prefill
-    else:
-        live.state, live.life = State.DECODING, live.decode
+    live.mode, live.orchestration = placed.mode, placed.orchestration
+    live.prefill, live.decode = placed.prefill, placed.decode
+    live.state = BEGINS[placed.orchestration]
     return live, _replay(live, trace)
 
 
@@ -179,18 +205,19 @@ def _replay(live: Live, trace: _Trace) -> Phase | None:
     something did."""
     handed = trace.handed if trace.handed.attempt == live.attempt else None
     for phase in trace.phases:
-        if phase.attempt != live.attempt or (phase.worker_id, phase.worker_epoch) != live.life:
+        if phase.attempt != live.attempt:
             continue
-        if phase.kind is PhaseKind.PREFILL_DONE and live.state is State.PREFILLING:
-            prefilled(live, phase)
-            live.state = State.HANDING_OVER
-            _hand_over(live, handed)
-        elif live.state is State.HANDING_OVER:
-            continue
-        elif phase.kind is PhaseKind.KV_RECEIVED:
-            live.kv_received = True
+        note(live, phase)
+        state, life = step(live, phase), (phase.worker_id, phase.worker_epoch)
+        if state is not None:
+            live.state = state
+            if state is State.HANDING_OVER:
+                _hand_over(live, handed)
         elif phase.kind in (PhaseKind.REFUSED, PhaseKind.FAILED):
-            return phase
+            if live.is_spare(life):
+                live.state, live.kv = State.DECODING, None
+            elif life in live.holders_in(live.state) and live.state is not State.HANDING_OVER:
+                return phase
     if live.state is State.PREFILLING:  # its phase is older than what was read
         _hand_over(live, handed)
     return None
@@ -198,5 +225,12 @@ def _replay(live: Live, trace: _Trace) -> Phase | None:
 
 def _hand_over(live: Live, handed: _Placing | None) -> None:
     if handed is not None:
-        live.state, live.life, live.kv = State.DECODING, handed.decode, None
-        live.mode, live.decode = handed.mode, handed.decode
+        live.state, live.decode = State.DECODING, handed.decode
+        live.mode, live.orchestration = handed.mode, handed.orchestration
+        if live.mode is not Mode.REMOTE:
+            live.kv = None
+
+
+def _is_failed_try(decision: Decision) -> bool:
+    """Whether this was written by a router that ended over the request."""
+    return decision.kind is DecisionKind.FAIL and decision.reason is Reason.ROUTER_RESTARTED

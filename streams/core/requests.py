@@ -5,14 +5,26 @@ write to it.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import heappop, heappush
+from typing import NamedTuple
 
-from schemas.records import CancelReason, KvHandle, Mode, Reason, Request, Role, WireError
+from schemas.records import (
+    CancelReason,
+    KvHandle,
+    Mode,
+    Orchestration,
+    Reason,
+    Request,
+    Role,
+    WireError,
+)
 from streams.core.fleet import Life
+from streams.core.needs import Need
 
 NOBODY: Life = ("", 0)
+PAIRINGS = (Orchestration.CONCURRENT, Orchestration.DECODE_FIRST)
 EARLY_CANCEL_MS = 60_000
 
 
@@ -24,13 +36,31 @@ class State(StrEnum):
     HANDING_OVER = (
         "handing_over"  # the router holds it, a prefill worker its KV; no decode credit yet
     )
+    ALLOCATING = "allocating"  # a decode worker makes room for what a chosen one will prefill
+    PAIRED = "paired"  # a prefill and a decode worker hold it together
     DECODING = "decoding"  # a decode or replica worker holds it
-    CANCELLING = "cancelling"  # a worker holds it and was told to stop
+    CANCELLING = "cancelling"  # the worker that will end it was told to stop
+
+
+BEGINS = {
+    Orchestration.PREFILL_FIRST: State.PREFILLING,
+    Orchestration.DECODE_FIRST: State.ALLOCATING,
+    Orchestration.CONCURRENT: State.PAIRED,
+    Orchestration.NONE: State.DECODING,
+}
+
+
+class Charge(NamedTuple):
+    """A credit that a request spends on a worker, and the prompt tokens that count as its work."""
+
+    life: Life
+    tokens: int
 
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """One live request. `life` is the life of a worker with which this attempt stands and falls."""
+    """One live request. `holders` are the lives of workers with which this attempt stands and
+    falls, the one that will end the request last."""
 
     request: Request
     partition: int
@@ -38,13 +68,14 @@ class Live:
     queued_ms: int
     state: State = State.QUEUED
     attempt: int = 0
+    placed_ms: int = 0
     mode: Mode = Mode.NONE
+    orchestration: Orchestration = Orchestration.NONE
     prefill: Life = NOBODY
     decode: Life = NOBODY
-    life: Life | None = None
-    charged: Role | None = None  # whose credit it spends
-    charged_tokens: int = 0
-    kv: KvHandle | None = None
+    holders: tuple[Life, ...] = ()
+    charges: dict[Role, Charge] = field(default_factory=dict)  # by the role of the worker
+    kv: KvHandle | None = None  # what the next dispatch needs: KV to fetch, or room to write to
     kv_received: bool = False
     sent_tokens: int = 0
     sent_chars: int = 0
@@ -53,10 +84,48 @@ class Live:
     cancel: CancelReason | None = None
     again: Reason | None = None  # why it is to be placed again
     error: WireError | None = None  # how its last attempt failed
+    failed_tries: int = 0  # how often a router ended over it
+    need: Need | None = None  # what placement computed for it
 
     @property
     def request_id(self) -> str:
         return self.request.request_id
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether prefill and decode run as a pair."""
+        return self.orchestration in PAIRINGS
+
+    @property
+    def working(self) -> dict[Role, Charge]:
+        """The charges of workers that have been sent the attempt."""
+        if self.state is not State.ALLOCATING:
+            return self.charges
+        return {role: charge for role, charge in self.charges.items() if role is not Role.PREFILL}
+
+    @property
+    def keeps_kv(self) -> bool:
+        """Whether the prefill worker keeps finished KV that nobody is known to have fetched."""
+        return (
+            self.orchestration is Orchestration.PREFILL_FIRST
+            and self.state in (State.HANDING_OVER, State.DECODING, State.CANCELLING)
+            and Role.PREFILL not in self.charges
+            and not self.kv_received
+        )
+
+    def holders_in(self, state: State) -> tuple[Life, ...]:
+        """The workers with which the attempt stands and falls in a state."""
+        if state in (State.PREFILLING, State.HANDING_OVER):
+            return (self.prefill,)
+        if state in (State.ALLOCATING, State.PAIRED):
+            return self.prefill, self.decode
+        if state is State.DECODING:
+            return (self.decode,)
+        return self.holders[-1:] if state is State.CANCELLING else ()
+
+    def is_spare(self, life: Life) -> bool:
+        """Whether the attempt goes on without this holder: the KV that it was to write is there."""
+        return self.state is State.PAIRED and self.kv_received and life == self.prefill
 
     def view(self) -> tuple[object, ...]:
         """What a rebuild from the log has to give again; a queued request starts from nothing."""
@@ -64,7 +133,7 @@ class Live:
             return (self.request_id, self.partition, self.state, self.attempt, self.cancel)
         return (
             *(self.request_id, self.partition, self.state, self.attempt, self.mode),
-            *(self.prefill, self.decode, self.life, self.charged, self.charged_tokens),
+            *(self.orchestration, self.prefill, self.decode, self.holders, tuple(sorted(self.charges.items()))),
             *(self.kv, self.kv_received, self.sent_tokens, self.sent_chars),
             *(self.first_token_ms, self.cached_tokens, self.cancel),
         )
@@ -104,21 +173,24 @@ class RequestTable:
                 found.append(live)
         return found
 
-    def move(self, live: Live, state: State, life: Life | None) -> None:
-        """Change a request's state and the life that it depends on, in all indexes."""
-        if live.life is not None and live.life != life:
-            held = self.by_life[live.life]
-            del held[live.request_id]
-            if not held:
-                del self.by_life[live.life]
-        if life is not None and live.life != life:
-            self.by_life.setdefault(life, {})[live.request_id] = live
+    def move(self, live: Live, state: State) -> None:
+        """Change a request's state, and with it the lives that it depends on, in all indexes."""
+        holders = live.holders_in(state)
+        for life in live.holders:
+            if life not in holders:
+                held = self.by_life[life]
+                del held[live.request_id]
+                if not held:
+                    del self.by_life[life]
+        for life in holders:
+            if life not in live.holders:
+                self.by_life.setdefault(life, {})[live.request_id] = live
         if live.state is State.HANDING_OVER:
             self.handovers.pop(live.request_id, None)
         if state is State.HANDING_OVER:
             self.handovers[live.request_id] = live
         self.underway += (state in _UNDERWAY) - (live.state in _UNDERWAY)
-        live.state, live.life = state, life
+        live.state, live.holders = state, holders
 
     def remove(self, live: Live, until_ms: int) -> None:
         """The request has ended; its id is remembered."""
@@ -133,7 +205,7 @@ class RequestTable:
 
     def drop(self, live: Live) -> None:
         """Take a request out of all indexes."""
-        self.move(live, State.QUEUED, None)
+        self.move(live, State.QUEUED)
         del self.live[live.request_id]
 
     def has_ended(self, request_id: str) -> bool:

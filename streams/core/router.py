@@ -1,34 +1,25 @@
 """The router's state machine: `Router.apply(event, now_ms) -> effects`.
 
-Says which event leads to what for a request in which state; repeated and stale records lead to
-nothing. The placing and ending itself is `streams/core/dispatcher.py`'s. Pure and deterministic:
-the same events at the same times give the same effects, which recovery, replay and simulation stand
-on. Called by `streams/agents/router.py`.
+Takes events to what they concern: a placed request's to `streams/core/attempts.py`, placing and
+ending are `streams/core/dispatcher.py`'s. Repeated and stale records lead to nothing. Pure and
+deterministic: the same events at the same times give the same effects, which recovery, replay and
+simulation stand on. Called by `streams/agents/router.py`.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-from schemas.errors import EngineFailed
-from schemas.records import (
-    DecisionKind,
-    Mode,
-    Outcome,
-    OutcomeKind,
-    Phase,
-    PhaseKind,
-    Reason,
-    Role,
-    Session,
-)
+from schemas.records import DecisionKind, Outcome, OutcomeKind, Reason, Session
 from streams.config import RouterSettings
-from streams.core import writing
+from streams.core import learning, writing
+from streams.core.attempts import Attempts
 from streams.core.dispatcher import Dispatcher
 from streams.core.effects import Decide, Effect, Forget, SaveSession
 from streams.core.events import (
     CancellationArrived,
     Event,
     FleetRecordArrived,
+    KvEventsArrived,
     OutcomeArrived,
     PartitionLost,
     PartitionReady,
@@ -39,19 +30,24 @@ from streams.core.events import (
     SessionLoaded,
     Tick,
 )
-from streams.core.recovery import Rebuild, arrived, prefilled
+from streams.core.orders import DECODERS
+from streams.core.recovery import Rebuild, arrived
 from streams.core.requests import Live, State
+from streams.core.table import Table
 
-_ON_WORKER = (State.PREFILLING, State.DECODING)
 _SWEEP_MS = 1_000
 
 
 class Router:
     """All state of the partitions that this router owns."""
 
-    def __init__(self, router_id: str, settings: RouterSettings) -> None:
+    def __init__(
+        self, router_id: str, settings: RouterSettings, table: Table | None = None
+    ) -> None:
+        """`table` is what the policy of that name looks up."""
         self.router_id = router_id
-        self.dispatcher = Dispatcher(router_id, settings)
+        self.dispatcher = Dispatcher(router_id, settings, table)
+        self.attempts = Attempts(self.dispatcher, settings)
         self.settings = settings
         self.owned: set[int] = set()
         self._rebuilds: dict[int, Rebuild] = {}
@@ -62,6 +58,7 @@ class Router:
             PhaseArrived: self._phase_arrived,
             OutcomeArrived: self._outcome_arrived,
             FleetRecordArrived: self._fleet_record_arrived,
+            KvEventsArrived: self._kv_events_arrived,
             PartitionTaken: self._partition_taken,
             PartitionReady: self._partition_ready,
             PartitionLost: self._partition_lost,
@@ -79,9 +76,36 @@ class Router:
                 return []
         if isinstance(event, SessionLoaded | Placed):
             return []
+        self.dispatcher.at_work = None
         self._handlers[type(event)](event, now_ms)
-        effects, self.dispatcher.out = self.dispatcher.out, []
-        return effects
+        return self.dispatcher.take_out()
+
+    def blame(self, event: Event, now_ms: int) -> list[Effect]:
+        """After `apply` raised: count a failed try of the request that it was at work on.
+
+        This router is of no use any more. The next one reads the decision, and ends the request
+        when it was tried `apply_tries_max` times, so that no record stops routers for ever.
+        """
+        live = self.dispatcher.at_work
+        if live is None and isinstance(event, RequestArrived):
+            live = arrived(event.request, event.partition)
+        if live is None:
+            return []
+        record = writing.decision(
+            self.router_id,
+            live,
+            DecisionKind.FAIL,
+            Reason.ROUTER_RESTARTED,
+            self.settings.policy,
+            now_ms,
+            queue_length=len(self.dispatcher.admission),
+        )
+        return [Decide(record, live.partition)]
+
+    def _find(self, request_id: str) -> Live | None:
+        """The live request that the event is about."""
+        live = self.dispatcher.at_work = self.dispatcher.table.live.get(request_id)
+        return live
 
     def view(self) -> dict[str, tuple[object, ...]]:
         """Live requests as comparable values, by id."""
@@ -92,7 +116,7 @@ class Router:
         request, table = event.request, self.dispatcher.table
         if request.request_id in table.live or table.has_ended(request.request_id):
             return
-        live = arrived(request, event.partition)
+        live = self.dispatcher.at_work = arrived(request, event.partition)
         table.add(live)
         live.cancel = table.take_early(request.request_id)
         if live.cancel is not None:
@@ -104,88 +128,41 @@ class Router:
     def _cancellation_arrived(self, event: CancellationArrived, now_ms: int) -> None:
         request_id, reason = event.cancellation.request_id, event.cancellation.reason
         table = self.dispatcher.table
-        live = table.live.get(request_id)
+        live = self._find(request_id)
         if live is None:
             if not table.has_ended(request_id):
                 table.cancel_early(request_id, reason, event.partition, now_ms)
             return
         if live.cancel is None:
             live.cancel = reason
-            self._cancel(live, now_ms)
+            self.attempts.cancel(live, now_ms)
             self.dispatcher.pump(now_ms)
 
-    def _cancel(self, live: Live, now_ms: int) -> None:
-        """End what no worker holds; tell the workers otherwise, and wait for their word."""
-        if live.state not in _ON_WORKER:
-            self.dispatcher.cancelled(live, now_ms)
-            return
-        assert live.cancel is not None
-        record = writing.decision(
-            self.router_id,
-            live,
-            DecisionKind.CANCEL,
-            Reason(live.cancel.value),
-            self.settings.policy,
-            now_ms,
-            queue_length=len(self.dispatcher.admission),
-        )
-        self.dispatcher.out.append(Decide(record, live.partition))
-        self._stop_all(live, now_ms)
-        self.dispatcher.table.move(live, State.CANCELLING, live.life)
-
-    def _stop_all(self, live: Live, now_ms: int) -> None:
-        if live.life != live.prefill:
-            self.dispatcher.stop_decode(live, now_ms)
-        if not live.kv_received:
-            self.dispatcher.stop_prefill(live, now_ms)
-
     def _phase_arrived(self, event: PhaseArrived, now_ms: int) -> None:
-        phase = event.phase
-        live = self.dispatcher.table.live.get(phase.request_id)
-        if live is None or phase.attempt != live.attempt or live.state is State.QUEUED:
+        live = self._find(event.phase.request_id)
+        if live is None or event.phase.attempt != live.attempt or live.state is State.QUEUED:
             return
-        if (phase.worker_id, phase.worker_epoch) != live.life or live.state is State.HANDING_OVER:
-            return  # of a worker that holds it no longer, or repeated
-        if phase.kind is PhaseKind.PREFILL_DONE:
-            self._prefill_done(live, phase, now_ms)
-        elif phase.kind is PhaseKind.KV_RECEIVED:
-            live.kv_received = True
-        elif phase.kind in (PhaseKind.REFUSED, PhaseKind.FAILED):
-            self._failed(live, phase, now_ms)
+        self.attempts.reported(live, event.phase, now_ms)
         self.dispatcher.pump(now_ms)
 
-    def _prefill_done(self, live: Live, phase: Phase, now_ms: int) -> None:
-        if live.charged is not Role.PREFILL:
-            return
-        prefilled(live, phase)
-        if live.cancel is not None:
-            self.dispatcher.cancelled(live, now_ms)
-            return
-        self.dispatcher.refund(live)
-        self.dispatcher.table.move(live, State.HANDING_OVER, live.life)
-
-    def _failed(self, live: Live, phase: Phase, now_ms: int) -> None:
-        refused = phase.kind is PhaseKind.REFUSED
-        if refused and live.life is not None and live.charged is not None:
-            worker = self.dispatcher.fleet.worker(live.life[0], live.charged)
-            if worker is not None and worker.epoch == live.life[1]:
-                worker.paused = True
-        missing = f"{live.request_id}: {phase.worker_id} gave no reason for {phase.kind.value}"
-        error = phase.error or EngineFailed(missing).to_wire()
-        if error.retriable or live.cancel is not None:
-            reason = Reason.WORKER_REFUSED if refused else Reason.WORKER_FAILED
-            self.dispatcher.again(live, reason, error, now_ms)
-        else:
-            self.dispatcher.fail(live, Reason.REQUEST_FAILED, error, now_ms)
-
     def _outcome_arrived(self, event: OutcomeArrived, now_ms: int) -> None:
+        """The request has ended, unless a later attempt was placed since.
+
+        A worker that was given up may have written its outcome before it heard so. While the
+        request waits to be placed again, that outcome is the end: the gateway has taken it for
+        one. Once a later attempt was placed it is not, because the gateway may follow that one
+        already and then ignores whatever lower attempts say.
+        """
         outcome = event.outcome
-        live = self.dispatcher.table.live.get(outcome.request_id)
+        live = self._find(outcome.request_id)
         if live is None or outcome.attempt < live.attempt:
-            return  # ended before, or of an attempt that a later one voided
+            return
         if outcome.kind is OutcomeKind.COMPLETED:
+            worker = self.dispatcher.orders.charged(live, *DECODERS)
+            if worker is not None:
+                learning.answered(self.dispatcher.placer, live, worker, outcome, now_ms)
             self._remember_session(live, outcome, now_ms)
-        self.dispatcher.leave(live, now_ms)
+        self.dispatcher.ended(live, now_ms)
         self.dispatcher.pump(now_ms)
 
     def _remember_session(self, live: Live, outcome: Outcome, now_ms: int) -> None:
@@ -200,6 +177,7 @@ class Router:
             context_tokens=outcome.prompt_tokens + outcome.completion_tokens,
             turns=1 + (0 if known is None else known.turns),
             last_used_ms=now_ms,
+            kv=outcome.kv,
         )
         self.dispatcher.sessions.put(session, live.partition)
         self.dispatcher.out.append(SaveSession(session, live.partition))
@@ -220,9 +198,10 @@ class Router:
         lost = [life for life in dispatcher.table.by_life if dispatcher.fleet.is_lost(life, now_ms)]
         for life in sorted(lost):
             for live in list(dispatcher.table.by_life.get(life, {}).values()):
-                handing = live.state is State.HANDING_OVER
-                reason = Reason.KV_PRODUCER_GONE if handing else Reason.WORKER_LOST
-                dispatcher.again(live, reason, None, now_ms)
+                self.attempts.lost(live, life, now_ms)
+
+    def _kv_events_arrived(self, event: KvEventsArrived, now_ms: int) -> None:
+        self.dispatcher.placer.prefixes.apply(event.record)
 
     def _tick(self, event: Tick, now_ms: int) -> None:
         dispatcher = self.dispatcher
@@ -230,26 +209,13 @@ class Router:
         self._place_lost(now_ms)
         dispatcher.expire_queue(now_ms)
         for live in dispatcher.table.due(now_ms):
-            self._overdue(live, now_ms)
+            self.attempts.overdue(live, now_ms)
         if now_ms - self._swept_ms >= _SWEEP_MS:
             self._swept_ms = now_ms
             dispatcher.table.sweep(now_ms)
             dispatcher.fleet.forget(now_ms)
             self._evict_sessions(now_ms)
         dispatcher.pump(now_ms)
-
-    def _overdue(self, live: Live, now_ms: int) -> None:
-        """Workers end what they hold at the deadline; should one not, the router does, later."""
-        over_ms = live.request.deadline_ms + self.settings.deadline_grace_ms
-        if live.state in (*_ON_WORKER, State.CANCELLING) and now_ms < over_ms:
-            self.dispatcher.table.watch(live, over_ms)
-            return
-        if live.state in _ON_WORKER:
-            self._stop_all(live, now_ms)
-        if live.cancel is not None:
-            self.dispatcher.cancelled(live, now_ms)
-        else:
-            self.dispatcher.expire(live, now_ms)
 
     def _partition_taken(self, event: PartitionTaken, now_ms: int) -> None:
         assert event.partition not in self.owned
@@ -267,43 +233,9 @@ class Router:
         for session in rebuilt.sessions:
             self.dispatcher.sessions.put(session, event.partition)
         for live, failed in rebuilt.live:
-            self._adopt(live, failed, now_ms)
+            self.attempts.adopt(live, failed, now_ms)
         self._evict_sessions(now_ms)
         self.dispatcher.pump(now_ms)
-
-    def _adopt(self, live: Live, failed: Phase | None, now_ms: int) -> None:
-        """Go on with a rebuilt request: where it is if its worker lives, else from the start."""
-        dispatcher = self.dispatcher
-        state, life = live.state, live.life
-        live.state, live.life = State.QUEUED, None
-        dispatcher.table.add(live)
-        if life is None:
-            if live.cancel is not None:
-                dispatcher.cancelled(live, now_ms)
-            else:
-                dispatcher.enqueue(live, now_ms)
-            return
-        dispatcher.table.move(live, state, life)
-        self._charge_adopted(live)
-        if dispatcher.fleet.is_lost(life, now_ms):
-            handing = state is State.HANDING_OVER
-            reason = Reason.KV_PRODUCER_GONE if handing else Reason.WORKER_LOST
-            dispatcher.again(live, reason, None, now_ms)
-        elif failed is not None:
-            self._failed(live, failed, now_ms)
-        elif live.cancel is not None:
-            self._cancel(live, now_ms)
-
-    def _charge_adopted(self, live: Live) -> None:
-        if live.life is None or live.state is State.HANDING_OVER:
-            return
-        prefilling = live.state is State.PREFILLING
-        with_kv = not prefilling and live.mode is Mode.REMOTE
-        for role in (Role.PREFILL,) if prefilling else (Role.DECODE, Role.REPLICA):
-            worker = self.dispatcher.fleet.worker(live.life[0], role)
-            if worker is not None and worker.epoch == live.life[1]:
-                self.dispatcher.charge(live, worker, 0 if with_kv else live.prompt_tokens)
-                return
 
     def _partition_lost(self, event: PartitionLost, now_ms: int) -> None:
         self.owned.discard(event.partition)
@@ -311,7 +243,7 @@ class Router:
         self.dispatcher.sessions.drop(event.partition)
         for live in self.dispatcher.table.of_partition(event.partition):
             self.dispatcher.admission.remove(live.request_id)
-            self.dispatcher.refund(live)
+            self.dispatcher.orders.refund(live)
             self.dispatcher.table.drop(live)
         self.dispatcher.table.forget_partition(event.partition)
         self.dispatcher.pump(now_ms)

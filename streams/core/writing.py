@@ -9,11 +9,11 @@ from schemas.records import (
     Candidate,
     Decision,
     DecisionKind,
-    Mode,
-    Orchestration,
+    KvHandle,
     Outcome,
     OutcomeKind,
     Reason,
+    Role,
     Session,
     WireError,
     Work,
@@ -21,13 +21,25 @@ from schemas.records import (
 )
 from streams.core.effects import Dispatch
 from streams.core.fleet import Worker
+from streams.core.placement import Placement
 from streams.core.requests import Live
 
 
-def work(router_id: str, live: Live, worker: Worker, phase: WorkPhase, now_ms: int) -> Dispatch:
-    """The work of the live state's current attempt for one worker."""
+def work(
+    router_id: str,
+    live: Live,
+    worker: Worker,
+    now_ms: int,
+    *,
+    kv: KvHandle | None = None,
+    kv_target: KvHandle | None = None,
+) -> Dispatch:
+    """The work of the live state's current attempt for one worker, by the worker's role.
+
+    Decode of a pair sends its tokens from the first one on, so that no death leaves a gap.
+    """
     request = live.request
-    remote = live.mode is Mode.REMOTE
+    prefill = worker.role is Role.PREFILL
     record = Work(
         request_id=request.request_id,
         session_id=request.session_id,
@@ -35,9 +47,9 @@ def work(router_id: str, live: Live, worker: Worker, phase: WorkPhase, now_ms: i
         router_id=router_id,
         worker_id=worker.worker_id,
         worker_epoch=worker.epoch,
-        phase=phase,
+        phase=WorkPhase.PREFILL if prefill else WorkPhase.DECODE,
         mode=live.mode,
-        orchestration=Orchestration.PREFILL_FIRST if remote else Orchestration.NONE,
+        orchestration=live.orchestration,
         model=request.model,
         prompt_tokens=request.prompt_tokens,
         sampling=request.sampling,
@@ -46,22 +58,42 @@ def work(router_id: str, live: Live, worker: Worker, phase: WorkPhase, now_ms: i
         gateway_partition=request.gateway_partition,
         prefill_worker=live.prefill[0],
         first_token_ms=live.first_token_ms,
-        first_seq=live.sent_tokens,
-        first_char=live.sent_chars,
+        first_seq=0 if live.is_paired else live.sent_tokens,
+        first_char=0 if live.is_paired else live.sent_chars,
         cached_tokens=live.cached_tokens,
-        kv=live.kv,
+        kv=kv,
         dispatched_ms=now_ms,
+        kv_target=kv_target,
     )
     return Dispatch(worker.topic, worker.partition, record)
 
 
-def cancel_work(live: Live, worker: Worker, now_ms: int) -> Dispatch:
-    """Stop this attempt and all lower ones on one worker, and free what they hold there."""
+def promised(live: Live, peer: Worker, tokens: int) -> KvHandle:
+    """The other side of a pair, as a handle without blocks: the engines name those themselves."""
+    capability = peer.capability
+    assert capability is not None, f"{peer.worker_id}: paired, but its engine is unknown"
+    return KvHandle(
+        worker_id=peer.worker_id,
+        worker_epoch=peer.epoch,
+        engine_id=capability.engine_id,
+        engine_request_id=f"{live.request_id}.{live.attempt}",
+        tokens=tokens,
+        block_size=capability.block_size,
+        expires_at_ms=live.request.deadline_ms,
+    )
+
+
+def cancel_work(live: Live, worker: Worker, now_ms: int, *, void: bool) -> Dispatch:
+    """Stop this attempt and all lower ones on one worker, and free what they hold there.
+
+    Void: the worker says nothing more of it; otherwise it ends the request with an outcome.
+    """
     record = CancelWork(
         request_id=live.request_id,
         attempt=live.attempt,
         worker_id=worker.worker_id,
         at_ms=now_ms,
+        void=void,
     )
     return Dispatch(worker.topic, worker.partition, record)
 
@@ -76,11 +108,11 @@ def decision(
     *,
     queue_length: int,
     session: Session | None = None,
+    placement: Placement | None = None,
     looked_at: Sequence[Candidate] = (),
 ) -> Decision:
     """What was decided about a request, from its live state as it is after the decision."""
     request = live.request
-    remote = live.mode is Mode.REMOTE
     return Decision(
         request_id=request.request_id,
         session_id=request.session_id,
@@ -91,7 +123,7 @@ def decision(
         policy=policy,
         reason=reason,
         mode=live.mode,
-        orchestration=Orchestration.PREFILL_FIRST if remote else Orchestration.NONE,
+        orchestration=live.orchestration,
         prefill_worker=live.prefill[0],
         prefill_epoch=live.prefill[1],
         decode_worker=live.decode[0],
@@ -102,6 +134,10 @@ def decision(
         prompt_tokens=live.prompt_tokens,
         session_tokens=0 if session is None else session.context_tokens,
         candidates=looked_at,
+        w_ttft=0.0 if placement is None else placement.w_ttft,
+        w_tpot=0.0 if placement is None else placement.w_tpot,
+        load=0.0 if placement is None else placement.load,
+        estimate=None if placement is None else placement.estimate,
     )
 
 
@@ -125,4 +161,5 @@ def outcome(
         arrived_ms=live.request.arrived_ms,
         first_token_ms=live.first_token_ms,
         ended_ms=now_ms,
+        orchestration=live.orchestration,
     )

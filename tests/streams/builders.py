@@ -7,6 +7,7 @@ from schemas.codec import pack_tokens
 from schemas.records import (
     Cancellation,
     CancelReason,
+    Capability,
     Endpoint,
     Grant,
     Heartbeat,
@@ -15,6 +16,7 @@ from schemas.records import (
     Load,
     MemberKind,
     MemberState,
+    Orchestration,
     Outcome,
     OutcomeKind,
     Phase,
@@ -30,6 +32,7 @@ from schemas.records import (
 
 ROUTER = "router-a"
 T0 = 1_000_000
+ALL = (Orchestration.PREFILL_FIRST, Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
 _LEASED = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.REPLICA: "decode"}
 
 
@@ -77,6 +80,19 @@ def registration(
         started_ms=T0,
     )
     return replace(base, **changes)
+
+
+def capability(worker_id: str, *orchestrations: Orchestration) -> Capability:
+    """A small simulated engine."""
+    return Capability(
+        model="tiny",
+        engine="sim",
+        engine_id=f"engine-{worker_id}",
+        block_size=16,
+        max_model_len=4_096,
+        running_max=8,
+        orchestrations=orchestrations,
+    )
 
 
 def beat(
@@ -130,8 +146,11 @@ def phase(work: Work, kind: PhaseKind, now_ms: int = T0, **changes: Any) -> Phas
         ended_ms=now_ms,
     )
     if kind is PhaseKind.PREFILL_DONE:
-        kv = handle(work, now_ms + 30_000)
-        base = replace(base, kv=kv, sent_tokens=1, sent_chars=3)
+        paired = work.orchestration is not Orchestration.PREFILL_FIRST
+        kv = None if paired else handle(work, now_ms + 30_000)
+        base = replace(base, kv=kv, sent_tokens=1, sent_chars=3, kv_bytes=64 if paired else 0)
+    if kind is PhaseKind.KV_ALLOCATED:
+        base = replace(base, kv=replace(handle(work, work.deadline_ms), tokens=0))
     if kind in (PhaseKind.FAILED, PhaseKind.REFUSED):
         error = WireError(code="engine_failed", message="it broke", retriable=True)
         base = replace(base, error=error)
@@ -153,5 +172,6 @@ def outcome(work: Work, now_ms: int = T0, **changes: Any) -> Outcome:
         prompt_tokens=len(work.prompt_tokens) // 4,
         completion_tokens=16,
         ended_ms=now_ms,
+        orchestration=work.orchestration,
     )
     return replace(base, **changes)

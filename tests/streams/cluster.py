@@ -16,6 +16,7 @@ from schemas.records import (
     DecisionKind,
     MemberKind,
     MemberState,
+    Orchestration,
     Outcome,
     Phase,
     PhaseKind,
@@ -23,6 +24,7 @@ from schemas.records import (
     Request,
     Role,
     Work,
+    WorkPhase,
 )
 from streams.config import RouterSettings
 from streams.core.effects import Decide, Dispatch, Effect, End
@@ -58,7 +60,10 @@ class FakeWorker:
     seen_ms: int = T0
     silent: bool = False
     state: MemberState = MemberState.READY
+    can: Sequence[Orchestration] = ()
     holds: dict[tuple[str, int], Work] = field(default_factory=dict)
+    seen: set[tuple[str, int]] = field(default_factory=set)  # repeated work is ignored
+    allocated: set[tuple[str, int]] = field(default_factory=set)
 
     @property
     def life(self) -> tuple[str, int]:
@@ -99,14 +104,15 @@ class Cluster:
             case Dispatch(topic, partition, Work() as work):
                 self._dispatched(topic, partition, work)
             case Dispatch(_, _, CancelWork() as cancel):
-                self.cancels.append(cancel)
+                self._cancelled(cancel)
             case Decide(decision, partition):
                 self.decisions.append(decision)
                 self.log.append(Placed(decision, partition))
                 if decision.kind in (DecisionKind.PLACE, DecisionKind.REPLACE):
                     self.attempts[decision.request_id] = decision.attempt
-                    self._void(decision.request_id, decision.attempt)
+                    self._check_void(decision.request_id)
             case End(outcome, partition):
+                self._check_void(outcome.request_id)
                 self._end(outcome)
                 self.log.append(OutcomeArrived(outcome, partition))
 
@@ -115,35 +121,55 @@ class Cluster:
         assert work.request_id not in self.outcomes, "work after the outcome"
         assert work.worker_epoch == worker.epoch, "work for an earlier life"
         assert self.now_ms - worker.seen_ms <= LEASE_MS, "work for a silent worker"
-        assert worker.state is MemberState.READY, "work for a worker that drains or is gone"
+        if work.orchestration is not Orchestration.DECODE_FIRST or worker.role is Role.DECODE:
+            assert worker.state is MemberState.READY, "work for a worker that drains or is gone"
         assert (topic == "prefill") == (worker.role is Role.PREFILL)
+        assert (work.phase is WorkPhase.PREFILL) == (worker.role is Role.PREFILL)
         assert partition == worker.partition
         assert work.attempt == self.attempts[work.request_id]
-        worker.holds[work.request_id, work.attempt] = work
-        assert len(worker.holds) <= worker.window, "more work than credits"
         self.works.append(work)
+        key = (work.request_id, work.attempt)
+        if key not in worker.seen:
+            worker.seen.add(key)
+            worker.holds[key] = work
+            assert len(worker.holds) <= worker.window, "more work than credits"
 
-    def _void(self, request_id: str, attempt: int) -> None:
+    def _cancelled(self, cancel: CancelWork) -> None:
+        """A void order frees at once: a worker reads it before any work that is sent later."""
+        self.cancels.append(cancel)
+        key = (cancel.request_id, cancel.attempt)
+        assert cancel.void or cancel.request_id not in self.outcomes, "its end would be the second"
+        if cancel.void:
+            self.workers[cancel.worker_id].holds.pop(key, None)
+
+    def _check_void(self, request_id: str) -> None:
+        """Before a request is placed again or ended, nobody who lives holds it any more."""
         for worker in self.workers.values():
-            for key in [k for k in worker.holds if k[0] == request_id and k[1] < attempt]:
-                del worker.holds[key]
+            if self.now_ms - worker.seen_ms <= LEASE_MS:
+                held = [key for key in worker.holds if key[0] == request_id]
+                assert not held, f"{worker.worker_id} goes on with {held}"
 
     def _end(self, outcome: Outcome) -> None:
         assert outcome.request_id not in self.outcomes, "a second outcome"
         self.outcomes[outcome.request_id] = outcome
-        self._void(outcome.request_id, 1 << 30)
 
     # What the surroundings do
 
     def worker(self, worker_id: str, role: Role, window: int = 2, **changes: Any) -> FakeWorker:
-        """A worker starts, or starts again."""
+        """A worker starts, or starts again; `can` are the orchestrations that its engine lists."""
         known = self.workers.get(worker_id)
         epoch = known.epoch + 1 if known else 1
         partition = known.partition if known else len(self.workers)
+        changes.setdefault("can", known.can if known else ())
         found = FakeWorker(worker_id, role, partition, window, epoch=epoch, **changes)
         self.workers[worker_id] = found
         record = builders.registration(
-            worker_id, role, epoch=epoch, partition=found.partition, started_ms=self.now_ms
+            worker_id,
+            role,
+            epoch=epoch,
+            partition=found.partition,
+            started_ms=self.now_ms,
+            capability=builders.capability(worker_id, *found.can) if found.can else None,
         )
         self.fleet(record)
         self.beat(found)
@@ -217,19 +243,26 @@ class Cluster:
     def phase(self, work: Work, kind: PhaseKind, **changes: Any) -> list[Effect]:
         """The worker that took the work reports."""
         found: Phase = builders.phase(work, kind, self.now_ms, **changes)
-        if kind is not PhaseKind.KV_RECEIVED:
-            worker = self.workers[work.worker_id]
-            if worker.epoch == work.worker_epoch:
-                worker.holds.pop((work.request_id, work.attempt), None)
+        worker, key = self.workers[work.worker_id], (work.request_id, work.attempt)
+        if kind is PhaseKind.KV_ALLOCATED:
+            worker.allocated.add(key)
+        elif kind is not PhaseKind.KV_RECEIVED and worker.epoch == work.worker_epoch:
+            worker.holds.pop(key, None)
         return self.record(PhaseArrived(found, PARTITION))
 
     def outcome(self, work: Work, **changes: Any) -> list[Effect]:
         """The worker that took the work ends it."""
         found = builders.outcome(work, self.now_ms, **changes)
         known = work.request_id in self.outcomes
+        worker = self.workers[work.worker_id]
+        if worker.epoch == work.worker_epoch:
+            worker.holds.pop((work.request_id, work.attempt), None)
         if not known and found.attempt >= self.attempts[work.request_id]:
             self._end(found)
-        return self.record(OutcomeArrived(found, PARTITION))
+        effects = self.record(OutcomeArrived(found, PARTITION))
+        if work.request_id in self.outcomes:
+            self._check_void(work.request_id)
+        return effects
 
     def rebuilt(self, log: Sequence[Event] | None = None) -> Router:
         """A new router that takes the partition over, with a fleet that grants it nothing new."""

@@ -52,7 +52,7 @@ def test_the_way_of_a_remote_request() -> None:
     assert (saved.session.decode_worker, saved.session.context_tokens) == ("d0", 26)
     kinds = [(d.kind, d.reason) for d in on.decisions]
     assert kinds == [
-        (DecisionKind.PLACE, Reason.LEAST_WORK),
+        (DecisionKind.PLACE, Reason.FIRST_TURN),
         (DecisionKind.HANDOFF, Reason.PREFILL_DONE),
     ]
     assert [c.worker_id for c in on.decisions[0].candidates] == ["p0", "d0"]

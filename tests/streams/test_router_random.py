@@ -5,7 +5,16 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.records import MemberState, OutcomeKind, PhaseKind, Priority, Role, WireError
+from schemas.records import (
+    MemberState,
+    Orchestration,
+    OutcomeKind,
+    PhaseKind,
+    Priority,
+    Role,
+    WireError,
+    Work,
+)
 from streams.core.events import (
     CancellationArrived,
     OutcomeArrived,
@@ -17,13 +26,14 @@ from streams.core.events import (
     RequestArrived,
 )
 from streams.core.requests import State
-from tests.streams.builders import handle
+from tests.streams.builders import ALL, handle
 from tests.streams.cluster import PARTITION, Cluster
 
 FLEETS = {
     "split": (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE)),
     "replicas": (("x0", Role.REPLICA), ("x1", Role.REPLICA)),
     "mixed": (("p0", Role.PREFILL), ("d0", Role.DECODE), ("x0", Role.REPLICA)),
+    "few": (("p0", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE)),
 }
 PRIORITIES = list(Priority)
 LOG_ORDER = (OutcomeArrived, Placed, PhaseArrived, CancellationArrived, RequestArrived)
@@ -46,17 +56,28 @@ def cancel(on: Cluster, a: int, b: int) -> None:
 
 
 def progress(on: Cluster, a: int, b: int) -> None:
+    """A worker does the next thing with one of its requests."""
     held = on.held()
-    if not held:
-        return
-    work = held[a % len(held)]
-    if on.workers[work.worker_id].role is Role.PREFILL:
-        kv = handle(work, on.now_ms + 1_000 + 200 * b)
+    if held:
+        advance(on, held[a % len(held)], b)
+
+
+def advance(on: Cluster, work: Work, b: int) -> None:
+    """Prefill ends; decode makes room first, if that is its part, then receives, then ends."""
+    worker = on.workers[work.worker_id]
+    paired = work.orchestration in (Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
+    if worker.role is Role.PREFILL:
+        kv = None if paired else handle(work, on.now_ms + 1_000 + 200 * b)
         on.phase(work, PhaseKind.PREFILL_DONE, kv=kv)
+    elif (
+        work.orchestration is Orchestration.DECODE_FIRST
+        and (work.request_id, work.attempt) not in worker.allocated
+    ):
+        on.phase(work, PhaseKind.KV_ALLOCATED)
     elif b % 3 == 0:
         on.phase(work, PhaseKind.KV_RECEIVED)
     else:
-        on.outcome(work)
+        on.outcome(work, kv=handle(work, on.now_ms + 60_000) if b % 2 else None)
 
 
 def break_down(on: Cluster, a: int, b: int) -> None:
@@ -82,7 +103,17 @@ def stale(on: Cluster, a: int, b: int) -> None:
     if on.works:
         work = on.works[(a * 31 + b) % len(on.works)]
         if (work.request_id, work.attempt) not in on.workers[work.worker_id].holds:
-            on.phase(work, (PhaseKind.PREFILL_DONE, PhaseKind.FAILED)[b % 2])
+            kinds = (PhaseKind.PREFILL_DONE, PhaseKind.FAILED, PhaseKind.KV_ALLOCATED)
+            on.phase(work, kinds[b % 3])
+
+
+def late_outcome(on: Cluster, a: int, b: int) -> None:
+    """A worker that was told to drop an attempt had ended it before it heard so."""
+    if on.works:
+        work = on.works[(a * 31 + b) % len(on.works)]
+        given_up = (work.request_id, work.attempt) not in on.workers[work.worker_id].holds
+        if given_up and work.attempt < on.attempts[work.request_id]:
+            on.outcome(work)
 
 
 def fall_silent(on: Cluster, a: int, b: int) -> None:
@@ -111,7 +142,7 @@ def wait(on: Cluster, a: int, b: int) -> None:
 STEPS: dict[str, Callable[[Cluster, int, int], None]] = {
     step.__name__: step
     for step in (
-        *(arrive, cancel, progress, break_down, repeat, stale),
+        *(arrive, cancel, progress, break_down, repeat, stale, late_outcome),
         *(fall_silent, start_again, drain, wait),
     )
 }
@@ -121,15 +152,9 @@ WEIGHTED = [*STEPS, *["arrive"] * 4, *["progress"] * 8]
 def check_rebuild(on: Cluster) -> None:
     """Live state equals what the log tells, in whichever order its topics are read."""
     live = on.router.view()
-    ordered = [e for kind in LOG_ORDER for e in on.log if isinstance(e, kind)]
-    for log in (ordered, ordered[::-1] if not _repeats(on) else ordered):
+    for kinds in (LOG_ORDER, LOG_ORDER[::-1]):
+        log = [e for kind in kinds for e in on.log if isinstance(e, kind)]
         assert on.rebuilt(log).view() == live
-
-
-def _repeats(on: Cluster) -> bool:
-    """Two phases of one attempt: then their order within the topic matters."""
-    phases = [(e.phase.request_id, e.phase.attempt) for e in on.log if isinstance(e, PhaseArrived)]
-    return len(phases) != len(set(phases))
 
 
 def heal(on: Cluster) -> None:
@@ -141,10 +166,8 @@ def heal(on: Cluster) -> None:
         if not held and not on.router.dispatcher.table.live:
             return
         for work in held:
-            if on.workers[work.worker_id].role is Role.PREFILL:
-                on.phase(work, PhaseKind.PREFILL_DONE)
-            else:
-                on.outcome(work)
+            if (work.request_id, work.attempt) in on.workers[work.worker_id].holds:
+                advance(on, work, 59)
         on.pass_ms(250)
     raise AssertionError(f"still live: {on.router.view()}")
 
@@ -158,13 +181,24 @@ def heal(on: Cluster) -> None:
         max_size=120,
     ),
     st.integers(1, 12),
+    st.sampled_from([(), *((o,) for o in ALL), ALL]),
+    st.sampled_from(["auto", "decode_first", "concurrent"]),
 )
 def test_invariants_hold_whatever_happens(
-    fleet: str, steps: list[tuple[str, int, int]], queue_max: int
+    fleet: str,
+    steps: list[tuple[str, int, int]],
+    queue_max: int,
+    can: tuple[Orchestration, ...],
+    orchestration: str,
 ) -> None:
-    on = Cluster(queue_requests_max=queue_max, handover_ahead=2, local_after_ms=2_000)
+    on = Cluster(
+        queue_requests_max=queue_max,
+        handover_ahead=2,
+        local_after_ms=2_000,
+        orchestration=orchestration,
+    )
     for worker_id, role in FLEETS[fleet]:
-        on.worker(worker_id, role)
+        on.worker(worker_id, role, can=can)
     on.pass_ms(250)
     for step, a, b in steps:
         STEPS[step](on, a, b)

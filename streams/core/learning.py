@@ -1,0 +1,56 @@
+"""What placement learns from how requests went: turns phases and outcomes into observations.
+
+Pure functions; what is made of an observation is `streams/core/placement.py`'s.
+"""
+
+from schemas.records import Mode, Outcome, Phase
+from streams.core.placement import Placer
+from streams.core.pool import Worker
+from streams.core.requests import Live
+
+
+def prefilled(placer: Placer, live: Live, phase: Phase, now_ms: int) -> None:
+    """How long a prefill took, and a pair's transfer."""
+    took_ms = phase.ended_ms - phase.started_ms - (phase.transfer_ms if live.is_paired else 0.0)
+    placer.prefill_done(
+        need=live.need,
+        worker=live.prefill,
+        computed_tokens=live.prompt_tokens - phase.cached_tokens,
+        cached_tokens=phase.cached_tokens,
+        took_ms=max(0.0, took_ms),
+        now_ms=now_ms,
+    )
+    if live.is_paired:
+        transferred(placer, live, phase, now_ms)
+
+
+def transferred(placer: Placer, live: Live, phase: Phase, now_ms: int) -> None:
+    """How long KV took from prefill to decode, where the phase says so."""
+    if phase.kv_bytes and live.mode is Mode.REMOTE:
+        placer.transferred(
+            prefill=live.prefill,
+            decode=live.decode,
+            kv_bytes=phase.kv_bytes,
+            tokens=live.prompt_tokens,
+            took_ms=phase.transfer_ms,
+            now_ms=now_ms,
+        )
+
+
+def answered(placer: Placer, live: Live, worker: Worker, outcome: Outcome, now_ms: int) -> None:
+    """How fast a whole answer was; nothing where it has one token or another router placed it."""
+    decoded_tokens = outcome.completion_tokens - 1
+    if not live.placed_ms or not outcome.first_token_ms or decoded_tokens < 1:
+        return
+    placer.finished(
+        need=live.need,
+        mode=live.mode,
+        orchestration=live.orchestration,
+        worker=worker.life,
+        computed_tokens=outcome.prompt_tokens - outcome.cached_tokens,
+        prompt_tokens=outcome.prompt_tokens,
+        ttft_ms=float(outcome.first_token_ms - live.placed_ms),
+        tpot_ms=(outcome.ended_ms - outcome.first_token_ms) / decoded_tokens,
+        running=worker.running + worker.others_running,
+        now_ms=now_ms,
+    )
