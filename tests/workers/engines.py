@@ -1,5 +1,6 @@
 """Engines for tests: the table of implementations, jobs with defaults, collected answers."""
 
+import asyncio
 import itertools
 import os
 from collections.abc import Awaitable, Callable, Sequence
@@ -7,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from schemas.log.clock import wall_ms
-from schemas.records import KvHandle, Role, Sampling, WorkPhase
+from schemas.records import KvHandle, Orchestration, Role, Sampling, WorkPhase
 from schemas.settings import ModelSettings
 from workers.llm import vllm_engine
 from workers.llm.engine import Engine, Job, Output
@@ -85,6 +86,8 @@ def job(
     *,
     request_id: str = "",
     kv: KvHandle | None = None,
+    kv_target: KvHandle | None = None,
+    orchestration: Orchestration = Orchestration.NONE,
     timeout_ms: int = 60_000,
     **sampling: Any,
 ) -> Job:
@@ -96,6 +99,8 @@ def job(
         sampling=Sampling(**{"max_tokens": 12, "temperature": 0.0, "ignore_eos": True, **sampling}),
         deadline_ms=wall_ms() + timeout_ms,
         kv=kv,
+        kv_target=kv_target,
+        orchestration=orchestration,
     )
 
 
@@ -158,3 +163,70 @@ async def handed_over(
     assert prefilled.last.finish_reason == "handover", prefilled.last
     second = job(prompt_tokens, request_id=first.request_id, kv=prefilled.last.kv, **sampling)
     return prefilled, await answered(consumer, second)
+
+
+def peer_handle(
+    engine: Engine, request_id: str, tokens: int = 0, *, expires_at_ms: int = 0, epoch: int = 1
+) -> KvHandle:
+    """What the router says of a worker whose engine is to write (its promise) or be written to.
+
+    For engines of this module that were started without a worker_id of their own.
+    """
+    capability = engine.capability
+    return KvHandle(
+        worker_id=f"worker-{capability.engine_id.rpartition('-')[2]}",
+        worker_epoch=epoch,
+        engine_id=capability.engine_id,
+        engine_request_id=request_id,
+        tokens=tokens,
+        block_size=capability.block_size,
+        expires_at_ms=expires_at_ms or wall_ms() + 60_000,
+        params=capability.nixl_metadata,
+    )
+
+
+def paired_jobs(
+    producer: Engine,
+    consumer: Engine,
+    prompt_tokens: Sequence[int],
+    orchestration: Orchestration,
+    **fields: Any,
+) -> tuple[Job, Job]:
+    """The prefill and the decode job of one attempt; decode_first lacks its real target yet."""
+    fields.setdefault("request_id", f"request-{next(_numbers)}.1")
+    request_id = fields["request_id"]
+    target = peer_handle(consumer, request_id)
+    promise = peer_handle(producer, request_id, len(prompt_tokens))
+    fields["orchestration"] = orchestration
+    return (
+        job(prompt_tokens, PREFILL, kv_target=target, **fields),
+        job(prompt_tokens, DECODE, kv=promise, **fields),
+    )
+
+
+async def allocated(consumer: Engine, decode: Job) -> Output:
+    """Add a decode_first job and wait until its blocks are allocated; nothing else may run."""
+    consumer.add(decode)
+    while True:
+        for output in await consumer.outputs():
+            if output.request_id == decode.request_id:
+                return output
+
+
+async def paired(
+    producer: Engine,
+    consumer: Engine,
+    prompt_tokens: Sequence[int],
+    orchestration: Orchestration,
+    **fields: Any,
+) -> tuple[Answer, Answer]:
+    """Both phases at once: the answers of prefill and decode, without decode's allocation."""
+    prefill, decode = paired_jobs(producer, consumer, prompt_tokens, orchestration, **fields)
+    add = orchestration is Orchestration.CONCURRENT
+    if not add:
+        output = await allocated(consumer, decode)
+        assert output.kv is not None, output
+        assert not (output.token_ids or output.text or output.finish_reason)
+        prefill = replace(prefill, kv_target=output.kv)
+    decoding = asyncio.ensure_future(collected(consumer, decode, add=add))
+    return await answered(producer, prefill), (await decoding)[0]

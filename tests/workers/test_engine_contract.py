@@ -9,8 +9,20 @@ from typing import Any
 import pytest
 
 from schemas.errors import EngineDead
+from schemas.records import Orchestration
 from tests.waiting import until
-from tests.workers.engines import ENGINES, PREFILL, Answer, answered, collected, handed_over, job
+from tests.workers.engines import (
+    ENGINES,
+    PREFILL,
+    Answer,
+    allocated,
+    answered,
+    collected,
+    handed_over,
+    job,
+    paired,
+    paired_jobs,
+)
 from tests.workers.engines import prompt as make_prompt
 from workers.llm.engine import Engine
 
@@ -254,6 +266,131 @@ def test_handle_that_must_not_be_used_is_not(pair: Pair, case: str) -> None:
         assert answer.error_code == "kv_unavailable"
         assert answer.last.error.retriable
     assert pair.answer().last.finish_reason == "length"  # the engine goes on
+
+
+@pytest.fixture(params=[Orchestration.CONCURRENT, Orchestration.DECODE_FIRST])
+def together(request: pytest.FixtureRequest, pair: Pair) -> Orchestration:
+    """A paired orchestration that both engines can do."""
+    orchestration: Orchestration = request.param
+    for engine in (pair.producer, pair.consumer):
+        if orchestration not in engine.capability.orchestrations:
+            pytest.skip(f"the engine {engine.capability.engine} cannot do {orchestration}")
+    return orchestration
+
+
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 32, 70, 200])
+def test_both_phases_at_once_change_nothing(
+    pair: Pair, together: Orchestration, tokens: int
+) -> None:
+    samplings: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.9, "seed": 7})
+    for sampling in samplings:
+        salt = 200 + tokens + len(sampling) + 1_000 * len(together.value)
+        prompt, fields = make_prompt(tokens, salt), {"max_tokens": 20, **sampling}
+        prefilled, decoded = pair.run(
+            paired(pair.producer, pair.consumer, prompt, together, **fields)
+        )
+        alone = pair.run(answered(pair.producer, job(prompt, **fields)))
+        assert prefilled.token_ids == alone.token_ids[:1]
+        assert decoded.token_ids == alone.token_ids
+        assert decoded.text == alone.text
+        assert decoded.last.finish_reason == "length"
+        assert (prefilled.last.finish_reason, prefilled.last.kv) == ("handover", None)
+        assert not any(output.finish_reason for output in prefilled.outputs[:-1])
+
+
+def test_blocks_already_held_are_not_written_again(pair: Pair, together: Orchestration) -> None:
+    first = make_prompt(300, salt=300 + len(together.value))
+    prefilled, decoded = pair.run(paired(pair.producer, pair.consumer, first, together))
+    second = [*first, *decoded.token_ids, *make_prompt(20, salt=301)]
+    later, again = pair.run(paired(pair.producer, pair.consumer, second, together))
+    assert 0 < later.last.kv_bytes < prefilled.last.kv_bytes
+    assert again.outputs[0].kv_bytes < decoded.outputs[0].kv_bytes
+    alone = pair.run(answered(pair.producer, job(second)))
+    assert again.token_ids == alone.token_ids
+
+
+@pytest.mark.parametrize("who", ["prefill", "decode"])
+def test_abort_of_one_phase_ends_it_and_the_other_can_be_aborted(
+    pair: Pair, together: Orchestration, who: str
+) -> None:
+    prompt = make_prompt(60, salt=310 + len(together.value) + len(who))
+
+    async def main() -> tuple[str, str]:
+        first, second = paired_jobs(pair.producer, pair.consumer, prompt, together)
+        if together is Orchestration.DECODE_FIRST:
+            target = (await allocated(pair.consumer, second)).kv
+            first = replace(first, kv_target=target)
+        else:
+            pair.consumer.add(second)
+        pair.producer.add(first)
+        sides = [(pair.producer, first), (pair.consumer, second)]
+        for engine, each in sides if who == "prefill" else reversed(sides):
+            engine.abort(each.request_id)
+        ends = await asyncio.gather(*(collected(engine, each, add=False) for engine, each in sides))
+        for engine, _ in sides:
+            await until(lambda engine=engine: not engine.load().running)
+        return ends[0][0].last.finish_reason, ends[1][0].last.finish_reason
+
+    assert pair.run(main()) == ("abort", "abort")
+    assert pair.answer().last.finish_reason == "length"
+
+
+def test_repeated_jobs_of_both_phases_are_ignored(pair: Pair, together: Orchestration) -> None:
+    prompt = make_prompt(60, salt=320 + len(together.value))
+
+    async def main() -> tuple[Answer, Answer]:
+        first, second = paired_jobs(pair.producer, pair.consumer, prompt, together)
+        if together is Orchestration.DECODE_FIRST:
+            target = (await allocated(pair.consumer, second)).kv
+            first = replace(first, kv_target=target)
+        for _ in range(2):
+            pair.producer.add(first)
+            pair.consumer.add(second)
+        (prefilled,), (decoded,) = await asyncio.gather(
+            collected(pair.producer, first, add=False), collected(pair.consumer, second, add=False)
+        )
+        return prefilled, decoded
+
+    prefilled, decoded = pair.run(main())
+    assert len(prefilled.token_ids) == 1
+    assert decoded.token_ids == pair.answer(prompt_tokens=prompt).token_ids
+
+
+def test_pairs_run_beside_each_other(pair: Pair, together: Orchestration) -> None:
+    """Also in opposite directions, and beside plain answers."""
+
+    async def main() -> None:
+        engines = (pair.producer, pair.consumer)
+        prompts = [make_prompt(30 + 7 * i, salt=330 + i) for i in range(6)]
+        jobs = [
+            paired_jobs(engines[i % 2], engines[(i + 1) % 2], tokens, together, max_tokens=8 + i)
+            for i, tokens in enumerate(prompts)
+        ]
+        found: dict[tuple[int, str], Answer] = {}
+
+        async def serve(at: int) -> None:
+            engine, open_ids = engines[at], {each.request_id for each, _ in jobs}
+            while open_ids:
+                for output in await engine.outputs():
+                    key = at, output.request_id
+                    found.setdefault(key, Answer()).outputs.append(output)
+                    if output.kv is not None:
+                        i = next(i for i, two in enumerate(jobs) if two[0].request_id == key[1])
+                        engines[i % 2].add(replace(jobs[i][0], kv_target=output.kv))
+                    if output.finish_reason:
+                        open_ids.discard(output.request_id)
+
+        for i, (first, second) in enumerate(jobs):
+            engines[(i + 1) % 2].add(second)
+            if together is Orchestration.CONCURRENT:
+                engines[i % 2].add(first)
+        await asyncio.gather(serve(0), serve(1))
+        for i, (first, _) in enumerate(jobs):
+            alone = await answered(engines[0], job(prompts[i], max_tokens=8 + i))
+            assert found[i % 2, first.request_id].token_ids == alone.token_ids[:1]
+            assert found[(i + 1) % 2, first.request_id].token_ids == alone.token_ids
+
+    pair.run(main())
 
 
 def test_prompt_that_does_not_fit_is_an_error(pair: Pair) -> None:
