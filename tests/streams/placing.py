@@ -1,0 +1,143 @@
+"""A fleet and requests for tests of placement: no router, no events."""
+
+from typing import Any
+
+from schemas.codec import pack_tokens
+from schemas.prefix import chain, pack
+from schemas.records import (
+    Capability,
+    KvEvents,
+    MemberKind,
+    Orchestration,
+    Priority,
+    Registration,
+    Role,
+    Session,
+)
+from streams.config import RouterSettings
+from streams.core.fleet import Fleet
+from streams.core.needs import Need
+from streams.core.placement import Placement, Placer
+from streams.core.pool import Worker
+from streams.core.table import Table
+from tests.streams import builders
+from tests.streams.builders import ROUTER, T0
+
+BLOCK = 16
+ALL = (Orchestration.PREFILL_FIRST, Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
+
+
+def capability(**changes: Any) -> Capability:
+    values = {
+        "model": "tiny",
+        "engine": "sim",
+        "engine_id": "e",
+        "block_size": BLOCK,
+        "max_model_len": 100_000,
+        "running_max": 64,
+        "kv_layout": "x",
+        "orchestrations": ALL,
+    }
+    return Capability(**{**values, **changes})
+
+
+class Scene:
+    """A placer with a fleet whose members beat when the test says so."""
+
+    def __init__(self, *, table: Table | None = None, **settings: Any) -> None:
+        self.settings = RouterSettings(**settings)
+        self.placer = Placer(self.settings, table)
+        self.fleet = Fleet(ROUTER)
+        self.now_ms = T0
+        self._beats = 0
+        self._windows: dict[str, tuple[Role, int]] = {}
+
+    def workers(self, role: Role, *ids: str, window: int = 8, **changes: Any) -> None:
+        """Workers of one role join."""
+        for worker_id in ids:
+            able = capability(**changes)
+            record = builders.registration(
+                worker_id, role, partition=len(self._windows), capability=able
+            )
+            self._windows[worker_id] = role, window
+            self._apply(record)
+        self.beat()
+
+    def beat(self, **windows: int) -> None:
+        """Everybody beats, with credits as before but for those named; -1: not this one."""
+        self._beats += 1
+        for worker_id, (role, window) in list(self._windows.items()):
+            window = windows.get(worker_id, window)
+            self._windows[worker_id] = role, window
+            if window >= 0:
+                self._apply(builders.beat(worker_id, self._beats, {role: window}))
+
+    def _apply(self, record: Any) -> None:
+        self.fleet.apply(record, self._beats, self.now_ms)
+
+    def pass_ms(self, passed_ms: int) -> None:
+        """Time passes, with a beat at its end."""
+        self.now_ms += passed_ms
+        self._apply(Registration(member_id=ROUTER, epoch=1, kind=MemberKind.ROUTER, started_ms=T0))
+        self.beat()
+
+    def worker(self, worker_id: str) -> Worker:
+        found = self.fleet.worker(worker_id, self._windows[worker_id][0])
+        assert found is not None
+        return found
+
+    def holds(self, worker_id: str, seq: int, tokens: range, **changes: Any) -> None:
+        """A worker's cache holds a prompt."""
+        stored = pack(chain(tokens, BLOCK))
+        values = {"epoch": 1, "at_ms": T0, "block_size": BLOCK, "snapshot": not seq, **changes}
+        self.placer.prefixes.apply(KvEvents(worker_id=worker_id, seq=seq, stored=stored, **values))
+
+    def place(self, need: Need) -> Placement | None:
+        return self.placer.place(need, self.fleet, self.now_ms)
+
+    def take(self, need: Need) -> Placement:
+        """Place and dispatch: the credits and tokens count."""
+        found = self.place(need)
+        assert found is not None
+        if found.prefill is not None:
+            self.fleet.take(found.prefill, need.prompt_tokens - found.prefill_cached_tokens)
+        elif found.decode is not None:
+            self.fleet.take(found.decode, need.prompt_tokens)
+        return found
+
+
+def need(tokens: int | range = 100, session: Session | None = None, **changes: Any) -> Need:
+    """A request of so many tokens."""
+    tokens = range(tokens) if isinstance(tokens, int) else tokens
+    values: dict[str, Any] = {
+        "request_id": "r",
+        "turn": 0 if session is None else session.turns,
+        "prompt_tokens": len(tokens),
+        "prompt": pack_tokens(tokens),
+        "max_tokens": 100,
+        "priority": Priority.STANDARD,
+        "deadline_ms": T0 + 600_000,
+        "session": session,
+        "waiting": 1,
+    }
+    return Need(**{**values, **changes})
+
+
+def session(worker_id: str = "d0", context_tokens: int = 1_000, epoch: int = 1) -> Session:
+    """A session whose last turn was decoded there."""
+    return Session(
+        session_id="s",
+        decode_worker=worker_id,
+        worker_epoch=epoch,
+        context_tokens=context_tokens,
+        turns=1,
+        last_used_ms=T0,
+    )
+
+
+def pair(prefills: int = 1, decodes: int = 1, *, window: int = 8, **settings: Any) -> Scene:
+    """Prefill workers p0.. and decode workers d0.."""
+    scene = Scene(**settings)
+    scene.workers(Role.PREFILL, *(f"p{n}" for n in range(prefills)), window=window)
+    scene.workers(Role.DECODE, *(f"d{n}" for n in range(decodes)), window=window)
+    return scene

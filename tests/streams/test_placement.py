@@ -1,0 +1,291 @@
+"""Which workers, mode and orchestration a request gets, case by case."""
+
+from typing import Any
+
+import pytest
+
+from schemas.errors import ConfigError
+from schemas.records import Mode, Orchestration, Priority, Reason, Role
+from streams.config import RouterSettings
+from streams.core import choosing
+from tests.streams.placing import ALL, Scene, need, pair, session
+
+
+def test_the_first_turn_is_remote_whatever_the_policy() -> None:
+    for policy in ("learned", "conditional", "static"):
+        scene = pair(policy=policy, local_share=1.0)
+        found = scene.place(need())
+        assert found is not None
+        assert (found.mode, found.reason, found.policy) == (Mode.REMOTE, Reason.FIRST_TURN, policy)
+
+
+@pytest.mark.parametrize(
+    ("context", "tokens", "waiting", "local", "reason"),
+    [
+        (1_000, 1_500, 1, True, Reason.BELOW_LENGTH),
+        (1_000, 2_000, 1, True, Reason.BELOW_LENGTH),
+        (1_000, 2_001, 1, False, Reason.ABOVE_LENGTH),
+        (0, 1_001, 1, False, Reason.ABOVE_LENGTH),
+        (1_000, 9_000, 2, False, Reason.ABOVE_LENGTH),
+        (1_000, 9_000, 3, True, Reason.PREFILL_QUEUE_LONG),
+    ],
+)
+def test_conditional(context: int, tokens: int, waiting: int, local: bool, reason: Reason) -> None:
+    scene = pair(policy="conditional")
+    found = scene.place(need(tokens, session("d0", context), waiting=waiting))
+    assert found is not None
+    assert (found.mode, found.reason) == (Mode.LOCAL if local else Mode.REMOTE, reason)
+    assert found.decode is scene.worker("d0")
+
+
+def test_a_prefix_on_the_decode_worker_counts_as_computed() -> None:
+    scene = pair(policy="conditional")
+    scene.holds("d0", 0, range(3_200))
+    found = scene.place(need(4_000, session("d0", 100)))
+    assert found is not None
+    assert (found.reason, found.decode_cached_tokens) == (Reason.BELOW_LENGTH, 3_200)
+
+
+def test_a_full_session_worker_sends_a_local_turn_elsewhere() -> None:
+    scene = pair(decodes=2, policy="static", local_share=1.0)
+    scene.beat(d0=0)
+    found = scene.place(need(session=session("d0")))
+    assert found is not None
+    assert (found.mode, found.reason) == (Mode.REMOTE, Reason.SESSION_WORKER_FULL)
+    assert found.decode is scene.worker("d1")
+
+
+@pytest.mark.parametrize("case", ["gone", "epoch", "silent"])
+def test_a_session_without_its_worker_begins_again(case: str) -> None:
+    scene = pair(decodes=2, policy="static", local_share=1.0)
+    known = {"gone": session("d9"), "epoch": session("d0", epoch=2), "silent": session("d0")}[case]
+    if case == "silent":
+        scene.beat(d0=-1)
+        scene.pass_ms(3_000)
+    found = scene.place(need(session=known))
+    assert found is not None
+    assert (found.mode, found.reason) == (Mode.REMOTE, Reason.SESSION_WORKER_GONE)
+
+
+@pytest.mark.parametrize(("policy", "waits"), [("static", True), ("learned", False)])
+def test_a_turn_without_prefill_credit(policy: str, waits: bool) -> None:
+    scene = pair(policy=policy, local_share=0.0, max_local_prefill_tokens=0)
+    scene.beat(p0=0)
+    found = scene.place(need(5_000, session("d0", 0)))
+    assert (found is None) == waits
+    if found is not None:
+        assert (found.mode, found.reason) == (Mode.LOCAL, Reason.PREFILL_QUEUE_LONG)
+    assert scene.place(need()) is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "known", "at_once"),
+    [("static", True, False), ("learned", True, True), ("learned", False, False)],
+)
+def test_without_prefill_workers(policy: str, known: bool, at_once: bool) -> None:
+    scene = Scene(policy=policy, local_after_ms=1_000)
+    scene.workers(Role.DECODE, "d0", "d1")
+    asked = need(session=session("d1") if known else None)
+    scene.fleet.prefill_absent_ms(scene.now_ms)
+    assert (scene.place(asked) is not None) == at_once
+    scene.pass_ms(1_000)
+    found = scene.place(asked)
+    assert found is not None
+    assert (found.mode, found.reason) == (Mode.LOCAL, Reason.NO_WORKER)
+    assert found.decode is scene.worker("d1" if known else "d0")
+
+
+def test_remote_placements_run_ahead_of_decode_only_so_far() -> None:
+    scene = pair(handover_ahead=1)
+    scene.beat(d0=1)
+    assert scene.place(need(underway=1)) is not None
+    assert scene.place(need(underway=2)) is None
+    scene.beat(d0=0)
+    found = scene.place(need(underway=0))
+    assert found is not None
+    assert (found.decode, found.orchestration) == (None, Orchestration.PREFILL_FIRST)
+
+
+def test_handing_over() -> None:
+    scene = pair(decodes=2)
+    fleet, placer = scene.fleet, scene.placer
+    known = session("d1")
+    assert placer.handoff(need(), fleet, scene.now_ms)[1] is Reason.PREFILL_DONE
+    worker, reason = placer.handoff(need(session=known), fleet, scene.now_ms)
+    assert (worker, reason) == (scene.worker("d1"), Reason.SESSION_WORKER)
+    scene.holds("d1", 0, range(96))
+    worker, reason = placer.handoff(need(), fleet, scene.now_ms)
+    assert (worker, reason) == (scene.worker("d1"), Reason.PREFIX_CACHED)
+    scene.beat(d1=0)
+    worker, reason = placer.handoff(need(session=known), fleet, scene.now_ms)
+    assert (worker, reason) == (scene.worker("d0"), Reason.SESSION_WORKER_FULL)
+    scene.beat(d0=0)
+    assert placer.handoff(need(), fleet, scene.now_ms)[0] is None
+    scene.workers(Role.REPLICA, "x0")
+    scene.beat(d0=-1, d1=-1)
+    scene.pass_ms(3_000)
+    worker, reason = placer.handoff(need(), fleet, scene.now_ms)
+    assert (worker, reason) == (scene.worker("x0"), Reason.NO_WORKER)
+
+
+def mixed(**settings: Any) -> Scene:
+    scene = pair(**settings)
+    scene.workers(Role.REPLICA, "x0", "x1")
+    return scene
+
+
+def test_mixed_pools_all_get_work_and_keep_their_sessions() -> None:
+    scene = mixed(policy="static")
+    placed = [scene.take(need(1_000)) for _ in range(9)]
+    names = [str((p.prefill or p.decode or scene.worker("x0")).worker_id) for p in placed]
+    assert [names.count(name) for name in ("p0", "x0", "x1")] == [3, 3, 3]
+    known = scene.place(need(session=session("x1")))
+    assert known is not None
+    assert (known.decode, known.reason) == (scene.worker("x1"), Reason.SESSION_WORKER)
+    scene.beat(x1=0)
+    moved = scene.place(need(session=session("x1")))
+    assert moved is not None
+    assert moved.reason is Reason.SESSION_WORKER_FULL
+
+
+def test_replicas_where_the_pair_is_incomplete_or_the_policy_says_so() -> None:
+    scene = mixed(policy="replica")
+    found = scene.place(need())
+    assert found is not None
+    assert (found.mode, found.reason, found.policy) == (Mode.REPLICA, Reason.LEAST_WORK, "replica")
+    scene = Scene(policy="static")
+    scene.workers(Role.REPLICA, "x0")
+    scene.workers(Role.PREFILL, "p0")
+    found = scene.place(need())
+    assert found is not None
+    assert found.reason is Reason.ONLY_REPLICAS
+    scene = mixed(policy="static")
+    scene.beat(p0=0)
+    scene.holds("x1", 0, range(96))
+    found = scene.place(need())
+    assert found is not None
+    assert (found.decode, found.reason) == (scene.worker("x1"), Reason.PREFIX_CACHED)
+    scene.beat(x0=0, x1=0)
+    assert scene.place(need()) is None
+
+
+def test_a_prefix_draws_a_request_until_the_queue_there_costs_more() -> None:
+    scene = pair(prefills=2, window=100)
+    scene.holds("p1", 0, range(1_600))
+    first = scene.take(need(2_000))
+    assert (first.prefill, first.prefill_cached_tokens) == (scene.worker("p1"), 1_600)
+    others = [scene.take(need(2_000)) for _ in range(9)]
+    names = [p.prefill.worker_id for p in others if p.prefill is not None]
+    assert names[:3] == ["p1"] * 3
+    assert "p0" in names
+
+
+def test_no_herd_on_a_fresh_worker() -> None:
+    scene = pair(prefills=2, window=100)
+    scene.workers(Role.PREFILL, "p2", window=100)
+    placed = [scene.take(need(n + 100)) for n in range(9)]
+    names = sorted(p.prefill.worker_id for p in placed if p.prefill is not None)
+    assert names == ["p0"] * 3 + ["p1"] * 3 + ["p2"] * 3
+
+
+def test_a_slow_worker_gets_less() -> None:
+    scene = pair(prefills=2, window=1_000)
+    scene.fleet.set_pace(("p0", 1), Role.PREFILL, 3.0)
+    placed = [scene.take(need(1_000)) for _ in range(40)]
+    slow = sum(p.prefill is scene.worker("p0") for p in placed)
+    assert slow == 10
+
+
+def test_load_is_requests_per_worker() -> None:
+    scene = pair(prefills=1, decodes=3)
+    for _ in range(6):
+        scene.take(need())
+    assert choosing.load(scene.fleet, scene.now_ms) == 1.5
+    found = scene.place(need())
+    assert found is not None and found.load == 1.5
+    empty = Scene()
+    assert choosing.load(empty.fleet, empty.now_ms) == 0.0
+
+
+def test_weights_of_request_class_and_deployment() -> None:
+    scene = pair(w_ttft=0.6, w_tpot=0.4, weights_interactive="0.9/0.1")
+    cases = [
+        (need(), (0.6, 0.4)),
+        (need(priority=Priority.INTERACTIVE), (0.9, 0.1)),
+        (need(priority=Priority.INTERACTIVE, w_ttft=0.0), (0.0, 0.1)),
+        (need(w_tpot=2.0), (0.6, 2.0)),
+    ]
+    for asked, expected in cases:
+        found = scene.place(asked)
+        assert found is not None and (found.w_ttft, found.w_tpot) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"policy": "best"}, "router.policy: expected one of learned, .* found 'best'"),
+        ({"orchestration": "both"}, "router.orchestration: expected one of auto"),
+        ({"local_share": 1.5}, "router.local_share: expected 0 to 1, found 1.5"),
+        ({"weights_batch": "1"}, "router.weights_batch: expected two weights .* found '1'"),
+        ({"weights_batch": "1/-1"}, "router.weights_batch: expected two weights"),
+        ({"w_ttft": -1.0}, "router.w_ttft: expected at least 0, found -1.0"),
+        ({"tick_ms": 0}, "router.tick_ms: expected a positive number, found 0"),
+    ],
+)
+def test_settings_are_checked(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RouterSettings(**changes)
+
+
+P, D, C = Orchestration.PREFILL_FIRST, Orchestration.DECODE_FIRST, Orchestration.CONCURRENT
+
+
+@pytest.mark.parametrize(
+    ("wanted", "held", "prefill", "decode", "expected"),
+    [
+        ("auto", 0, {}, {}, C),
+        ("auto", 320, {}, {}, D),
+        ("auto", 240, {}, {}, C),
+        ("auto", 320, {"orchestrations": (P, C)}, {}, C),
+        ("auto", 320, {"orchestrations": (P, D)}, {"orchestrations": (P, C)}, P),
+        ("decode_first", 0, {}, {}, D),
+        ("decode_first", 0, {}, {"orchestrations": (P, C)}, C),
+        ("concurrent", 320, {"orchestrations": (P, D)}, {}, P),
+        ("prefill_first", 320, {}, {}, P),
+        ("auto", 0, {"block_size": 32}, {}, P),
+        ("auto", 0, {"kv_layout": "y"}, {}, P),
+        ("auto", 0, {"model": "other"}, {}, P),
+        ("auto", 0, {"tensor_parallel": 2}, {}, C),
+        ("auto", 0, {"engine": "vllm", "tensor_parallel": 2}, {"engine": "vllm"}, P),
+    ],
+)
+def test_orchestrations(
+    wanted: str,
+    held: int,
+    prefill: dict[str, Any],
+    decode: dict[str, Any],
+    expected: Orchestration,
+) -> None:
+    scene = Scene(orchestration=wanted)
+    scene.workers(Role.PREFILL, "p0", **{"orchestrations": ALL, **prefill})
+    scene.workers(Role.DECODE, "d0", **{"orchestrations": ALL, **decode})
+    scene.holds("d0", 0, range(held))
+    found = scene.place(need(1_000))
+    assert found is not None and found.orchestration is expected
+
+
+def test_an_answer_of_one_token_ends_in_prefill() -> None:
+    found = pair(orchestration="concurrent").place(need(max_tokens=1))
+    assert found is not None and found.orchestration is P
+
+
+def test_a_long_prompt_is_hashed_whole_only_where_it_may_be_held() -> None:
+    scene = pair(prefills=2)
+    asked = need(10_000)
+    scene.holds("p1", 0, range(9_600))
+    found = scene.place(asked)
+    assert found is not None
+    assert (found.prefill, found.prefill_cached_tokens) == (scene.worker("p1"), 9_600)
+    other = need(range(50_000, 60_000))
+    assert scene.place(other) is not None
+    assert [len(hashes) for hashes in other._chains.values()] == [2_048 // 16]
