@@ -1,0 +1,65 @@
+"""Entry points of a graph: rows spread over all of the data, and one at least in every component.
+
+Farthest-point representatives (the k-center heuristic of Gonzalez, 1985): each one is the row that
+is farthest from all chosen so far. A search begins at those nearest to its query. Random entry
+points, as is usual, find a quarter of the neighbours where the data has separate clusters.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from workers.search.compiled import kernel
+from workers.search.distances import distance
+from workers.search.graph import components
+from workers.search.memory import address
+
+Array = np.ndarray[Any, Any]
+
+REPRESENTATIVES_MIN, REPRESENTATIVES_MAX = 64, 2_048
+_SAMPLED_PER_REPRESENTATIVE = 32
+
+
+def representatives(
+    vectors: Array, graph: Array, metric: int, stored: int, *, seed: int = 0
+) -> Array:
+    """Entry rows, ascending: shape (count,), int64.
+
+    About 2 sqrt(rows) of them, from a sample where there are many rows, and the smallest row of
+    each weak component that has none.
+    """
+    rows = len(vectors)
+    wanted = int(np.clip(2 * np.sqrt(rows), REPRESENTATIVES_MIN, REPRESENTATIVES_MAX))
+    if wanted >= rows:
+        return np.arange(rows)
+    sampled = np.arange(rows)
+    if rows > wanted * _SAMPLED_PER_REPRESENTATIVE:
+        random = np.random.default_rng(seed)
+        sampled = np.sort(random.choice(rows, wanted * _SAMPLED_PER_REPRESENTATIVE, replace=False))
+    chosen = _farthest(vectors, sampled, wanted, metric, stored)
+    roots = components(graph)
+    missing = np.setdiff1d(roots, roots[chosen])
+    return np.union1d(chosen, missing)
+
+
+@kernel
+def _farthest(vectors: Array, sampled: Array, wanted: int, metric: int, stored: int) -> Array:
+    start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
+    nearest = np.full(len(sampled), np.inf, np.float32)
+    chosen = np.empty(wanted, np.int64)
+    query = np.empty(length, np.float32)
+    pick = 0
+    for i in range(wanted):
+        chosen[i] = sampled[pick]
+        query[:] = vectors[sampled[pick]]
+        nearest[pick] = -np.inf
+        farthest = np.float32(-np.inf)
+        for j in range(len(sampled)):
+            if nearest[j] == -np.inf:
+                continue
+            at = start + sampled[j] * row_bytes
+            far = distance(at, address(query), length, metric, stored)
+            nearest[j] = min(nearest[j], far)
+            if nearest[j] > farthest:
+                farthest, pick = nearest[j], j
+    return chosen
