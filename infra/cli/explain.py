@@ -51,8 +51,8 @@ def explain(
 ) -> None:
     """Tell a request's whole story: decisions and why, dispatches, KV transfers, tokens, outcome.
 
-    Examples: `trivium explain r06f2k9q0e5`, `trivium explain chatcmpl-r06f2k9q0e5... --json`,
-    `trivium explain r06f --since 30m`
+    Examples: `trivium explain r01m7yr198f`, `trivium explain chatcmpl-r01m7yr198fcw... --json`,
+    `trivium explain r01m7y --since 30m`
     """
     since_ms = duration_ms(since)
     story = asyncio.run(_read(settings_of_running(config, bootstrap).log, request_id, since_ms))
