@@ -20,7 +20,7 @@ _FROM_ZERO = set(
 class RouterSettings:
     """How a router admits, places, remembers and recovers; names every bound of the core."""
 
-    policy: str = "static"  # a name in POLICIES
+    policy: str = "learned"  # or table, conditional, static, replica
     local_share: float = 0.0  # static: share of later turns computed on their decode worker
     max_local_prefill_tokens: int = 1_000  # conditional: up to here on the decode worker
     max_prefill_queue: float = 2.0  # conditional: from here on too, in requests per worker
@@ -61,24 +61,23 @@ class RouterSettings:
     stall_exit_ms: int = 15_000  # lag without progress for so long ends the process
 
     def __post_init__(self) -> None:
-        for name in ("policy", "orchestration"):
-            if getattr(self, name) not in _CHOICES[name]:
-                expected = ", ".join(_CHOICES[name])
-                found = getattr(self, name)
-                raise ConfigError(f"router.{name}: expected one of {expected}, found {found!r}")
-        for name in ("local_share", "explore_share"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                found = getattr(self, name)
-                raise ConfigError(f"router.{name}: expected 0 to 1, found {found}")
         for name in self.__slots__:
-            value = getattr(self, name)
-            if isinstance(value, str) or name in _FROM_ZERO:
-                if not isinstance(value, str) and value < 0:
-                    raise ConfigError(f"router.{name}: expected at least 0, found {value}")
-            elif value < 1:
-                raise ConfigError(f"router.{name}: expected a positive number, found {value}")
+            self._check(name, getattr(self, name))
         for priority in Priority:
             self.weights(priority)
+
+    def _check(self, name: str, value: str | float) -> None:
+        if isinstance(value, str):
+            expected = _CHOICES.get(name, (value,))
+            if value not in expected:
+                one_of = ", ".join(expected)
+                raise ConfigError(f"router.{name}: expected one of {one_of}, found {value!r}")
+        elif name.endswith("_share") and not 0 <= value <= 1:
+            raise ConfigError(f"router.{name}: expected 0 to 1, found {value}")
+        elif name in _FROM_ZERO and value < 0:
+            raise ConfigError(f"router.{name}: expected at least 0, found {value}")
+        elif name not in _FROM_ZERO and value < 1:
+            raise ConfigError(f"router.{name}: expected a positive number, found {value}")
 
     def weights(self, priority: Priority) -> tuple[float, float]:
         """(w_ttft, w_tpot) of a class. Raises ConfigError for text that is not two numbers."""

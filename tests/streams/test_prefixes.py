@@ -20,7 +20,9 @@ def hashes(*tokens: int) -> list[int]:
 
 
 def events(worker_id: str, seq: int, **changes: Any) -> KvEvents:
-    packed = {n: pack(changes.pop(n)) for n in ("stored", "removed") if n in changes}
+    packed: dict[str, Any] = {
+        name: pack(changes.pop(name)) for name in ("stored", "removed") if name in changes
+    }
     values: dict[str, Any] = {"epoch": 1, "at_ms": 0, "block_size": BLOCK, **packed, **changes}
     return KvEvents(worker_id=worker_id, seq=seq, **values)
 

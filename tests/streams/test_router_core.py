@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from schemas import prefix
 from schemas.records import (
     CancelReason,
     DecisionKind,
+    KvEvents,
+    KvHandle,
     MemberState,
     Mode,
     OutcomeKind,
@@ -20,6 +23,7 @@ from streams.config import RouterSettings
 from streams.core.effects import Dispatch, End, Forget, SaveSession
 from streams.core.events import (
     CancellationArrived,
+    KvEventsArrived,
     OutcomeArrived,
     PartitionLost,
     PartitionReady,
@@ -77,7 +81,7 @@ def test_an_answer_that_ends_in_prefill_ends_the_request() -> None:
 
 
 def test_a_session_stays_with_its_decode_worker() -> None:
-    on = split(decodes=2)
+    on = split(decodes=2, policy="static")
     first = to_decoding(on, "r1", session_id="s")
     on.outcome(first)
     to_decoding(on, "r2", session_id="other")  # makes d0 the busier one
@@ -330,3 +334,64 @@ def test_members_silent_for_very_long_are_forgotten() -> None:
         on.pass_ms(1_100)
     assert "x0" not in fleet.view.members
     assert not fleet.by_role[Role.REPLICA]
+
+
+def answered_with_kv(on: Cluster, life_ms: int = 30_000) -> KvHandle:
+    """The first turn of a session, whose answer's KV its decode worker keeps."""
+    decode = to_decoding(on, "r1", session_id="s")
+    kv = builders.handle(decode, on.now_ms + life_ms)
+    on.outcome(decode, kv=kv)
+    return kv
+
+
+def test_the_kv_of_an_answer_is_read_once_by_the_next_prefill() -> None:
+    on = split(prefills=2)
+    kv = answered_with_kv(on)
+    session = on.router.dispatcher.sessions.get("s", on.now_ms)
+    assert session is not None and session.kv == kv
+    for request_id in ("r2", "r3"):
+        on.request(request_id, session_id="s")
+    assert [work.kv for work in on.works[-2:]] == [kv, None]
+    on.phase(on.works[-2], PhaseKind.FAILED)
+    assert (on.works[-1].attempt, on.works[-1].kv) == (2, None)
+
+
+@pytest.mark.parametrize("case", ["expires", "epoch", "takeover", "pair"])
+def test_the_kv_of_an_answer_is_not_read_where_that_may_be_wrong(case: str) -> None:
+    on = split()
+    kv = answered_with_kv(on, life_ms=1_000 if case == "expires" else 30_000)
+    if case == "epoch":
+        on.worker("d0", Role.DECODE, window=4)
+    elif case == "takeover":
+        known = on.router.dispatcher.sessions.all()
+        assert known["s"].kv == kv
+        rebuilt = on.rebuilt([SessionLoaded(known["s"], PARTITION)])
+        assert rebuilt.dispatcher.sessions.all() == {"s": replace(known["s"], kv=None)}
+        return
+    elif case == "pair":
+        for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE)):
+            worker = on.workers[name]
+            lists = builders.capability(name, *builders.ALL)
+            on.fleet(
+                builders.registration(name, role, partition=worker.partition, capability=lists)
+            )
+    on.request("r2", session_id="s")
+    assert on.works[-1].attempt == 1 and on.works[-1].request_id == "r2"
+    assert kv not in [work.kv for work in on.works]
+
+
+def test_decisions_show_what_they_stood_on() -> None:
+    on = split()
+    on.request("r1", tokens=64, w_ttft=0.9, w_tpot=0.1)
+    on.fleet(builders.beat(ROUTER, 99))
+    chain = prefix.pack(prefix.chain(range(64), 16)[:3])
+    held = KvEvents(
+        worker_id="d0", epoch=1, seq=0, at_ms=T0, block_size=16, snapshot=True, stored=chain
+    )
+    assert on.apply(KvEventsArrived(held, 0)) == []
+    on.request("r2", tokens=64)
+    first, second = on.decisions
+    assert (first.w_ttft, first.w_tpot) == (0.9, 0.1)
+    assert first.load == 0.0 and second.load > 0
+    assert [c.cached_tokens for c in first.candidates] == [0, 0]
+    assert [c.cached_tokens for c in second.candidates] == [0, 48]
