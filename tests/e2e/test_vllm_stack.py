@@ -18,6 +18,7 @@ from infra.launcher import Stack
 from infra.story_log import read_story
 from infra.story_steps import steps_of
 from schemas.settings import LogSettings, ModelSettings
+from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
 from tests.conftest import _fresh_topics
 from tests.e2e.harness import Client, audit, stack
@@ -45,6 +46,7 @@ def vllm_settings(log: LogSettings) -> Settings:
         log=log,
         model=ModelSettings(path="tiny", max_model_len=1_024),
         gateway=GatewaySettings(port=0),
+        router=RouterSettings(policy="static"),  # every turn is prefilled remotely
         worker=WorkerSettings(engine="vllm", drain_timeout_ms=2_000),
     )
 
