@@ -141,7 +141,9 @@ def test_jobs(fields: dict[str, Any], code: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"kv_transfer": "push"}, "expected pull or off"),
+        ({"kv_transfer": "both"}, "expected pull or push or off"),
+        ({"keep_decoded_kv_ms": 5_000}, "expected 0 or more than 5000 ms"),
+        ({"keep_decoded_kv_ms": 9_000, "kv_transfer": "push"}, "expected 0 where kv_transfer"),
         ({"running_max": 0}, "vllm.running_max: expected at least 1"),
         ({"kv_lease_s": 5, "handle_margin_ms": 5_000}, "expected less than kv_lease_s"),
         ({"extra": "{"}, "expected a JSON object"),

@@ -6,7 +6,6 @@ One prefill and one decode engine for all tests; the last tests end them.
 import asyncio
 import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -20,7 +19,8 @@ import pytest
 
 from schemas.errors import EngineDead
 from schemas.log.clock import wall_ms
-from schemas.records import KvHandle, Structured, StructuredKind
+from schemas.prefix import chain
+from schemas.records import KvHandle, Orchestration, Structured, StructuredKind
 from tests.waiting import until
 from tests.workers.engines import (
     PREFILL,
@@ -32,8 +32,10 @@ from tests.workers.engines import (
     prompt,
     start_vllm,
 )
+from tests.workers.processes import cpu_s, family, lives, quiet_s
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
+BLOCK_BYTES = 32 * 2 * 4 * 4 * 32 * 4  # tokens, K and V, layers, heads, size, float32
 ROOT = Path(__file__).parents[2]
 
 
@@ -69,9 +71,14 @@ def engines() -> Iterator[Engines]:
     with asyncio.Runner() as runner:
 
         async def started() -> tuple[Any, Any]:
-            return await asyncio.gather(start_vllm(), start_vllm(progress_timeout_ms=3_000))
+            keep: dict[str, Any] = {"keep_decoded_kv_ms": 60_000}
+            return await asyncio.gather(
+                start_vllm(**keep), start_vllm(progress_timeout_ms=3_000, **keep)
+            )
 
         producer, consumer = runner.run(started())
+        for each in (producer, consumer):
+            each._receiver._keeps = False  # but in the tests that are about it
         yield Engines(runner, producer, consumer, _core(producer), _core(consumer))
         runner.run(consumer.close())
         runner.run(producer.close())
@@ -111,15 +118,14 @@ def test_bytes_are_counted_and_cached_tokens_are_ones_own(engines: Engines) -> N
     before = engines.consumer.load().kv_bytes_received
     _, decoded = engines.run(handed_over(engines.producer, engines.consumer, tokens))
     first = decoded.outputs[0]
-    block_bytes = 32 * 2 * 4 * 4 * 32 * 4  # tokens, K and V, layers, heads, size, float32
-    assert first.kv_bytes == 10 * block_bytes
+    assert first.kv_bytes == 10 * BLOCK_BYTES
     assert first.transfer_ms > 0
     assert first.cached_tokens == 0
     assert engines.consumer.load().kv_bytes_received - before == first.kv_bytes
     longer = [*tokens, *decoded.token_ids, *prompt(30, salt=211)]
     _, again = engines.run(handed_over(engines.producer, engines.consumer, longer))
     assert again.outputs[0].cached_tokens == 288
-    assert again.outputs[0].kv_bytes == 2 * block_bytes
+    assert again.outputs[0].kv_bytes == 2 * BLOCK_BYTES
 
 
 @pytest.mark.parametrize(
@@ -271,17 +277,122 @@ def test_other_sampling_reaches_vllm(engines: Engines) -> None:
     assert engines.alone(tokens, logit_bias={"1": 100.0}, ignore_eos=False).token_ids == [1]
 
 
+@pytest.fixture
+def keeping(engines: Engines) -> Iterator[Engines]:
+    """Decoded KV is kept for the next turn; nothing is cached or kept before or after."""
+    pair = (engines.producer, engines.consumer)
+    engines.run(_emptied(*pair))
+    for each in pair:
+        each._receiver._keeps = True
+    yield engines
+    for each in pair:
+        each._receiver._keeps = False
+
+
+async def _emptied(*pair: Any) -> None:
+    for each in pair:
+        await until(each._llm.reset_prefix_cache, seconds=10)
+        await answered(each, job([5], max_tokens=1))  # events leave with a step
+        await until(lambda: not len(each.block_log))  # noqa: B023  # called in this round
+
+
+def test_turn_2_reads_its_history_from_decode(keeping: Engines) -> None:
+    p, d = keeping.producer, keeping.consumer
+    first = prompt(400, salt=230)
+    _, decoded = keeping.run(handed_over(p, d, first, max_tokens=26))
+    kept = decoded.last.kv
+    assert kept is not None
+    assert kept.tokens == 425  # the last token's KV is not computed
+    second = [*first, *decoded.token_ids, *prompt(90, salt=231)]
+    keeping.run(_emptied(p))
+    one = replace(job(second, PREFILL), kv=kept)
+    prefilled = keeping.run(answered(p, one))
+    assert prefilled.outputs[0].kv_bytes == 14 * BLOCK_BYTES
+    assert prefilled.outputs[0].cached_tokens == 0
+    two = job(second, request_id=one.request_id, kv=prefilled.last.kv)
+    answer = keeping.run(answered(d, two))
+    d.abort(two.request_id)  # gives its KV up
+    keeping.run(_emptied(p, d))  # the first turn's was given up when it was read
+    assert answer.token_ids == keeping.alone(second).token_ids
+    refused = p.load().extra["kv_refused_total"]
+    again = keeping.run(answered(p, replace(job(second, PREFILL), kv=kept)))
+    assert again.token_ids == answer.token_ids[:1]
+    assert p.load().extra["kv_refused_total"] == refused + 1
+    keeping.consumer.abort(one.request_id)
+
+
+@pytest.mark.parametrize("case", ["expired", "other tokens", "too many", "malformed"])
+def test_history_that_is_not_the_prompts_is_not_read(keeping: Engines, case: str) -> None:
+    p, d = keeping.producer, keeping.consumer
+    first = prompt(100, salt=232)
+    one = job(first, max_tokens=20)
+    decoded = keeping.run(answered(d, one))
+    kept = decoded.last.kv
+    assert kept is not None
+    second = [*first, *decoded.token_ids, *prompt(30, salt=233)]
+    if case == "expired":
+        kept = replace(kept, expires_at_ms=1)
+    elif case == "other tokens":
+        second[40] += 1
+    elif case == "too many":
+        second = second[: kept.tokens]
+    else:
+        kept = replace(kept, params=kept.params.replace(b"expiry", b"e"))
+    refused = p.load().extra["kv_refused_total"]
+    prefilled = keeping.run(answered(p, replace(job(second, PREFILL), kv=kept)))
+    assert not any(output.kv_bytes for output in prefilled.outputs)
+    assert p.load().extra["kv_refused_total"] == refused + 1
+    d.abort(one.request_id)
+    p.abort(prefilled.last.request_id)
+    assert keeping.alone(second).token_ids[:1] == prefilled.token_ids
+
+
+def test_the_block_log_holds_what_can_be_found(engines: Engines) -> None:
+    p, d = engines.producer, engines.consumer
+    tokens = prompt(100, salt=234)
+    engines.run(_emptied(d))
+    answer = engines.alone(tokens, max_tokens=40)
+    computed = [*tokens, *answer.token_ids][:-1]
+    expected = {*chain(computed, 32).tolist()}
+    assert len(expected) == 4
+    engines.run(until(lambda: {*d.block_log.held()} == expected))
+    received = prompt(70, salt=235)
+    engines.run(handed_over(p, d, received, max_tokens=2))
+    expected |= {*chain(received, 32).tolist()}
+    engines.run(until(lambda: {*d.block_log.held()} == expected))
+
+
+def test_evicted_blocks_leave_the_block_log(engines: Engines) -> None:
+    d = engines.consumer
+    first = {*chain(prompt(64, salt=236), 32).tolist()}
+    engines.alone(prompt(64, salt=236))
+    engines.run(until(lambda: first <= {*d.block_log.held()}))
+    for number in range(9):
+        engines.alone(prompt(1_900, salt=237 + number), max_tokens=1)
+    latest = {*chain(prompt(1_900, salt=245), 32).tolist()}
+    engines.run(until(lambda: latest <= {*d.block_log.held()}))
+    assert not first & {*d.block_log.held()}
+    assert len(d.block_log) <= d.load().kv_blocks_total
+    assert engines.alone(prompt(64, salt=236)).outputs[0].cached_tokens == 0
+
+
+def test_a_pulling_engine_starts_nothing_at_once(engines: Engines) -> None:
+    concurrent = replace(job(prompt(30), PREFILL), orchestration=Orchestration.CONCURRENT)
+    answer = engines.run(answered(engines.producer, concurrent))
+    assert answer.error_code == "kv_unavailable"
+
+
 def test_idle_engines_leave_the_cores_alone(engines: Engines) -> None:
     """The plugin's main promise: the two engines together take less than a fifth of a core."""
-    pids = _family(engines.producer_pid) + _family(engines.consumer_pid)
+    pids = family(engines.producer_pid) + family(engines.consumer_pid)
 
     async def main() -> float:
-        await asyncio.get_running_loop().run_in_executor(None, _quiet_s, pids)
-        before = _cpu_s(pids)
+        await asyncio.get_running_loop().run_in_executor(None, quiet_s, pids)
+        before = cpu_s(pids)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2):
                 await asyncio.Event().wait()
-        return (_cpu_s(pids) - before) / 2
+        return (cpu_s(pids) - before) / 2
 
     assert engines.run(main()) < 0.2
 
@@ -307,15 +418,15 @@ def test_a_producer_that_died_costs_only_time(engines: Engines) -> None:
 
 
 def test_a_frozen_engine_is_noticed_and_may_go_on(engines: Engines) -> None:
-    family = _family(engines.consumer_pid)
+    pids = family(engines.consumer_pid)
 
     async def main() -> str:
-        for pid in family:
+        for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         try:
             answer = await answered(engines.consumer, job(prompt(40, salt=221)))
         finally:
-            for pid in family:
+            for pid in pids:
                 os.kill(pid, signal.SIGCONT)
         return answer.error_code
 
@@ -328,7 +439,7 @@ def test_a_killed_engine_is_dead(engines: Engines) -> None:
         engines.consumer.add(job(prompt(20), max_tokens=1_500))
         while not any(output.token_ids for output in await engines.consumer.outputs()):
             pass
-        os.kill(_family(engines.consumer_pid)[-1], signal.SIGKILL)  # its compute process
+        os.kill(family(engines.consumer_pid)[-1], signal.SIGKILL)  # its compute process
         with pytest.raises(EngineDead, match="processes are gone"):
             while True:
                 await engines.consumer.outputs()
@@ -356,10 +467,10 @@ def test_nothing_outlives_a_killed_owner() -> None:
         assert owner.stdout is not None
         while owner.stdout.readline() not in (b"ready\n", b""):
             pass
-        family = _family(owner.pid)[1:]
-        assert len(family) >= 2
+        pids = family(owner.pid)[1:]
+        assert len(pids) >= 2
         owner.kill()
-    asyncio.run(until(lambda: not any(_lives(pid) for pid in family), seconds=10))
+    asyncio.run(until(lambda: not any(lives(pid) for pid in pids), seconds=10))
 
 
 async def _error_of(engine: Any, one: Any) -> str:
@@ -367,45 +478,3 @@ async def _error_of(engine: Any, one: Any) -> str:
     engine.add(one)
     outputs = await engine.outputs()
     return str(outputs[0].error.code)
-
-
-def _family(pid: int) -> list[int]:
-    """A process and all that descend from it, parents first."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    threads = [
-        child
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        if task.name != str(pid)
-        for child in (task / "children").read_text().split()
-    ]
-    found = [pid]
-    for child in (*children, *threads):
-        found += _family(int(child))
-    return found
-
-
-def _lives(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in "ZX"
-
-
-def _cpu_s(pids: list[int]) -> float:
-    ticks = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _quiet_s(pids: list[int]) -> None:
-    """Wait until the engines have settled after the last test."""
-    before = _cpu_s(pids)
-    for _ in range(20):
-        multiprocessing.connection.wait([], timeout=0.25)
-        now = _cpu_s(pids)
-        if now - before < 0.03:
-            return
-        before = now

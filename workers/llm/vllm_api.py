@@ -7,7 +7,7 @@ an engine starts. `workers/llm/vllm_engine.py` calls this one.
 import json
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,6 +109,7 @@ class Figures:
     step_ms: float = 0.0
     prefill_tokens_per_s: float = 0.0
     kv_bytes_received: int = 0
+    kv_bytes_sent: int = 0
     kv_transfers: int = 0
     kv_failures: int = 0
     kv_expired: int = 0
@@ -116,7 +117,7 @@ class Figures:
 
 @dataclass(slots=True)
 class Transfer:
-    """One read of KV."""
+    """One read of KV, or one write."""
 
     kv_bytes: int
     transfer_ms: float
@@ -134,10 +135,13 @@ class Prefill:
 class Meter:
     """What the engine reports about its steps.
 
-    Reads of KV are reported per step without their request. They are given to requests in order,
-    so where several end in one step they may be swapped; their sum is exact.
+    Reads of KV, or with `writes` its writes, are reported per step without their request. They are
+    given to requests in order, so where several end in one step they may be swapped; their sum is
+    exact.
     """
 
+    writes: bool = False
+    heard: Callable[[], None] | None = None  # called after a step that ended transfers
     figures: Figures = field(default_factory=Figures)
     transfers: deque[Transfer] = field(default_factory=lambda: deque(maxlen=_PENDING_MAX))
     prefills: dict[str, Prefill] = field(default_factory=dict)
@@ -189,8 +193,13 @@ class Meter:
         sizes, durations = stats.get("bytes_transferred", ()), stats.get("transfer_duration", ())
         for kv_bytes, duration_s in zip(sizes, durations, strict=False):
             figures.kv_transfers += 1
-            figures.kv_bytes_received += int(kv_bytes)
+            if self.writes:
+                figures.kv_bytes_sent += int(kv_bytes)
+            else:
+                figures.kv_bytes_received += int(kv_bytes)
             self.transfers.append(Transfer(int(kv_bytes), duration_s * 1_000))
+        if sizes and self.heard is not None:
+            self.heard()
 
 
 class _Logger(StatLoggerBase):  # type: ignore[misc]  # vLLM has no types here

@@ -6,6 +6,7 @@ error. So nothing reaches it that is not exactly what a peer's engine returned.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from schemas.errors import (
@@ -15,11 +16,13 @@ from schemas.errors import (
     StaleEpoch,
     TriviumError,
 )
+from schemas.prefix import extend
 from schemas.records import KvHandle
 from workers.llm.engine import Job
 
 _USED_MAX = 16_384  # handles remembered as used; far more than can be alive at once
 _PORT_MAX = 65_535
+PREFIX_HASH = "prefix_hash"  # added to what vLLM returned: of the tokens behind kept KV
 # Fields of `kv_transfer_params` and their types. What else a peer sends is dropped.
 _FIELDS: dict[str, type] = {
     "do_remote_prefill": bool,
@@ -35,6 +38,8 @@ _FIELDS: dict[str, type] = {
     "remote_num_tokens": int,
     "transfer_mode": str,
 }
+_KEPT_FIELDS = {**_FIELDS, "remote_blocks_expiry_time": float, PREFIX_HASH: int}
+_PEER_FIELDS = {"remote_host": str, "remote_port": int, "tp_size": int}
 
 
 def job_problem(job: Job, *, max_model_len: int, vocab_size: int) -> TriviumError | None:
@@ -63,8 +68,8 @@ def job_problem(job: Job, *, max_model_len: int, vocab_size: int) -> TriviumErro
 class HandleGate:
     """Lets each handle pass once, in time, unharmed, and of its producer's present life."""
 
-    def __init__(self, *, engine_id: str, block_size: int) -> None:
-        self._engine_id, self._block_size = engine_id, block_size
+    def __init__(self, *, engine_id: str, block_size: int, mode: str = "pull") -> None:
+        self._engine_id, self._block_size, self._mode = engine_id, block_size, mode
         self._used: dict[tuple[str, str], None] = {}
         self._epochs: dict[str, int] = {}
 
@@ -74,19 +79,67 @@ class HandleGate:
 
     def use(self, kv: KvHandle, prompt_tokens: int, now_ms: int) -> dict[str, Any]:
         """Mark the handle as used and return vLLM's parameters; raises where it must not be."""
-        params = checked_params(kv)
+        params = checked_params(kv, self._mode)
+        self._check_size(kv, prompt_tokens, params)
+        self._claim(kv, now_ms)
+        return params
+
+    def use_kept(self, kv: KvHandle, prompt: Sequence[int], now_ms: int) -> dict[str, Any]:
+        """The same for a decode engine's KV of a conversation that the prompt goes on with."""
+        params = checked_params(kv, self._mode, is_kept=True)
+        if kv.tokens >= len(prompt):
+            raise KvUnavailable(
+                f"{kv.engine_request_id}: expected KV of fewer than {len(prompt)} tokens, "
+                f"found {kv.tokens}"
+            )
+        self._check_size(kv, kv.tokens, params)
+        if params.pop(PREFIX_HASH) != prefix_hash(prompt[: kv.tokens]):
+            raise KvUnavailable(f"{kv.engine_request_id}: expected KV of the prompt's own tokens")
+        self._claim(kv, now_ms)
+        return params
+
+    def promise(
+        self, kv: KvHandle, prompt_tokens: int, peer: bytes | None, now_ms: int
+    ) -> dict[str, Any]:
+        """The same for KV that a prefill engine will write; `peer` is its `nixl_metadata`."""
         name = kv.engine_request_id
-        blocks = -(-prompt_tokens // self._block_size)
+        if (kv.tokens, kv.block_size) != (prompt_tokens, self._block_size):
+            raise KvUnavailable(
+                f"{name}: expected {prompt_tokens} tokens in blocks of {self._block_size}, "
+                f"found {kv.tokens} in blocks of {kv.block_size}"
+            )
+        if peer is None:
+            raise KvUnavailable(f"{name}: expected to know engine {kv.engine_id} from the fleet")
+        found = _fields(name, peer, _PEER_FIELDS)
+        _check_address(name, found)
+        self._claim(kv, now_ms)
+        return {
+            **found,
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": kv.engine_id,
+            "remote_request_id": name,
+            "remote_num_tokens": kv.tokens,
+        }
+
+    def check_target(self, kv: KvHandle, now_ms: int) -> None:
+        """Whether a decode engine still waits for this one's KV; raises where it does not."""
+        self._check_life(kv, now_ms)
+
+    def _check_size(self, kv: KvHandle, tokens: int, params: dict[str, Any]) -> None:
+        name = kv.engine_request_id
         if kv.block_size != self._block_size:
             raise KvUnavailable(
                 f"{name}: expected blocks of {self._block_size} tokens, found {kv.block_size}"
             )
-        found = [len(group) for group in params["remote_block_ids"]]
-        if kv.tokens != prompt_tokens or found[0] != blocks:
+        blocks, found = -(-tokens // self._block_size), len(params["remote_block_ids"][0])
+        if kv.tokens != tokens or found != blocks:
             raise KvUnavailable(
-                f"{name}: expected {prompt_tokens} tokens in {blocks} blocks, "
-                f"found {kv.tokens} in {found[0]}"
+                f"{name}: expected {tokens} tokens in {blocks} blocks, found {kv.tokens} in {found}"
             )
+
+    def _check_life(self, kv: KvHandle, now_ms: int) -> None:
+        name = kv.engine_request_id
         if kv.engine_id == self._engine_id:
             raise KvUnavailable(f"{name}: expected another engine's KV, found this one's")
         if now_ms >= kv.expires_at_ms:
@@ -96,56 +149,75 @@ class HandleGate:
             raise StaleEpoch(
                 f"{kv.worker_id}: expected epoch {latest}, found KV of epoch {kv.worker_epoch}"
             )
-        key = (kv.engine_id, name)
+
+    def _claim(self, kv: KvHandle, now_ms: int) -> None:
+        self._check_life(kv, now_ms)
+        key = (kv.engine_id, kv.engine_request_id)
         if key in self._used:
-            raise KvUnavailable(f"{name}: already used once")
+            raise KvUnavailable(f"{kv.engine_request_id}: already used once")
         self.saw(kv.worker_id, kv.worker_epoch)
         self._used[key] = None
         if len(self._used) > _USED_MAX:
             del self._used[next(iter(self._used))]
-        return params
 
 
-def checked_params(kv: KvHandle) -> dict[str, Any]:
-    """The handle's `kv_transfer_params`, every field of the right type and none left over."""
+def prefix_hash(tokens: Sequence[int]) -> int:
+    """One hash of all these tokens."""
+    return extend(None, tokens, 0)
+
+
+def checked_params(kv: KvHandle, mode: str = "pull", *, is_kept: bool = False) -> dict[str, Any]:
+    """The handle's `kv_transfer_params`, every field of the right type and none left over.
+
+    KV is a prompt's that prefill computed, or kept by decode for the conversation's next turn.
+    """
     name = kv.engine_request_id
-    try:
-        found = json.loads(kv.params)
-    except ValueError:
-        raise KvUnavailable(f"{name}: expected params as JSON, found {kv.params[:80]!r}") from None
-    if not isinstance(found, dict):
-        raise KvUnavailable(f"{name}: expected params as an object, found {kv.params[:80]!r}")
-    params = {field: found.get(field) for field in _FIELDS}
-    for field, kind in _FIELDS.items():
-        value = params[field]
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise KvUnavailable(f"{name}: expected {field} as {kind.__name__}, found {value!r}")
+    params = _fields(name, kv.params, _KEPT_FIELDS if is_kept else _FIELDS)
     for field, wanted in {
-        "do_remote_prefill": True,
-        "do_remote_decode": False,
-        "transfer_mode": "pull",
+        "do_remote_prefill": not is_kept,
+        "do_remote_decode": is_kept,
+        "transfer_mode": mode,
         "remote_engine_id": kv.engine_id,
         "remote_request_id": kv.engine_request_id,
         "remote_num_tokens": kv.tokens,
     }.items():
         if params[field] != wanted:
             raise KvUnavailable(f"{name}: expected {field} {wanted!r}, found {params[field]!r}")
-    _check_numbers(name, params)
+    _check_address(name, params)
+    _check_blocks(name, params)
     return params
 
 
-def _check_numbers(name: str, params: dict[str, Any]) -> None:
-    groups = params["remote_block_ids"]
-    if not groups or not all(isinstance(group, list) and group for group in groups):
-        raise KvUnavailable(f"{name}: expected lists of block ids, found {groups!r}")
-    for block in (block for group in groups for block in group):
-        if isinstance(block, bool) or not isinstance(block, int) or block < 0:
-            raise KvUnavailable(f"{name}: expected block ids, found {block!r}")
+def _fields(name: str, data: bytes, kinds: dict[str, type]) -> dict[str, Any]:
+    try:
+        found = json.loads(data)
+    except ValueError:
+        raise KvUnavailable(f"{name}: expected params as JSON, found {data[:80]!r}") from None
+    if not isinstance(found, dict):
+        raise KvUnavailable(f"{name}: expected params as an object, found {data[:80]!r}")
+    params = {field: found.get(field) for field in kinds}
+    for field, kind in kinds.items():
+        value = params[field]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise KvUnavailable(f"{name}: expected {field} as {kind.__name__}, found {value!r}")
+    return params
+
+
+def _check_address(name: str, params: dict[str, Any]) -> None:
     if not params["remote_host"] or not 0 < params["remote_port"] <= _PORT_MAX:
         raise KvUnavailable(
             f"{name}: expected a host and a port, "
             f"found {params['remote_host']!r} and {params['remote_port']}"
         )
     for field in ("tp_size", "dcp_size", "pp_size"):
-        if params[field] < 1:
+        if params.get(field, 1) < 1:
             raise KvUnavailable(f"{name}: expected {field} of at least 1, found {params[field]}")
+
+
+def _check_blocks(name: str, params: dict[str, Any]) -> None:
+    groups = params["remote_block_ids"]
+    if not groups or not all(isinstance(group, list) and group for group in groups):
+        raise KvUnavailable(f"{name}: expected lists of block ids, found {groups!r}")
+    for block in (block for group in groups for block in group):
+        if isinstance(block, bool) or not isinstance(block, int) or block < 0:
+            raise KvUnavailable(f"{name}: expected block ids, found {block!r}")

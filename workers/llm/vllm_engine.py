@@ -1,15 +1,18 @@
-"""The vLLM engine behind the Engine protocol: AsyncLLM in this process, KV by its NixlConnector.
+"""The vLLM engine behind the Engine protocol: AsyncLLM in this process, KV by its NIXL connectors.
 
 One task per request reads what vLLM generates for it; outputs gather in a mailbox. What is checked
-before vLLM sees it stands in `vllm_check.py`, what counts as a hang in `vllm_runs.py`, the two ends
-of a hand-over in `vllm_handover.py` and `vllm_receive.py`, the calls into vLLM in `vllm_api.py`,
-its processes in `vllm_launch.py` and `vllm_plugin.py`.
+before vLLM sees it stands in `vllm_check.py`, what counts as a hang in `vllm_runs.py`; the side
+of a hand-over that gives in `vllm_endings.py`, the one that takes in `vllm_receive.py`; the calls
+into vLLM in `vllm_api.py`; its processes in `vllm_launch.py` and `vllm_plugin.py`.
 
-Hand-over, pull only: prefill generates one token and keeps its blocks for `kv_lease_s`; decode
-reads them. A handle that must not be used, or a read that fails, or one that ended too late to be
-trusted, leads to computing the prompt in place; the figures in `load().extra` count these.
-`cached_tokens` is what this engine had in its own cache, so a prompt that was received in full
-has 0: the producer reports its own.
+Theory of operation of the hand-over. Pull: prefill generates one token and keeps its blocks for
+`kv_lease_s`; decode reads them. With `keep_decoded_kv_ms` decode keeps its blocks, too, and the
+prefill of the next turn reads the history from there. Push: prefill writes, either order of the two
+jobs will do, and vLLM matches them by their equal request ids; a decode engine that gives up leaves
+its blocks alone until no write can come. A handle that must not be used, a read that fails or ended
+too late to be trusted, and a write that does not come lead to computing the prompt in place; the
+figures in `load().extra` count these. `cached_tokens` is what this engine had in its own cache, so
+a prompt that was received in full has 0: the producer reports its own.
 """
 
 import asyncio
@@ -17,9 +20,8 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import aclosing
-from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -34,14 +36,17 @@ from schemas.errors import (
     TriviumError,
 )
 from schemas.log.clock import wall_ms
-from schemas.records import Capability, Orchestration, Role, WorkPhase
+from schemas.records import Role, WorkPhase
 from schemas.settings import ModelSettings
+from workers.kv.block_log import BlockLog
 from workers.llm.engine import EngineLoad, Job, Output
 from workers.llm.vllm_check import HandleGate, job_problem
-from workers.llm.vllm_handover import Handover, Releases, certain_text
-from workers.llm.vllm_receive import PREFILL_PARAMS, Receiver
+from workers.llm.vllm_endings import Endings
+from workers.llm.vllm_handover import Handover, Releases
+from workers.llm.vllm_receive import Receiver
 from workers.llm.vllm_runs import Mailbox, Run, Runs
 from workers.llm.vllm_settings import VllmSettings
+from workers.llm.vllm_writes import Writes
 
 _WATCH_S = 0.25
 _LATE_S = 1.0  # the event loop was held up: what the watch sees is then not the engine's silence
@@ -60,6 +65,7 @@ async def start(
 ) -> "VllmEngine":
     """An engine that is ready to serve. A start takes 20 s and more, off the event loop."""
     has_transfer = settings.kv_transfer != "off" and bool({Role.PREFILL, Role.DECODE} & {*role_set})
+    settings = settings if has_transfer else settings.without_transfer()
 
     def launch() -> tuple[ModuleType, ModuleType, Any]:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vLLM is imported
@@ -73,18 +79,11 @@ async def start(
     except asyncio.CancelledError:
         starting.add_done_callback(_end_unwanted)
         raise
-    capability = Capability(
-        model=model.served_name,
-        engine="vllm",
-        engine_id=engine_id,
-        block_size=launched.block_size,
-        max_model_len=launched.max_model_len,
-        running_max=settings.running_max,
-        kv_layout=launched.kv_layout,
-        orchestrations=(Orchestration.PREFILL_FIRST,) if has_transfer else (),
-    )
+    capability = launched.capability
     handover = Handover(settings, capability, worker_id=worker_id, worker_epoch=worker_epoch)
-    return VllmEngine(settings, capability, handover, launcher, api, launched)
+    engine = VllmEngine(settings, handover, launcher, api, launched)
+    await engine.follow_events()
+    return engine
 
 
 def _end_unwanted(starting: "asyncio.Future[Any]") -> None:
@@ -99,19 +98,28 @@ class VllmEngine:
     def __init__(
         self,
         settings: VllmSettings,
-        capability: Capability,
         handover: Handover,
         launcher: ModuleType,
         api: ModuleType,
         launched: Any,
     ) -> None:
-        self.capability = capability
+        self.capability = capability = launched.capability
         self._settings, self._handover = settings, handover
         self._launcher, self._api, self._launched = launcher, api, launched
         self._llm, self._meter = launched.llm, launched.meter
-        gate = HandleGate(engine_id=capability.engine_id, block_size=capability.block_size)
-        self._receiver = Receiver(gate, launched.meter, has_transfer=launched.has_transfer)
+        size, mode = capability.block_size, settings.kv_transfer
+        self.block_log = BlockLog(size, launched.kv_blocks)
+        self._events: Any = None
+        self._receiver = Receiver(
+            HandleGate(engine_id=capability.engine_id, block_size=size, mode=mode),
+            launched.meter,
+            mode=mode,
+            keeps=settings.keep_decoded_kv_ms > 0,
+            block_bytes=size * capability.kv_bytes_per_token,
+        )
         self._releases = Releases(launched.llm)
+        self._writes = Writes(launched.llm, launched.meter, handover, self._releases, self._put)
+        self._endings = Endings(settings, handover, self._receiver, self._releases, self._writes)
         self._runs = Runs(
             running_max=settings.running_max,
             first_token_timeout_s=settings.first_token_timeout_ms / 1_000,
@@ -123,31 +131,59 @@ class VllmEngine:
         self._loop = asyncio.get_running_loop()
         self._watching = self._loop.create_task(self._watch())
 
-    def add(self, job: Job) -> None:
-        if job.request_id in self._runs.active:  # delivered twice; the one that runs will answer
-            log.warning("request %s: already here", job.request_id)
+    async def follow_events(self) -> None:
+        """Keep `block_log` from here on; the engine is closed where that fails."""
+        if not self._launched.events_endpoint:
             return
-        launched = self._launched
-        error = self._dead or job_problem(
-            job, max_model_len=launched.max_model_len, vocab_size=launched.vocab_size
-        )
-        room = launched.max_model_len - len(job.prompt_tokens)
-        max_tokens = min(job.sampling.max_tokens, room)
-        hands_over = job.phase is WorkPhase.PREFILL and max_tokens > 1
-        if hands_over and not launched.has_transfer and error is None:
-            error = KvUnavailable(f"{job.request_id}: this engine has no KV transfer")
-        if error is not None:
-            self._put(
-                Output(request_id=job.request_id, finish_reason="error", error=error.to_wire())
+        module = import_module("workers.llm.vllm_events")
+        try:
+            self._events = await module.subscribe(
+                self._launched.events_endpoint, self.block_log, self._launched.kv_blocks
             )
+        except BaseException:
+            await self.close()
+            raise
+
+    def add(self, job: Job) -> None:
+        name = job.request_id
+        if name in self._runs.active or name in self._writes:  # delivered twice; one will answer
+            log.warning("request %s: already here", name)
             return
-        now_s = time.monotonic()
-        run = Run(job, 1 if hands_over else max_tokens, hands_over, clock_s=now_s)
-        run.kv_params = PREFILL_PARAMS if hands_over else self._receiver.params(job, wall_ms())
+        max_tokens = min(
+            job.sampling.max_tokens, self.capability.max_model_len - len(job.prompt_tokens)
+        )
+        now_s, now_ms = time.monotonic(), wall_ms()
+        hands_over = job.phase is WorkPhase.PREFILL and max_tokens > 1
+        run = Run(job, 1 if hands_over else max_tokens, hands_over, now_s)
+        error = self._problem(run, now_ms)
+        if error is not None:
+            self._put(Output(request_id=name, finish_reason="error", error=error.to_wire()))
+            return
+        self._receiver.prepare(run, now_ms)
         self._runs.add(run, now_s)
-        left_s = max(0.0, (job.deadline_ms - wall_ms()) / 1_000)
+        left_s = max(0.0, (job.deadline_ms - now_ms) / 1_000)
         run.deadline = self._loop.call_later(left_s, self._expire, run)
         run.task = self._loop.create_task(self._serve(run))
+
+    def _problem(self, run: Run, now_ms: int) -> TriviumError | None:
+        job, known = run.job, self.capability.orchestrations
+        error = self._dead or job_problem(
+            job, max_model_len=self.capability.max_model_len, vocab_size=self._launched.vocab_size
+        )
+        if error is not None:
+            return error
+        if run.hands_over and not self._launched.has_transfer:
+            return KvUnavailable(f"{job.request_id}: this engine has no KV transfer")
+        if job.is_paired and job.orchestration not in known:
+            expected = " or ".join(known) or "none"
+            found = job.orchestration.value
+            return KvUnavailable(f"{job.request_id}: expected {expected}, found {found}")
+        if run.hands_over and job.kv_target is not None:
+            try:
+                self._receiver.gate.check_target(job.kv_target, now_ms)
+            except TriviumError as refused:
+                return refused
+        return None
 
     async def outputs(self) -> list[Output]:
         while not self._mail:
@@ -161,7 +197,12 @@ class VllmEngine:
         run = self._runs.active.get(request_id)
         if run is not None:
             self._end(run, Output(request_id=request_id, finish_reason="abort"))
+        self._writes.abort(request_id)
         self._releases.begin(self._handover.taken_back(request_id))
+
+    def set_peer_metadata(self, peer_metadata: Callable[[str], bytes | None]) -> None:
+        """How to find a peer engine's `Capability.nixl_metadata`, say in the fleet."""
+        self._receiver.peer_metadata = peer_metadata
 
     def saw_worker(self, worker_id: str, epoch: int, engine_id: str) -> None:
         """The fleet knows this worker in this epoch; KV of an earlier one is refused."""
@@ -169,26 +210,29 @@ class VllmEngine:
 
     def load(self) -> EngineLoad:
         figures, runs = self._meter.figures, self._runs
-        running = sum(run.begun for run in runs)
-        is_idle = not runs.active and not self._handover.held(wall_ms(), figures.kv_usage)
+        begun = sum(run.begun for run in runs)
+        held = self._handover.held(wall_ms(), figures.kv_usage)
+        is_idle = not (runs.active or held or self._writes.paired or self._releases.quarantined)
         usage = 0.0 if is_idle else figures.kv_usage
         counts = self._receiver.counts
         return EngineLoad(
-            running=running,
-            waiting=len(runs.active) - running,
+            running=begun + self._writes.paired,
+            waiting=len(runs.active) - begun,
             queued_tokens=sum(len(run.job.prompt_tokens) for run in runs if not run.begun),
             prefill_tokens_per_s=figures.prefill_tokens_per_s,
             step_ms=figures.step_ms,
             kv_blocks_used=round(usage * self._launched.kv_blocks),
             kv_blocks_total=self._launched.kv_blocks,
-            kv_bytes_received=figures.kv_bytes_received,
+            kv_bytes_sent=figures.kv_bytes_sent,
+            kv_bytes_received=figures.kv_bytes_received + counts["written_bytes"],
             tokens_total=self._counts["tokens"],
             extra={
-                "kv_handles_held": self._handover.held(wall_ms(), figures.kv_usage),
+                "kv_handles_held": held,
                 "kv_handles_total": self._handover.total,
                 "kv_refused_total": counts["refused"],
                 "kv_recomputed_total": counts["recomputed"],
                 "kv_late_total": counts["late"],
+                "kv_quarantined": self._releases.quarantined,
                 "kv_transfers_total": figures.kv_transfers,
                 "kv_failures_total": figures.kv_failures,
                 "kv_expired_total": figures.kv_expired,
@@ -202,6 +246,7 @@ class VllmEngine:
             return
         self._dead = self._dead or EngineDead(f"{self.capability.engine_id}: the engine was closed")
         self._watching.cancel()
+        self._writes.cancel()
         tasks = [run.task for run in self._runs if run.task is not None]
         for run in self._runs:
             self._forget(run)
@@ -217,13 +262,16 @@ class VllmEngine:
         end, timeout_s = self._launcher.end, self._settings.shutdown_timeout_s
         await asyncio.to_thread(end, self._launched, timeout_s)
         self._launcher.forget(self._launched)
+        if self._events is not None:
+            await self._events.close()
 
     async def _serve(self, run: Run) -> None:
         name = run.job.request_id
         error: TriviumError | None = None
         try:
             while await self._generate(run) == "again":
-                run.kv_params = None
+                self._endings.quarantine(run)
+                self._receiver.compute(run)
         except self._api.EngineDeadError as dead:
             self._die(dead)
         except (self._api.VLLMClientError, ValueError, TypeError) as invalid:
@@ -241,14 +289,23 @@ class VllmEngine:
             job.sampling, max_tokens=run.max_tokens, kv_params=run.kv_params
         )
         prompt = api.tokens_input(list(job.prompt_tokens))
-        async with aclosing(self._llm.generate(prompt, params, job.request_id)) as stream:
-            async for result in stream:
-                if not self._runs.holds(run):
-                    return "ended"
-                reason = result.outputs[0].finish_reason
-                if not run.begun and self._receiver.is_untrusted(run, reason, wall_ms()):
-                    return "again"
-                self._take(run, result)
+        wait_s = max(0.0, (run.awaited_ms - wall_ms()) / 1_000) if run.awaited_ms else None
+        try:
+            async with asyncio.timeout(wait_s) as limit:
+                async with aclosing(self._llm.generate(prompt, params, job.request_id)) as stream:
+                    async for result in stream:
+                        limit.reschedule(None)
+                        if not self._runs.holds(run):
+                            return "ended"
+                        reason = result.outputs[0].finish_reason
+                        if not run.begun and self._receiver.is_untrusted(run, reason, wall_ms()):
+                            return "again"
+                        self._take(run, result)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self._receiver.note_late(run)
+            return "again"
         return "ended"
 
     def _take(self, run: Run, result: Any) -> None:
@@ -261,6 +318,8 @@ class VllmEngine:
         if token_ids:
             self._runs.token_s = now_s
             self._counts["tokens"] += len(token_ids)
+            if self._settings.keep_decoded_kv_ms:
+                run.tokens += token_ids
         output = Output(
             request_id=job.request_id,
             token_ids=token_ids,
@@ -277,24 +336,8 @@ class VllmEngine:
         if not part.finish_reason:
             self._put(output)
         else:
-            self._end(run, self._last(run, output, result.kv_transfer_params), stop=False)
-
-    def _last(self, run: Run, output: Output, kv_params: dict[str, Any] | None) -> Output:
-        """The last output, as the protocol has it."""
-        name, reason = run.job.request_id, output.finish_reason
-        if run.hands_over and reason == "length":
-            if not kv_params:
-                error = KvUnavailable(f"{name}: prefill ended without a KV handle")
-                return replace(output, finish_reason="error", error=error.to_wire())
-            kv = self._handover.handle(name, kv_params, wall_ms())
-            text = certain_text(output.text, run.job.sampling)
-            return replace(output, finish_reason="handover", text=text, kv=kv)
-        if run.hands_over and kv_params:  # the answer is whole; vLLM holds its KV all the same
-            self._releases.begin(str(kv_params.get("remote_request_id", "")))
-        if reason in ("stop", "length"):
-            return output
-        failed = EngineFailed(f"{name}: vLLM ended it with {reason!r}")
-        return replace(output, finish_reason="error", error=failed.to_wire())
+            last = self._endings.output(run, output, result.kv_transfer_params)
+            self._end(run, last, stop=False)
 
     async def _watch(self) -> None:
         """Notice a dead engine without requests, and stalled requests."""
@@ -328,8 +371,9 @@ class VllmEngine:
 
     def _forget(self, run: Run) -> None:
         self._runs.remove(run, time.monotonic())
+        self._endings.quarantine(run)
         self._meter.prefills.pop(run.job.request_id, None)
-        if not any(other.kv_params for other in self._runs):
+        if not self._meter.writes and not any(other.reads for other in self._runs):
             self._meter.transfers.clear()  # of requests that were aborted before their first token
         if run.deadline is not None:
             run.deadline.cancel()

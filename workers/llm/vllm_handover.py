@@ -1,17 +1,21 @@
-"""The producer's side of a hand-over in vLLM: handles made, and which KV still waits for its peer.
+"""KV that vLLM holds for a peer: handles made, and which of it still waits.
 
-vLLM does not tell when a peer has read. What is known: the lease ends, and an engine whose KV
-memory is all free holds nothing. Time is an argument. Used by `vllm_engine.py`.
+A prefilled prompt waits for the decode engine that goes on with it, a decoded conversation for the
+prefill engine of its next turn. vLLM does not tell when a peer has read. What is known: the lease
+ends, and an engine whose KV memory is all free holds nothing. Time is an argument. Used by
+`vllm_engine.py`.
 """
 
 import asyncio
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from schemas.records import Capability, KvHandle, Sampling
 from workers.llm.text import StopText
+from workers.llm.vllm_check import PREFIX_HASH, prefix_hash
 from workers.llm.vllm_settings import VllmSettings
 
 _TRIES, _PAUSE_S = 5, 0.05
@@ -20,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """KV of one prompt that was handed over."""
+    """KV of one prompt or conversation."""
 
     engine_request_id: str
     lease_ends_ms: int
@@ -34,17 +38,35 @@ class Handover:
     ) -> None:
         self._settings, self._capability = settings, capability
         self._worker_id, self._worker_epoch = worker_id, worker_epoch
-        self._held: dict[str, Held] = {}  # in order of expiry, for the lease is one constant
+        self._held: dict[str, Held] = {}
         self.total = 0
 
     def handle(self, request_id: str, params: dict[str, Any], now_ms: int) -> KvHandle:
         """The handle for what vLLM returned with a finished prefill."""
-        lease_ends_ms = now_ms + self._settings.kv_lease_s * 1_000
+        return self._made(request_id, params, now_ms, self._settings.kv_lease_s * 1_000)
+
+    def kept(
+        self, request_id: str, params: dict[str, Any], tokens: Sequence[int], now_ms: int
+    ) -> KvHandle | None:
+        """The handle for a finished answer; `tokens` are the prompt's and its own.
+
+        None where it could not be told later which tokens the KV belongs to.
+        """
+        count, block_size = params["remote_num_tokens"], self._capability.block_size
+        blocks = len(params["remote_block_ids"][0])
+        if not 0 < count <= len(tokens) or blocks != -(-count // block_size):
+            return None
+        named = {**params, PREFIX_HASH: prefix_hash(tokens[:count])}
+        return self._made(request_id, named, now_ms, self._settings.keep_decoded_kv_ms)
+
+    def _made(
+        self, request_id: str, params: dict[str, Any], now_ms: int, lease_ms: int
+    ) -> KvHandle:
+        lease_ends_ms = now_ms + lease_ms
         engine_request_id = str(params["remote_request_id"])
-        self._held.pop(request_id, None)
+        self._prune(now_ms)
         self._held[request_id] = Held(engine_request_id, lease_ends_ms)
         self.total += 1
-        self._prune(now_ms)
         return KvHandle(
             worker_id=self._worker_id,
             worker_epoch=self._worker_epoch,
@@ -70,11 +92,9 @@ class Handover:
         return len(self._held)
 
     def _prune(self, now_ms: int) -> None:
-        while self._held:
-            request_id, held = next(iter(self._held.items()))
-            if held.lease_ends_ms > now_ms:
-                return
-            del self._held[request_id]
+        ended = [name for name, held in self._held.items() if held.lease_ends_ms <= now_ms]
+        for name in ended:
+            del self._held[name]
 
 
 def certain_text(text: str, sampling: Sampling) -> str:
@@ -85,29 +105,50 @@ def certain_text(text: str, sampling: Sampling) -> str:
 
 
 class Releases:
-    """Pinned KV that vLLM is told to free, because no peer will fetch it."""
+    """Blocks that vLLM is told to free, because no peer will fetch or fill them."""
 
     def __init__(self, llm: Any) -> None:
         self._llm, self._loop = llm, asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def begin(self, engine_request_id: str) -> None:
-        """Free it soon; an empty id is ignored."""
+        """Free KV that waits for its reader; an empty id is ignored."""
         if engine_request_id:
-            task = self._loop.create_task(self._release(engine_request_id))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._start("release_kv", engine_request_id)
+
+    def later(self, request_id: str, delay_s: float) -> None:
+        """Free blocks of an ended request that a peer may still write until then."""
+        if request_id not in self._timers:
+            timer = self._loop.call_later(max(0.0, delay_s), self._give_up, request_id)
+            self._timers[request_id] = timer
+
+    @property
+    def quarantined(self) -> int:
+        """Requests whose blocks wait for the end of such a time."""
+        return len(self._timers)
 
     def cancel(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
         for task in self._tasks:
             task.cancel()
 
-    async def _release(self, engine_request_id: str) -> None:
+    def _give_up(self, request_id: str) -> None:
+        del self._timers[request_id]
+        self._start("release_unwritten", request_id)
+
+    def _start(self, method: str, name: str) -> None:
+        task = self._loop.create_task(self._release(method, name))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _release(self, method: str, name: str) -> None:
         for _ in range(_TRIES):  # the compute process knows of it one step after the last output
             try:
-                found = await self._llm.collective_rpc("release_kv", args=(engine_request_id,))
+                found = await self._llm.collective_rpc(method, args=(name,))
             except Exception as error:
-                log.warning("%s: KV not released: %r", engine_request_id, error)
+                log.warning("%s: KV not released: %r", name, error)
                 return
             if any(found):
                 return

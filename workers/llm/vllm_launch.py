@@ -5,27 +5,36 @@ start. Several engines may start in one process; the moment in which each reads 
 one at a time.
 """
 
+import json
 import logging
 import multiprocessing
 import os
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from vllm.config import KVTransferConfig
+from vllm.config import KVEventsConfig, KVTransferConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from schemas.records import Capability, Orchestration
 from schemas.settings import ModelSettings
 from workers.llm.tiny import model_folder
 from workers.llm.vllm_api import Meter
-from workers.llm.vllm_plugin import BIND_VARIABLE, OWNER_VARIABLE, SPIN_VARIABLE, KvRelease
+from workers.llm.vllm_fence import FENCE_VARIABLE, KvRelease
+from workers.llm.vllm_plugin import BIND_VARIABLE, OWNER_VARIABLE, SPIN_VARIABLE
 from workers.llm.vllm_settings import VllmSettings
 
+_CONNECTORS = {"pull": "NixlConnector", "push": "NixlPushConnector"}
+_ORCHESTRATIONS = {
+    "pull": (Orchestration.PREFILL_FIRST,),
+    "push": (Orchestration.PREFILL_FIRST, Orchestration.CONCURRENT),
+}
 _environment = threading.Lock()
 _SPAWN_POLL_S = 0.05
 log = logging.getLogger(__name__)
@@ -37,33 +46,44 @@ class Launched:
 
     llm: Any
     meter: Meter
+    capability: Capability
     kv_blocks: int
-    block_size: int
-    max_model_len: int
     vocab_size: int
-    kv_layout: str
     has_transfer: bool
+    events_endpoint: str  # "": it tells nothing of its prefix cache
 
 
 def launch(
     settings: VllmSettings, model: ModelSettings, *, engine_id: str, has_transfer: bool
 ) -> Launched:
     """Start the engine's processes; returns when they are ready."""
-    meter = Meter()
+    meter = Meter(writes=settings.kv_transfer == "push")
     args = engine_args(settings, model, engine_id=engine_id, has_transfer=has_transfer)
-    llm = _constructed(args, meter, environment(settings, has_transfer=has_transfer))
+    variables = environment(settings, has_transfer=has_transfer)
+    llm = _constructed(args, meter, variables)
     meter.listen(llm.output_processor)
     config = llm.vllm_config
-    blocks = config.cache_config.num_gpu_blocks
+    capability = Capability(
+        model=model.served_name,
+        engine="vllm",
+        engine_id=engine_id,
+        block_size=config.cache_config.block_size,
+        max_model_len=config.model_config.max_model_len,
+        running_max=settings.running_max,
+        kv_layout=_layout(config, settings.kv_transfer),
+        orchestrations=_ORCHESTRATIONS[settings.kv_transfer] if has_transfer else (),
+        nixl_metadata=_peer_metadata(config, variables) if has_transfer else b"",
+        tensor_parallel=config.parallel_config.tensor_parallel_size,
+        kv_bytes_per_token=_bytes_per_token(config),
+    )
     return Launched(
         llm=llm,
         meter=meter,
-        kv_blocks=blocks,
-        block_size=config.cache_config.block_size,
-        max_model_len=config.model_config.max_model_len,
+        capability=capability,
+        kv_blocks=config.cache_config.num_gpu_blocks,
         vocab_size=config.model_config.get_vocab_size(),
-        kv_layout=_layout(config),
         has_transfer=has_transfer,
+        events_endpoint=args.kv_events_config.endpoint if settings.kv_events else "",
     )
 
 
@@ -85,16 +105,29 @@ def engine_args(
     }
     if settings.kv_cache_bytes:
         args["kv_cache_memory_bytes"] = settings.kv_cache_bytes
+    if settings.kv_events:
+        folder = tempfile.mkdtemp(prefix="trivium-")  # for this user alone
+        args["kv_events_config"] = KVEventsConfig(
+            enable_kv_cache_events=True, publisher="zmq", endpoint=f"ipc://{folder}/kv"
+        )
     if has_transfer:
         args["worker_extension_cls"] = f"{KvRelease.__module__}.{KvRelease.__qualname__}"
         args["kv_transfer_config"] = KVTransferConfig(
-            kv_connector="NixlConnector",
+            kv_connector=_CONNECTORS[settings.kv_transfer],
             kv_role="kv_both",
             engine_id=engine_id,
             kv_load_failure_policy="recompute",
-            kv_connector_extra_config={"kv_lease_duration": settings.kv_lease_s},
+            kv_connector_extra_config=_connector_config(settings),
         )
     return AsyncEngineArgs(**{**args, **settings.extra_args()})
+
+
+def _connector_config(settings: VllmSettings) -> dict[str, Any]:
+    found: dict[str, Any] = {"kv_lease_duration": settings.kv_lease_s}
+    if settings.keep_decoded_kv_ms:
+        found["bidirectional_kv_xfer"] = True
+        found["decoder_kv_blocks_ttl"] = settings.keep_decoded_kv_ms / 1_000
+    return found
 
 
 def environment(settings: VllmSettings, *, has_transfer: bool) -> dict[str, str]:
@@ -117,6 +150,8 @@ def environment(settings: VllmSettings, *, has_transfer: bool) -> dict[str, str]
         port = settings.side_channel_port or _free_port(settings.side_channel_host)
         found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
         found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(port)
+        if settings.kv_transfer == "push":
+            found[FENCE_VARIABLE] = "1"
     return found
 
 
@@ -172,11 +207,29 @@ def _variables(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _layout(config: Any) -> str:
-    """Workers with equal layouts can exchange KV: the same model, types and block size."""
+def _layout(config: Any, mode: str) -> str:
+    """Workers with equal layouts can exchange KV: the same model, types, block size and way."""
     model, cache = config.model_config, config.cache_config
     parallel = config.parallel_config.tensor_parallel_size
-    return f"vllm/{model.model}/{model.dtype}/{cache.cache_dtype}/{cache.block_size}/tp{parallel}"
+    types = f"{model.dtype}/{cache.cache_dtype}"
+    return f"vllm/{model.model}/{types}/{cache.block_size}/tp{parallel}/{mode}"
+
+
+def _bytes_per_token(config: Any) -> int:
+    """KV of one token on all ranks; for attention that keeps a key and a value per head."""
+    model, parallel = config.model_config, config.parallel_config
+    heads = model.get_num_kv_heads(parallel) * parallel.tensor_parallel_size
+    values = 2 * heads * model.get_head_size() * model.get_total_num_hidden_layers()
+    return int(values * model.dtype.itemsize)
+
+
+def _peer_metadata(config: Any, variables: Mapping[str, str]) -> bytes:
+    peer = {
+        "remote_host": variables["VLLM_NIXL_SIDE_CHANNEL_HOST"],
+        "remote_port": int(variables["VLLM_NIXL_SIDE_CHANNEL_PORT"]),
+        "tp_size": config.parallel_config.tensor_parallel_size,
+    }
+    return json.dumps(peer).encode()
 
 
 def _free_port(host: str) -> int:

@@ -1,4 +1,4 @@
-"""Runs in every process that vLLM starts (entry point `vllm.general_plugins`) and mends its idling.
+"""Runs in every process that vLLM starts (entry point `vllm.general_plugins`) and mends it.
 
 Theory of operation, with what each costs unmended on one small machine:
 - NIXL's progress thread spins a core for ever: vLLM's agent asks for no delay (`calm_nixl`).
@@ -6,6 +6,7 @@ Theory of operation, with what each costs unmended on one small machine:
 - Workers spin for a second after every step before they sleep (`calm_queues`).
 - NIXL's start pins every worker to the machine's last core, whatever was asked (`keep_binding`).
 - Engine processes outlive a killed parent, and take seconds to exit (`watch`, `exit_quickly`).
+- A prefill engine may write KV long after its peer gave up (`vllm_fence.py`).
 The first two are always done, the others where `workers/llm/vllm_launch.py` asks for them by
 environment. What an unknown vLLM no longer has is left alone, and the log says so.
 """
@@ -23,6 +24,8 @@ import threading
 import time
 from types import ModuleType
 from typing import Any, NoReturn
+
+from workers.llm.vllm_fence import fence_writes
 
 OWNER_VARIABLE = "TRIVIUM_PLUGIN_OWNER_PID"
 SPIN_VARIABLE = "TRIVIUM_PLUGIN_SPIN_MS"
@@ -46,11 +49,11 @@ def register() -> None:
     if owner.isdecimal() and int(owner) != os.getpid():
         watch(int(owner))
         exit_quickly()
-    for mend in (_calm_nixl_when_loaded, calm_pinned, calm_queues, keep_binding):
+    for mend in (_calm_nixl_when_loaded, fence_writes, calm_pinned, calm_queues, keep_binding):
         try:
             mend()
         except (AttributeError, ImportError):
-            log.warning("this vLLM cannot be mended by %s; it will use more CPU", mend.__name__)
+            log.warning("this vLLM cannot be mended by %s", mend.__name__)
 
 
 def calm_nixl(api: ModuleType, sleep_us: int = PROGRESS_SLEEP_US) -> None:
@@ -162,22 +165,6 @@ def keep_binding() -> None:
 
     assert callable(CpuPlatform.discover_numa_topology)  # used for nothing but that
     CpuPlatform.discover_numa_topology = classmethod(lambda cls: [])
-
-
-class KvRelease:
-    """Mixed into vLLM's workers: gives up KV that no peer will fetch, which vLLM cannot itself."""
-
-    def release_kv(self, engine_request_id: str) -> bool:
-        """Free a finished request's blocks now, not when its lease ends; False if none are held."""
-        from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-        connector: Any = get_kv_transfer_group().connector_worker
-        if connector._reqs_to_send.pop(engine_request_id, None) is None:  # noqa: SLF001  # no call
-            return False
-        connector._reqs_to_process.discard(engine_request_id)  # noqa: SLF001  # as after a read
-        # What is in this set is reported as sent at the next step.
-        connector._replicated_pcp_done_sending.add(engine_request_id)  # noqa: SLF001  # see above
-        return True
 
 
 def watch(owner_pid: int) -> None:

@@ -7,8 +7,9 @@ vLLM says nothing when it hangs, so the adapter must tell a hang from a queue. T
   begun: those have failed.
 - No first token: a request waits for the first-token timeout although nothing was in its way.
   A full batch and full KV memory are in the way, and so is every older request that begins or ends
-  meanwhile: the queue moves, and the clock starts again. So a long queue is no failure, and a
-  transfer that hangs is one, even on a busy engine.
+  meanwhile: the queue moves, and the clock starts again. So is a peer that has not written the KV
+  yet; that wait has a limit of its own. So a long queue is no failure, and a read that hangs is
+  one, even on a busy engine.
 """
 
 import asyncio
@@ -30,6 +31,9 @@ class Run:
     hands_over: bool
     clock_s: float  # since when nothing is in the way of its first token
     kv_params: dict[str, Any] | None = None
+    reads: bool = False  # KV of a peer, by its handle
+    awaited_ms: int = 0  # until when a peer may write KV into its blocks; 0: none does
+    tokens: list[int] = field(default_factory=list)  # generated, where its KV is to be kept
     begun: bool = False
     cached_tokens: int = 0
     task: asyncio.Task[None] | None = None
@@ -90,7 +94,7 @@ class Runs:
         for older, run in enumerate(self):
             if run.begun:
                 continue
-            if older >= self.running_max or kv_usage > _KV_FULL:
+            if older >= self.running_max or kv_usage > _KV_FULL or run.awaited_ms:
                 run.clock_s = now_s
             waited_s = now_s - run.clock_s
             if waited_s >= self.first_token_timeout_s:

@@ -1,16 +1,18 @@
 """Section [vllm]: what the vLLM engine is told. Imports nothing of vLLM."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from schemas.errors import ConfigError
 
-TRANSFERS = ("pull", "off")
+TRANSFERS = ("pull", "push", "off")
+_KEEP_LEAST_MS = 5_000  # vLLM reads nothing that expires sooner
 _AT_LEAST = {
     "running_max": 1,
     "kv_lease_s": 2,
     "handle_margin_ms": 0,
+    "keep_decoded_kv_ms": 0,
     "side_channel_port": 0,
     "first_token_timeout_ms": 1,
     "progress_timeout_ms": 1,
@@ -31,9 +33,11 @@ class VllmSettings:
     enforce_eager: bool = True  # no compilation: a quick start, slower steps on GPUs
     cpu_bind: str = ""  # cores of the compute threads, as VLLM_CPU_OMP_THREADS_BIND; "": as set
     spin_ms: int = 0  # how long idle processes spin between steps; below 0: vLLM's second
-    kv_transfer: str = "pull"  # or off; replicas never start a connector
+    kv_transfer: str = "pull"  # decode reads; push: prefill writes; off. Replicas have none
     kv_lease_s: int = 30  # how long a prefilled prompt waits for its peer
     handle_margin_ms: int = 5_000  # a handle says that it expires this much earlier
+    keep_decoded_kv_ms: int = 0  # how long a decoded answer's KV waits for the next turn; pull only
+    kv_events: bool = True  # tell what the prefix cache holds
     side_channel_host: str = "localhost"  # where peers ask for NIXL metadata
     side_channel_port: int = 0  # 0: a free one
     first_token_timeout_ms: int = 30_000  # with no other request in the way
@@ -51,12 +55,31 @@ class VllmSettings:
             raise ConfigError(
                 f"vllm.kv_transfer: expected {' or '.join(TRANSFERS)}, found {self.kv_transfer!r}"
             )
+        if self.keep_decoded_kv_ms:
+            self._check_keeping()
         if self.handle_margin_ms >= self.kv_lease_s * 1_000:
             raise ConfigError(
                 f"vllm.handle_margin_ms: expected less than kv_lease_s, {self.kv_lease_s} s, "
                 f"found {self.handle_margin_ms} ms"
             )
         self.extra_args()
+
+    def _check_keeping(self) -> None:
+        least = max(_KEEP_LEAST_MS, self.handle_margin_ms)
+        if self.keep_decoded_kv_ms <= least:
+            raise ConfigError(
+                f"vllm.keep_decoded_kv_ms: expected 0 or more than {least} ms, "
+                f"found {self.keep_decoded_kv_ms} ms"
+            )
+        if self.kv_transfer != "pull":
+            raise ConfigError(
+                f"vllm.keep_decoded_kv_ms: expected 0 where kv_transfer is {self.kv_transfer}, "
+                f"found {self.keep_decoded_kv_ms} ms"
+            )
+
+    def without_transfer(self) -> "VllmSettings":
+        """The same for a worker that never hands over."""
+        return replace(self, kv_transfer="off", keep_decoded_kv_ms=0)
 
     def extra_args(self) -> dict[str, Any]:
         """`extra`, read."""
