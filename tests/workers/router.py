@@ -1,0 +1,170 @@
+"""A router of a test's own, and workers with simulated engines, on a real broker."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from schemas.codec import Codec, pack_tokens
+from schemas.log.clients import AssignedReader, LogProducer
+from schemas.log.clock import wall_ms
+from schemas.log.membership import Membership
+from schemas.records import (
+    MemberKind,
+    MemberState,
+    Mode,
+    Role,
+    Sampling,
+    TokenFrame,
+    Work,
+    WorkPhase,
+)
+from schemas.settings import LogSettings, ModelSettings
+from schemas.topics import TOPICS
+from tests.waiting import until
+from tests.workers.fakes import work
+from workers.config import WorkerSettings
+from workers.llm import sim_engine
+from workers.llm.engine import Engine
+from workers.llm.sim_settings import SimSettings
+from workers.runtime import run_worker
+
+MODEL = ModelSettings(path="sim")
+SIM = SimSettings(prefill_base_ms=2, decode_step_ms=1, transfer="memory", running_max=8)
+
+
+class Router:
+    """Follows the fleet, dispatches, and collects what comes back."""
+
+    def __init__(self, settings: LogSettings) -> None:
+        codec = Codec()
+        self.settings = settings
+        self.producer = LogProducer(settings, codec, durable=True, client_id="router-a")
+        self.membership = Membership(
+            settings, codec, self.producer, member_id="router-a", kind=MemberKind.ROUTER
+        )
+        self.found: list[Any] = []
+        self.buried: list[bytes | None] = []
+        self.codec = codec
+
+    async def follow(self, topic: str) -> None:
+        count = 1 if topic.endswith(".dlq") else self.settings.partitions(TOPICS[topic].group)
+        reader = AssignedReader(self.settings, topic, range(count), client_id="test")
+        await reader.start("earliest")
+        try:
+            while True:
+                for record in await reader.batch():
+                    if topic.endswith(".dlq"):
+                        self.buried.append(record.value)
+                    else:
+                        self.found.append(self.codec.decode(record.value))
+        finally:
+            await reader.stop()
+
+    def of(self, kind: type, request_id: str = "") -> list[Any]:
+        return [
+            r
+            for r in self.found
+            if type(r) is kind and request_id in ("", getattr(r, "request_id", ""))
+        ]
+
+    def state(self, worker_id: str) -> MemberState:
+        member = self.membership.view.members.get(worker_id)
+        return MemberState.GONE if member is None else member.state
+
+    def address(self, worker_id: str) -> dict[str, Any]:
+        member = self.membership.view.members[worker_id]
+        return {"worker_id": worker_id, "worker_epoch": member.epoch, "router_id": "router-a"}
+
+    async def send(self, topic: str, record: Any, worker_id: str) -> None:
+        leases = self.membership.view.members[worker_id].registration.leases
+        (partition,) = (lease.partition for lease in leases if lease.topic == topic)
+        key = record.request_id
+        await (await self.producer.send(topic, record, key=key, partition=partition))
+
+    def answer(self, request_id: str) -> tuple[list[int], str]:
+        """Tokens and text of a stream, joined as a gateway does; gaps and repeats fail."""
+        ids, text = list[int](), ""
+        for frame in self.of(TokenFrame):
+            start = 0
+            for n, row in enumerate(frame.request_ids):
+                count = frame.token_counts[n]
+                if row == request_id:
+                    assert (frame.first_seqs[n], frame.first_chars[n]) == (len(ids), len(text))
+                    ids += frame.token_ids[start : start + count]
+                    text += frame.texts[n]
+                start += count
+        return ids, text
+
+
+@asynccontextmanager
+async def router_of(settings: LogSettings) -> AsyncIterator[Router]:
+    router = Router(settings)
+    await router.producer.start()
+    await router.membership.join()
+    topics = ["phases", "outcomes", "tokens", "decode.dlq"]
+    tasks = [asyncio.create_task(router.follow(topic)) for topic in topics]
+    tasks.append(asyncio.create_task(router.membership.run()))
+    try:
+        yield router
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await router.membership.leave()
+        await router.producer.stop()
+
+
+@asynccontextmanager
+async def worker_of(
+    settings: LogSettings,
+    router: Router,
+    worker_id: str,
+    role: Role | Sequence[Role],
+    **changes: Any,
+) -> AsyncIterator[tuple[asyncio.Task[None], asyncio.Event]]:
+    stop, epoch = asyncio.Event(), wall_ms()
+    roles = [role] if isinstance(role, Role) else list(role)
+
+    async def start() -> Engine:
+        engine: Engine = await sim_engine.start(
+            replace(SIM, **changes),
+            model=MODEL,
+            engine_id=f"{worker_id}-{epoch}",
+            worker_id=worker_id,
+            worker_epoch=epoch,
+        )
+        return engine
+
+    task = asyncio.create_task(
+        run_worker(
+            settings,
+            WorkerSettings(engine="sim", drain_timeout_ms=5_000),
+            MODEL,
+            worker_id=worker_id,
+            roles=roles,
+            engine=start,
+            stop=stop,
+        )
+    )
+    members = router.membership.view.members
+    try:
+        await until(lambda: task.done() or router.state(worker_id) is MemberState.READY)
+        if task.done():
+            task.result()
+        await until(lambda: {role for _, role in members[worker_id].credits} == {*roles})
+        yield task, stop
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+def chat(request_id: str, phase: WorkPhase, **changes: Any) -> Work:
+    fields = {
+        "model": MODEL.served_name,
+        "prompt_tokens": pack_tokens(range(40)),
+        "sampling": Sampling(max_tokens=12, seed=3, ignore_eos=True),
+        "mode": Mode.REMOTE,
+    }
+    return work(request_id, phase, **{**fields, **changes})

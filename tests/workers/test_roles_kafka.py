@@ -1,0 +1,177 @@
+"""A worker moves between pools on a real broker, under load; the test is router and gateway."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from infra.fleet import FleetWatch
+from infra.pool import move_worker
+from schemas.errors import ConfigError, NotReady
+from schemas.records import (
+    Mode,
+    Outcome,
+    OutcomeKind,
+    Phase,
+    PhaseKind,
+    Role,
+    WorkPhase,
+)
+from schemas.settings import LogSettings
+from tests.waiting import until
+from tests.workers.router import Router, chat, router_of, worker_of
+
+pytestmark = pytest.mark.kafka
+PREFILL, DECODE, REPLICA = Role.PREFILL, Role.DECODE, Role.REPLICA
+
+
+class Load:
+    """Requests for the worker that moves, in whichever role it has; refused ones come again."""
+
+    def __init__(self, router: Router, mover: str, other: str) -> None:
+        self.router, self.mover, self.other = router, mover, other
+        self.phases_run = {WorkPhase.PREFILL: 0, WorkPhase.DECODE: 0}
+        self.refused = 0
+        self.stop = asyncio.Event()
+
+    async def run(self) -> list[str]:
+        """Four at a time until stopped; the ids of all requests."""
+        streams = await asyncio.gather(*(self._stream(number) for number in range(4)))
+        return [request_id for stream in streams for request_id in stream]
+
+    async def _stream(self, stream: int) -> list[str]:
+        found: list[str] = []
+        while not self.stop.is_set():
+            found.append(f"r{stream}-{len(found)}")
+            await self._request(found[-1], len(found) % 2 == 0)
+        return found
+
+    async def _request(self, request_id: str, prefill_first: bool) -> None:
+        attempt = 0
+        while not self.router.of(Outcome, request_id):
+            attempt += 1
+            roles = self.router.membership.view.members[self.mover].registration.roles
+            if PREFILL in roles and (prefill_first or DECODE not in roles):
+                await self._remote(request_id, attempt)
+            else:
+                await self._local(request_id, attempt)
+
+    async def _remote(self, request_id: str, attempt: int) -> None:
+        done = await self._sent(request_id, attempt, WorkPhase.PREFILL, self.mover)
+        if done is None:
+            return
+        sent = {"first_seq": done.sent_tokens, "first_char": done.sent_chars, "kv": done.kv}
+        await self._sent(request_id, attempt, WorkPhase.DECODE, self.other, **sent)
+
+    async def _local(self, request_id: str, attempt: int) -> None:
+        await self._sent(request_id, attempt, WorkPhase.DECODE, self.mover, mode=Mode.LOCAL)
+
+    async def _sent(
+        self, request_id: str, attempt: int, phase: WorkPhase, worker_id: str, **changes: Any
+    ) -> Phase | None:
+        """Send work and wait for its end: the phase after prefill, nothing otherwise."""
+        address = self.router.address(worker_id)
+        order = chat(request_id, phase, attempt=attempt, **changes, **address)
+        await self.router.send(phase.value, order, worker_id)
+
+        def reports() -> list[Phase]:
+            found = self.router.of(Phase, request_id)
+            own = [p for p in found if p.attempt == attempt and p.worker_id == worker_id]
+            return [p for p in own if p.kind is not PhaseKind.KV_RECEIVED]
+
+        await until(lambda: bool(reports() or self.router.of(Outcome, request_id)))
+        if any(phase.kind is PhaseKind.REFUSED for phase in reports()):
+            self.refused += 1
+            return None
+        self.phases_run[phase] += worker_id == self.mover
+        return reports()[0] if reports() else None
+
+
+@asynccontextmanager
+async def fleet_of(settings: LogSettings) -> AsyncIterator[FleetWatch]:
+    fleet = FleetWatch(settings)
+    await fleet.start()
+    following = asyncio.create_task(fleet.follow())
+    try:
+        yield fleet
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await fleet.stop()
+
+
+@pytest.mark.timeout(60)
+async def test_a_worker_moves_under_load_and_loses_nothing(kafka: LogSettings) -> None:
+    async with (
+        router_of(kafka) as router,
+        worker_of(kafka, router, "other", DECODE),
+        worker_of(kafka, router, "mover", PREFILL),
+        fleet_of(kafka) as fleet,
+    ):
+        load = Load(router, "mover", "other")
+        running = asyncio.create_task(load.run())
+
+        async def more(phase: WorkPhase, count: int = 12) -> None:
+            wanted = load.phases_run[phase] + count
+            await until(lambda: running.done() or load.phases_run[phase] >= wanted)
+            assert not running.done(), running.result()
+
+        async def move(*roles: Role) -> None:
+            await move_worker(fleet, router.producer, kafka, "mover", roles, timeout_s=10)
+
+        epoch = router.membership.view.members["mover"].epoch
+        await more(WorkPhase.PREFILL)
+        await move(DECODE)
+        await more(WorkPhase.DECODE)
+        await move(PREFILL, DECODE)
+        await more(WorkPhase.PREFILL)
+        await more(WorkPhase.DECODE)
+        await move(PREFILL)
+        await more(WorkPhase.PREFILL)
+        load.stop.set()
+        requests = await running
+
+        outcomes = [router.of(Outcome, request_id) for request_id in requests]
+        assert {(len(found), found[0].kind) for found in outcomes} == {(1, OutcomeKind.COMPLETED)}
+        await until(lambda: all(len(router.answer(each)[0]) == 12 for each in requests))
+        assert len({router.answer(each)[1] for each in requests}) == 1  # all ask the same
+        assert router.membership.view.members["mover"].epoch == epoch
+
+
+async def test_orders_that_cannot_be_followed_say_why(kafka: LogSettings) -> None:
+    async with (
+        router_of(kafka) as router,
+        worker_of(kafka, router, "p", PREFILL),
+        worker_of(kafka, router, "r", REPLICA, transfer="none"),
+        fleet_of(kafka) as fleet,
+    ):
+
+        async def fails(worker_id: str, *roles: Role, within_s: float = 10) -> str:
+            with pytest.raises((ConfigError, NotReady)) as raised:
+                await move_worker(
+                    fleet, router.producer, kafka, worker_id, roles, timeout_s=within_s
+                )
+            return raised.value.message
+
+        assert await fails("q", DECODE) == "no worker 'q' lives; expected one of: p, r"
+        assert "decode and replica share" in await fails("p", DECODE, REPLICA)
+        assert "it can be a replica" in await fails("r", DECODE)
+        assert "is still prefill after 0 s" in await fails("p", DECODE, within_s=0)
+
+
+async def test_a_worker_may_start_with_several_roles(kafka: LogSettings) -> None:
+    async with (
+        router_of(kafka) as router,
+        worker_of(kafka, router, "both", [PREFILL, DECODE]),
+    ):
+        at = router.address("both")
+        await router.send("prefill", chat("r1", WorkPhase.PREFILL, **at), "both")
+        await router.send("decode", chat("r2", WorkPhase.DECODE, **at), "both")
+        await until(lambda: router.of(Phase, "r1") != [] and router.of(Outcome, "r2") != [])
+        (done,) = router.of(Phase, "r1")
+        sent = {"first_seq": done.sent_tokens, "first_char": done.sent_chars, "kv": done.kv}
+        await router.send("decode", chat("r1", WorkPhase.DECODE, **sent, **at), "both")
+        await until(lambda: router.of(Outcome, "r1") != [])
+        await until(lambda: router.answer("r1") == router.answer("r2"))
