@@ -9,7 +9,7 @@ import pytest
 from schemas.errors import ConfigError, KvUnavailable, StaleEpoch
 from schemas.records import Capability, KvHandle, Sampling
 from tests.workers.engines import job
-from workers.llm.vllm_check import HandleGate, checked_params, job_problem
+from workers.llm.vllm_check import HandleGate, checked_params, job_problem, prefix_hash
 from workers.llm.vllm_handover import Handover, certain_text
 from workers.llm.vllm_settings import VllmSettings
 
@@ -119,6 +119,93 @@ def test_kv_of_an_earlier_life_is_refused() -> None:
     one.use(handle(worker_epoch=6), 40, now_ms=0)
 
 
+def kept_handle(tokens: list[int], **changes: Any) -> KvHandle:
+    """A decode engine's KV of the first 40 of these tokens; `params` changes single parameters."""
+    own = {
+        "do_remote_prefill": False,
+        "do_remote_decode": True,
+        "remote_blocks_expiry_time": 17.5,
+        "prefix_hash": prefix_hash(tokens[:40]),
+    }
+    return handle(**{**changes, "params": {**own, **changes.pop("params", {})}})
+
+
+def test_kept_kv_passes_once_for_a_prompt_that_goes_on_with_it() -> None:
+    one, tokens = gate(), [*range(60)]
+    params = one.use_kept(kept_handle(tokens), tokens, now_ms=999)
+    assert (params["do_remote_decode"], params["do_remote_prefill"]) == (True, False)
+    assert params["remote_blocks_expiry_time"] == 17.5
+    assert "prefix_hash" not in params
+    with pytest.raises(KvUnavailable, match="already used once"):
+        one.use_kept(kept_handle(tokens), tokens, now_ms=999)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens"),
+    [
+        ({}, [*range(40)]),  # of which the last must be computed
+        ({}, [*range(39), 7, *range(40, 60)]),
+        ({}, [7, *range(1, 60)]),
+        ({"params": {"prefix_hash": None}}, [*range(60)]),
+        ({"params": {"remote_blocks_expiry_time": None}}, [*range(60)]),
+        ({"params": {"remote_block_ids": [[3, 4, 5]]}}, [*range(60)]),
+        ({"params": {"do_remote_prefill": True}}, [*range(60)]),
+        ({"params": {"do_remote_decode": False}}, [*range(60)]),
+        ({"block_size": 16}, [*range(60)]),
+        ({"expires_at_ms": 900}, [*range(60)]),
+    ],
+)
+def test_kept_kv_of_another_conversation_is_refused(
+    changes: dict[str, Any], tokens: list[int]
+) -> None:
+    one, own = gate(), [*range(60)]
+    with pytest.raises(KvUnavailable):
+        one.use_kept(kept_handle(own, **changes), tokens, now_ms=900)
+    one.use_kept(kept_handle(own), own, now_ms=900)  # and leaves no trace
+
+
+def test_a_kept_handle_is_no_prompts_and_the_other_way_round() -> None:
+    tokens = [*range(60)]
+    with pytest.raises(KvUnavailable):
+        gate().use(kept_handle(tokens), 40, now_ms=0)
+    with pytest.raises(KvUnavailable):
+        gate().use_kept(handle(), tokens, now_ms=0)
+
+
+PEER = {"remote_host": "localhost", "remote_port": 5600, "tp_size": 1}
+
+
+def test_a_promise_names_its_peer() -> None:
+    one = HandleGate(engine_id="engine-d", block_size=32, mode="push")
+    promised = handle(block_ids=(), params={}, engine_request_id="r1.1")
+    params = one.promise(promised, 40, json.dumps(PEER).encode(), now_ms=999)
+    assert params == {
+        **PEER,
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": "engine-p",
+        "remote_request_id": "r1.1",
+        "remote_num_tokens": 40,
+    }
+
+
+@pytest.mark.parametrize(
+    ("peer", "tokens"),
+    [
+        (None, 40),
+        (b"", 40),
+        ({**PEER, "remote_port": 0}, 40),
+        ({**PEER, "remote_host": None}, 40),
+        ({**PEER, "tp_size": 0}, 40),
+        (PEER, 41),
+    ],
+)
+def test_a_promise_of_nobody_is_refused(peer: Any, tokens: int) -> None:
+    known = json.dumps(peer).encode() if isinstance(peer, dict) else peer
+    with pytest.raises(KvUnavailable):
+        gate().promise(handle(), tokens, known, now_ms=0)
+
+
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
@@ -182,6 +269,34 @@ def test_handles_expire_before_the_lease_and_are_counted() -> None:
     handover.handle("r3", PARAMS, now_ms=3_000)
     assert handover.held(3_001, kv_usage=0.0) == 0  # all memory is free, so it was read
     assert handover.total == 3
+
+
+def test_a_conversation_is_kept_for_its_next_turn() -> None:
+    capability = Capability(
+        model="m",
+        engine="vllm",
+        engine_id="engine-p",
+        block_size=32,
+        max_model_len=100,
+        running_max=4,
+    )
+    settings = VllmSettings(keep_decoded_kv_ms=9_000)
+    handover = Handover(settings, capability, worker_id="decode-0", worker_epoch=5)
+    returned = {
+        **PARAMS,
+        "do_remote_prefill": False,
+        "do_remote_decode": True,
+        "remote_blocks_expiry_time": 3.5,
+    }
+    tokens = [*range(41)]
+    kept = handover.kept("r1", returned, tokens, now_ms=1_000)
+    assert kept is not None
+    assert (kept.tokens, kept.expires_at_ms) == (40, 5_000)
+    assert gate().use_kept(kept, [*tokens, 1, 2], now_ms=4_999)
+    assert handover.held(9_999, kv_usage=0.1) == 1
+    assert handover.held(10_000, kv_usage=0.1) == 0
+    assert handover.kept("r2", returned, tokens[:39], now_ms=0) is None
+    assert handover.kept("r3", {**returned, "remote_block_ids": [[1]]}, tokens, now_ms=0) is None
 
 
 @pytest.mark.parametrize(

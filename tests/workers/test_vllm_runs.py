@@ -104,3 +104,11 @@ def test_a_second_life_waits_for_the_next_take() -> None:
     assert (first.error, first.token_ids) == (error, ())
     (second,) = mail.take()
     assert (second.error, second.token_ids, second.finish_reason) == (None, (1, 2), "length")
+
+
+def test_a_peer_that_has_not_written_yet_is_no_stall() -> None:
+    table, (first, second) = runs(2)
+    second.awaited_ms = 500_000
+    assert names(table.stalled(30.0, reported_s=30.0, kv_usage=0.1)) == [first.job.request_id]
+    table.remove(first, 30.0)
+    assert table.stalled(90.0, reported_s=90.0, kv_usage=0.1) == []

@@ -1,0 +1,107 @@
+"""Conversations with a live stack: what is asked follows from their names, answers are streamed.
+
+The client side of `infra/evaluate/live.py`; judges nothing.
+"""
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from infra.launcher import Stack
+
+_WORDS = "a log remembers what its readers have not asked for yet and tells it again".split()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is asked of every way; conversations run at most `streams` at a time."""
+
+    conversations: int = 20
+    turns: int = 4
+    streams: int = 2
+    tokens: int = 24  # of each answer
+    words: int = 60  # of each question
+    seed: int = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """One answer, as its client saw it."""
+
+    number: int  # from 1
+    ttft_ms: float = 0.0
+    tpot_ms: float = 0.0
+    kv_bytes: int = 0
+    mode: str = ""
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+
+
+async def converse(
+    client: httpx.AsyncClient, model: str, load: Load, name: str, session: str
+) -> list[Turn]:
+    """One conversation. What is asked follows from its name, so it can be held elsewhere too."""
+    rng = random.Random(f"{load.seed} {name}")
+    messages: list[dict[str, str]] = []
+    turns = []
+    for number in range(1, load.turns + 1):
+        question = f"{name}: {' '.join(rng.choices(_WORDS, k=load.words))}?"
+        messages.append({"role": "user", "content": question})
+        body = {
+            "model": model,
+            "messages": messages,
+            "temperature": 0,
+            "max_tokens": load.tokens,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        turn = await _ask(client, body, session, number)
+        messages.append({"role": "assistant", "content": turn.text})
+        turns.append(turn)
+    return turns
+
+
+async def _ask(client: httpx.AsyncClient, body: dict[str, Any], session: str, number: int) -> Turn:
+    turn, times = Turn(number=number), list[float]()
+    began_s = time.perf_counter()
+    headers = {"X-Session-Id": session}
+    url = "/v1/chat/completions"
+    async with client.stream("POST", url, json=body, headers=headers) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                raise RuntimeError(f"{session}, turn {number}: {event['error']}")
+            for choice in event.get("choices", ()):
+                turn.text += choice["delta"].get("content") or ""
+                found = choice.get("token_ids") or []
+                turn.token_ids += found
+                times += [time.perf_counter()] * len(found)
+            placed = event.get("trivium") or {}
+            turn.mode = placed.get("mode", turn.mode)
+            turn.kv_bytes = placed.get("kv_bytes", turn.kv_bytes)
+    turn.ttft_ms = (times[0] - began_s) * 1_000
+    turn.tpot_ms = (times[-1] - times[0]) * 1_000 / max(1, len(times) - 1)
+    return turn
+
+
+async def hold(stack: Stack, load: Load, prefix: str, session: str) -> list[list[Turn]]:
+    """All conversations of the load whose names begin so, on one stack."""
+    model, free = stack.settings.model.served_name, asyncio.Semaphore(load.streams)
+    async with httpx.AsyncClient(base_url=stack.gateway_urls[0], timeout=120) as client:
+
+        async def one(number: int) -> list[Turn]:
+            async with free:
+                name = f"{prefix} {number}"
+                return await converse(client, model, load, name, f"{session} {name}")
+
+        return await asyncio.gather(*(one(number) for number in range(load.conversations)))
