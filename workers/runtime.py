@@ -33,7 +33,7 @@ from workers.presence import Presence
 from workers.roles import RoleOrders, lease_topics
 
 log = logging.getLogger("trivium.worker")
-EngineSource = Engine | Callable[[], Awaitable[Engine]]
+EngineSource = Engine | Callable[[int], Awaitable[Engine]]  # by the worker's epoch
 # Figures of EngineLoad.extra, by engine: how many handed-over KVs still wait for their peer.
 HANDLES_HELD = ("kv_handles_held", "held")
 
@@ -62,7 +62,8 @@ async def run_worker(
 ) -> None:
     """Serve until `stop` is set and the held work is done.
 
-    `engine` is started or an async function that starts it; it is closed at the end in any case.
+    `engine` is started, or an async function that starts it when the worker has joined the fleet
+    and has its epoch; it is closed at the end in any case.
     """
     codec = codec or Codec()
     topics = lease_topics(roles)
@@ -149,7 +150,7 @@ class Worker:
         if not callable(source):
             self._engine = source
             return True
-        starting = asyncio.ensure_future(source())
+        starting = asyncio.ensure_future(source(self._membership.epoch))
         stopped = asyncio.ensure_future(stop.wait())
         try:
             await self._tasks.until(

@@ -9,7 +9,6 @@ from typing import Any
 
 from infra.config import ENGINE_SECTIONS, Settings
 from schemas.errors import ConfigError
-from schemas.log.clock import wall_ms
 from schemas.records import Role
 from schemas.settings import ModelSettings, build
 from workers.config import ENGINES, engine_start
@@ -40,12 +39,11 @@ async def start_engine(
 
 def engine_source(
     settings: Settings, worker_id: str, roles: Sequence[Role]
-) -> Callable[[], Awaitable[Engine]]:
-    """What a worker calls, once it has joined the fleet, to start the configured engine."""
+) -> Callable[[int], Awaitable[Engine]]:
+    """What a worker calls with its epoch, once it has joined the fleet: starts its engine."""
     name = settings.worker.engine
     section = settings.engines.get(name, {})
-    epoch = wall_ms()
-    return lambda: start_engine(
+    return lambda epoch: start_engine(
         name,
         section,
         model=settings.model,

@@ -108,7 +108,7 @@ def _common_prefix(left: Sequence[int], right: Sequence[int]) -> list[int]:
 
 
 async def _main(settings: Settings, questions: list[dict[str, Any]]) -> None:
-    engine = await engine_source(settings, "reference", [Role.REPLICA])()
+    engine = await engine_source(settings, "reference", [Role.REPLICA])(1)
     try:
         verdicts = [_verdict(q, await _answer(engine, q)) for q in questions]
     finally:

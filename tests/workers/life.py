@@ -44,7 +44,7 @@ class Life:
         self.membership: FakeMembership = made[0]
         self.task: asyncio.Task[None] | None = None
 
-    async def start(self, engine: Callable[[], Awaitable[Engine]] | None = None) -> None:
+    async def start(self, engine: Callable[[int], Awaitable[Engine]] | None = None) -> None:
         self.task = asyncio.create_task(self.worker.run(engine or self.engine, self.stop))
 
     async def ready(self) -> None:

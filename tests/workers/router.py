@@ -8,7 +8,6 @@ from typing import Any
 
 from schemas.codec import Codec, pack_tokens
 from schemas.log.clients import AssignedReader, LogProducer
-from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
 from schemas.records import (
     MemberKind,
@@ -124,10 +123,10 @@ async def worker_of(
     role: Role | Sequence[Role],
     **changes: Any,
 ) -> AsyncIterator[tuple[asyncio.Task[None], asyncio.Event]]:
-    stop, epoch = asyncio.Event(), wall_ms()
+    stop = asyncio.Event()
     roles = [role] if isinstance(role, Role) else list(role)
 
-    async def start() -> Engine:
+    async def start(epoch: int) -> Engine:
         engine: Engine = await sim_engine.start(
             replace(SIM, **changes),
             model=MODEL,

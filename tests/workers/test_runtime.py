@@ -39,7 +39,8 @@ from workers.llm.engine import Engine, EngineLoad
 async def test_it_joins_before_its_engine_is_up_and_offers_nothing_until_then() -> None:
     found, may_start = Life(), asyncio.Event()
 
-    async def start() -> Engine:
+    async def start(epoch: int) -> Engine:
+        assert epoch == found.membership.epoch
         await may_start.wait()
         return found.engine
 
@@ -62,7 +63,7 @@ async def test_it_joins_before_its_engine_is_up_and_offers_nothing_until_then() 
 async def test_an_engine_that_does_not_start_ends_the_worker() -> None:
     found = Life()
 
-    async def start() -> Engine:
+    async def start(epoch: int) -> Engine:
         raise ConfigError("no such model")
 
     await found.start(start)
@@ -74,7 +75,7 @@ async def test_an_engine_that_does_not_start_ends_the_worker() -> None:
 async def test_it_can_be_stopped_while_its_engine_starts() -> None:
     found = Life()
 
-    async def start() -> Engine:
+    async def start(epoch: int) -> Engine:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -88,7 +89,7 @@ async def test_it_can_be_stopped_while_its_engine_starts() -> None:
 async def test_a_lease_lost_while_the_engine_starts_ends_the_worker() -> None:
     found = Life()
 
-    async def start() -> Engine:
+    async def start(epoch: int) -> Engine:
         found.membership.lost.set()
         await asyncio.Event().wait()
         raise AssertionError
