@@ -1,20 +1,23 @@
-"""Seeded disorder: hand-overs, failing and stalled fetches, aborts; nothing leaks or lies."""
+"""Seeded disorder: hand-overs of all kinds, failing and stalled moves, aborts; nothing leaks or
+lies."""
 
 import asyncio
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from schemas.records import KvHandle  # noqa: TC001 - as everywhere in tests
+from schemas.records import KvHandle, Orchestration
 from tests.waiting import pass_time, run, until
-from tests.workers.engines import PREFILL, collected, job, prompt, start_sim
+from tests.workers.engines import PREFILL, collected, job, paired_jobs, prompt, start_sim
 from workers.kv.transfer import MemoryTransfer
 from workers.llm.engine import Job, Output
 from workers.llm.sim_engine import SimEngine
 
 ROUNDS = 200
 CHOICES = ["prefill", "prefill", "decode", "fetch", "fetch", "fetch", "abort", "fault"]
+PAIRS = [*CHOICES, "concurrent", "decode_first", "concurrent", "decode_first", "abort"]
 
 
 class Client:
@@ -24,6 +27,7 @@ class Client:
         self.engine = engine
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, Output] = {}
+        self.prefills: dict[str, tuple[Client, Job]] = {}  # to add when decode has allocated
         self._task = asyncio.ensure_future(self._collect())
 
     def add(self, one: Job) -> None:
@@ -36,28 +40,51 @@ class Client:
             for output in await self.engine.outputs():
                 assert output.request_id not in self.ends, "an output after the last one"
                 self.tokens[output.request_id] += output.token_ids
+                if output.kv is not None and output.request_id in self.prefills:
+                    other, prefill = self.prefills.pop(output.request_id)
+                    other.add(replace(prefill, kv_target=output.kv))
                 if output.finish_reason:
                     self.ends[output.request_id] = output
 
-    async def ended(self) -> None:
-        """Wait until every request has its last output, or a check of the task failed."""
-        await until(lambda: self._task.done() or len(self.ends) == len(self.tokens))
+    @property
+    def is_done(self) -> bool:
+        """Every request has its last output, or a check of the task failed."""
+        return self._task.done() or len(self.ends) == len(self.tokens)
+
+    async def stopped(self) -> None:
+        """End the task; raises what it found."""
         self._task.cancel()
         result = (await asyncio.gather(self._task, return_exceptions=True))[0]
         assert isinstance(result, asyncio.CancelledError), result
 
 
-async def disorder(seed: int) -> Counter[str]:
+def add_pair(
+    producer: Client, consumer: Client, tokens: list[int], kind: str, request_id: str, first: bool
+) -> None:
+    """Both phases at once; with `first` prefill has its job before decode."""
+    orchestration = Orchestration(kind)
+    fields = {"request_id": request_id, "max_tokens": 30}
+    jobs = paired_jobs(producer.engine, consumer.engine, tokens, orchestration, **fields)
+    if orchestration is Orchestration.DECODE_FIRST:
+        consumer.prefills[request_id] = producer, jobs[0]
+        consumer.add(jobs[1])
+        return
+    sides = [(producer, jobs[0]), (consumer, jobs[1])]
+    for client, each in sides if first else reversed(sides):
+        client.add(each)
+
+
+async def disorder(seed: int, choices: list[str], degrees: tuple[int, int]) -> Counter[str]:
     """Random work on two engines; returns how requests ended and what the engines counted."""
     chance = random.Random(seed)
     small = {"kv_blocks": 40, "running_max": 4, "prefill_running_max": 2}
     brief = {
         "transfer_timeout_ms": 15,
-        "handle_ttl_ms": 300,
-        "handle_margin_ms": 50,
+        "handle_ttl_ms": 400,
+        "handle_margin_ms": 200,  # a stalled write is made before this has passed
         "transfer_tries_max": 2,
     }
-    engines = [await start_sim(**small, **brief) for _ in "ab"]
+    engines = [await start_sim(**small, **brief, tensor_parallel=degree) for degree in degrees]
     transfers = [MemoryTransfer.peers[engine.capability.engine_id] for engine in engines]
     clients = [Client(engine) for engine in engines]
     prompts = [prompt(chance.randrange(1, 90), salt) for salt in range(8)]
@@ -67,7 +94,7 @@ async def disorder(seed: int) -> Counter[str]:
     aborted: set[str] = set()
     for number in range(ROUNDS):
         client, tokens = chance.choice(clients), chance.choice(prompts)
-        match chance.choice(CHOICES):
+        match chance.choice(choices):
             case "prefill":
                 client.add(job(tokens, PREFILL, request_id=f"prefill-{number}"))
                 asked[f"prefill-{number}"] = tokens
@@ -81,6 +108,12 @@ async def disorder(seed: int) -> Counter[str]:
                 if chance.random() < 0.7:
                     reader.engine.blocks.forget_cached()
                 reader.add(job(known, request_id=f"fetch-{number}", kv=kv, max_tokens=30))
+            case ("concurrent" | "decode_first") as kind:
+                other = clients[1 - clients.index(client)]
+                asked[f"pair-{number}"] = tokens
+                if chance.random() < 0.3:
+                    client.engine.blocks.forget_cached()
+                add_pair(client, other, tokens, kind, f"pair-{number}", chance.random() < 0.5)
             case "abort" if open_ids := [key for key in client.tokens if key not in client.ends]:
                 request_id = chance.choice(open_ids)
                 aborted.add(request_id)
@@ -100,8 +133,9 @@ async def disorder(seed: int) -> Counter[str]:
                     handles.append((reader, found, asked[request_id]))
     for transfer in transfers:
         transfer.stalled, transfer.failing = False, 0
+    await until(lambda: all(each.is_done for each in clients))
     for each in clients:
-        await each.ended()
+        await each.stopped()
     await until(lambda: not any(engine.blocks.used for engine in engines))
     await check(clients, asked)
     for engine in engines:
@@ -133,8 +167,16 @@ async def check(clients: list[Client], asked: dict[str, list[int]]) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_disorder_leaks_nothing_and_changes_no_answer(seed: int) -> None:
-    ends = run(disorder(seed))
+    ends = run(disorder(seed, CHOICES, (1, 1)))
     assert ends["length"] > 10
     assert ends["handover"] > 5
     assert min(ends[key] for key in ("abort", "error", "fetched")) > 0
     assert min(ends[key] for key in ("fetch_failures_total", "recomputed_total")) > 0
+
+
+@pytest.mark.parametrize(("seed", "degrees"), [(4, (1, 1)), (5, (1, 4)), (6, (4, 2))])
+def test_disorder_of_both_phases_at_once_does_neither(seed: int, degrees: tuple[int, int]) -> None:
+    ends = run(disorder(seed, PAIRS, degrees))
+    assert ends["length"] > 10
+    assert ends["handover"] > 10
+    assert min(ends[key] for key in ("abort", "error", "fetched")) > 0
