@@ -29,7 +29,7 @@ class LogSettings:
 
     bootstrap: str = "127.0.0.1:9092"
     topic_prefix: str = ""
-    session_partitions: int = 4  # routers at most
+    session_partitions: int = 2  # routers at most; each costs every fetch of every router
     worker_partitions: int = 16  # workers per topic at most
     gateway_partitions: int = 8  # gateways at most
     replication_factor: int = 1
