@@ -1,0 +1,115 @@
+"""The control loop of the scheduler: moves prefill's share and its flush timeout.
+
+Trinity, section 3.3, names the three signals and the directions; the law is ours. Each signal is
+its excess over a target: KV links that run below their bandwidth target and prefill searches that
+wait too long ask for more prefill, decode time that is stalled on retrieval asks for less. The
+weighted sum moves the share in a line and the timeout by a factor. A dead band, a slew limit and
+bounds keep it from swinging. Pure: the caller runs it every few hundred milliseconds and records
+the moves.
+"""
+
+import math
+from dataclasses import dataclass
+
+from schemas.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSettings:
+    """Targets, weights and limits."""
+
+    interval_ms: int = 300
+    link_target_bytes_per_s: float = 0.0  # of all KV links together; 0: not watched
+    wait_target_ms: float = 2.0  # prefill, 95th percentile
+    stall_target: float = 0.05  # share of decode time
+    link_weight: float = 1.0
+    wait_weight: float = 1.0
+    stall_weight: float = 1.0
+    share_gain: float = 0.1
+    flush_gain: float = 0.3
+    share_min: float = 0.1
+    share_max: float = 0.9
+    flush_min_ms: float = 0.2
+    flush_max_ms: float = 50.0
+    dead_band: float = 0.1  # of the error
+    share_step_max: float = 0.1  # a move
+    flush_factor_max: float = 2.0  # a move
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.share_min <= self.share_max <= 1:
+            raise ConfigError(
+                "search.share_min and share_max: expected 0 <= min <= max <= 1, "
+                f"found {self.share_min} and {self.share_max}"
+            )
+        if not 0 < self.flush_min_ms <= self.flush_max_ms:
+            raise ConfigError(
+                "search.flush_min_ms and flush_max_ms: expected 0 < min <= max, "
+                f"found {self.flush_min_ms} and {self.flush_max_ms}"
+            )
+        if self.wait_target_ms <= 0 or self.stall_target <= 0 or self.flush_factor_max < 1:
+            raise ConfigError("search: expected targets above 0 and flush_factor_max of at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signals:
+    """What the loop looks at; None where nothing was measured since the last time."""
+
+    link_bytes_per_s: float | None = None
+    prefill_wait_ms_p95: float | None = None
+    decode_stalled_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """One step of the loop, with what led to it."""
+
+    signals: Signals
+    error: float  # above 0: prefill needs more
+    share_before: float
+    share: float
+    flush_ms_before: float
+    flush_ms: float
+
+    @property
+    def is_still(self) -> bool:
+        """Whether nothing changed."""
+        return self.share == self.share_before and self.flush_ms == self.flush_ms_before
+
+
+def move(settings: ControlSettings, signals: Signals, share: float, flush_ms: float) -> Move:
+    """The next share and flush timeout (ms)."""
+    wrong = error(settings, signals)
+    new_share, new_flush_ms = share, flush_ms
+    if abs(wrong) > settings.dead_band:
+        step = _clip(settings.share_gain * wrong, settings.share_step_max)
+        new_share = min(settings.share_max, max(settings.share_min, share + step))
+        turn = _clip(settings.flush_gain * wrong, math.log(settings.flush_factor_max))
+        new_flush_ms = flush_ms * math.exp(-turn)
+        new_flush_ms = min(settings.flush_max_ms, max(settings.flush_min_ms, new_flush_ms))
+    return Move(
+        signals=signals,
+        error=wrong,
+        share_before=share,
+        share=new_share,
+        flush_ms_before=flush_ms,
+        flush_ms=new_flush_ms,
+    )
+
+
+def error(settings: ControlSettings, signals: Signals) -> float:
+    """The weighted excess of the signals over their targets; above 0 prefill needs more."""
+    total = 0.0
+    if signals.link_bytes_per_s is not None and settings.link_target_bytes_per_s > 0:
+        lack = 1 - signals.link_bytes_per_s / settings.link_target_bytes_per_s
+        total += settings.link_weight * max(0.0, lack)
+    if signals.prefill_wait_ms_p95 is not None:
+        excess = signals.prefill_wait_ms_p95 / settings.wait_target_ms - 1
+        total += settings.wait_weight * max(0.0, excess)
+    if signals.decode_stalled_share is not None:
+        excess = signals.decode_stalled_share / settings.stall_target - 1
+        total -= settings.stall_weight * max(0.0, excess)
+    return total
+
+
+def _clip(value: float, limit: float) -> float:
+    return max(-limit, min(limit, value))
