@@ -20,6 +20,7 @@ from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
 from schemas.records import (
     Heartbeat,
+    KvEvents,
     MemberKind,
     MemberState,
     Outcome,
@@ -32,6 +33,8 @@ from streams.agents.app import TOPICS, add_agents, make_app
 from streams.agents.gate import Gate
 from streams.agents.journal import Journal
 from streams.agents.outbox import Lane, Outbox
+from streams.agents.prefixes import Prefixes
+from streams.agents.table import load_table
 from streams.agents.takeover import past_records
 from streams.agents.watchdog import watch_progress
 from streams.config import RouterSettings
@@ -39,6 +42,7 @@ from streams.core.events import (
     CancellationArrived,
     Event,
     FleetRecordArrived,
+    KvEventsArrived,
     OutcomeArrived,
     PartitionLost,
     PartitionReady,
@@ -81,7 +85,7 @@ class RouterProcess:
         self.router_id = router_id
         self.codec = codec or Codec()
         self.producer = LogProducer(log, self.codec, durable=True, client_id=router_id)
-        self.router = Router(router_id, settings)
+        self.router = Router(router_id, settings, load_table(settings))
         self.membership = Membership(
             log,
             self.codec,
@@ -89,6 +93,13 @@ class RouterProcess:
             member_id=router_id,
             kind=MemberKind.ROUTER,
             on_record=self._fleet_record,
+        )
+        self.prefixes = Prefixes(
+            log,
+            self.codec,
+            self.producer,
+            client_id=f"{router_id}-prefixes",
+            on_record=self._prefixes_changed,
         )
         self.outbox = Outbox(self.producer, log.topic_prefix, router_id, settings.sends_pending_max)
         self.journal = Journal(router_id)
@@ -103,10 +114,21 @@ class RouterProcess:
     def apply(
         self, event: Event, topic: str, partition: int, offset: int, at_ms: int = 0
     ) -> list[Any]:
-        """One event into the core at a time that never runs backwards, and into the journal."""
+        """One event into the core at a time that never runs backwards, and into the journal.
+
+        A core that raised is asked nothing more: the next router begins with a fresh one, and with
+        the note of whom this one failed over.
+        """
+        if self._failed.done():
+            return []
         self._now_ms = max(self._now_ms, at_ms or wall_ms())
         self.journal.add(topic, partition, offset, self._now_ms)
-        return self.router.apply(event, self._now_ms)
+        try:
+            return self.router.apply(event, self._now_ms)
+        except Exception as error:
+            self.outbox.put(self.router.blame(self._now_ms))
+            self.fail(error)
+            raise
 
     async def take(self, topic: str, event: Any) -> None:
         """One record of the group's, from an agent."""
@@ -121,6 +143,8 @@ class RouterProcess:
         await self.outbox.room()
         if not await self.gate.passes(message.partition):
             return  # of a partition that was taken away; read again by whoever owns it
+        if self._failed.done():
+            return  # likewise
         place = (topic, message.partition)
         repeated = message.offset < self.seen.get(place, 0)
         if repeated and (*place, message.offset) not in self._unreadable:
@@ -152,6 +176,10 @@ class RouterProcess:
     def _fleet_record(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:
         event = FleetRecordArrived(record, offset)
         self.outbox.put(self.apply(event, "fleet", 0, offset, now_ms))
+
+    def _prefixes_changed(self, record: KvEvents, offset: int) -> None:
+        event = KvEventsArrived(record, offset)
+        self.outbox.put(self.apply(event, "prefixes", 0, offset))
 
     def assigned(self, partitions: set[int]) -> None:
         """Faust owns these partitions now; rebuild them, then open the gate."""
@@ -296,10 +324,12 @@ async def run_router(
 
     app.on_partitions_assigned.connect(on_assigned)
     app.on_partitions_revoked.connect(on_revoked)
+    await process.prefixes.start()
     await process.membership.join()
     lives: Sequence[Any] = (
         process.outbox.run(),
         process.membership.run(),
+        process.prefixes.run(),
         process.tick(),
         watch_progress(log, router, process),
         process.failure(),

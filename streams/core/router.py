@@ -80,15 +80,13 @@ class Router:
         self._handlers[type(event)](event, now_ms)
         return self.dispatcher.take_out()
 
-    def blame(self, event: Event, now_ms: int) -> list[Effect]:
+    def blame(self, now_ms: int) -> list[Effect]:
         """After `apply` raised: count a failed try of the request that it was at work on.
 
         This router is of no use any more. The next one reads the decision, and ends the request
         when it was tried `apply_tries_max` times, so that no record stops routers for ever.
         """
         live = self.dispatcher.at_work
-        if live is None and isinstance(event, RequestArrived):
-            live = arrived(event.request, event.partition)
         if live is None:
             return []
         record = writing.decision(

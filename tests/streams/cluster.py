@@ -74,7 +74,7 @@ class Cluster:
     """Feeds one router, keeps the log and checks the books."""
 
     def __init__(self, **settings: Any) -> None:
-        self.settings = RouterSettings(**settings)
+        self.settings = RouterSettings(**{"policy": "static", **settings})
         self.router = Router(ROUTER, self.settings)
         self.twin = Router(ROUTER, self.settings)
         self.now_ms = T0
@@ -277,6 +277,21 @@ class Cluster:
             router.apply(past, self.now_ms)
         router.apply(PartitionReady(PARTITION), self.now_ms)
         return router
+
+    def taken_over(self) -> None:
+        """Another router takes the partition over, with a fleet as it is."""
+        for number in range(2):
+            router = Router(ROUTER, self.settings)
+            for event, at_ms in self.fleet_log:
+                router.apply(event, at_ms)
+            router.apply(PartitionTaken(PARTITION), self.now_ms)
+            for past in self.log:
+                router.apply(past, self.now_ms)
+            if number:
+                self.router = router
+            else:
+                self.twin = router
+        self.apply(PartitionReady(PARTITION))
 
     def held(self) -> list[Work]:
         """Work that workers which live hold, in a fixed order."""

@@ -10,7 +10,14 @@ from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, ConfigError
 from schemas.log.clock import wall_ms
-from schemas.records import Outcome, OutcomeKind, Request, Session
+from schemas.records import (
+    DecisionKind,
+    Outcome,
+    OutcomeKind,
+    Reason,
+    Request,
+    Session,
+)
 from schemas.settings import LogSettings
 from streams.agents import app as app_module
 from streams.agents import watchdog
@@ -18,40 +25,15 @@ from streams.agents.app import TOPICS, add_agents, make_app
 from streams.agents.gate import Gate
 from streams.agents.journal import Journal
 from streams.agents.outbox import TRACES_MAX, Lane, Outbox, end_frame
-from streams.agents.router import RouterProcess
 from streams.config import RouterSettings
+from streams.core.dispatcher import Dispatcher
 from streams.core.effects import Decide, Dispatch, End, Forget, SaveSession
-from streams.core.events import PartitionReady, PartitionTaken
+from streams.core.events import PartitionTaken, Tick
 from tests.streams import builders
 from tests.streams.builders import T0
+from tests.streams.router_fakes import LOG, FakeEvent, FakeProducer, process_with_partition
 from tests.streams.scenes import replicas
 from tests.waiting import run, until
-
-LOG = LogSettings(topic_prefix="test.")
-
-
-class FakeProducer:
-    """Takes records and acknowledges when the test says so."""
-
-    def __init__(self, *, at_once: bool = True) -> None:
-        self.at_once = at_once
-        self.sent: list[tuple[str, Any, str, int, Any]] = []
-        self.acks: list[asyncio.Future[None]] = []
-
-    async def send(
-        self, topic: str, record: Any, *, key: str, partition: int, headers: Any = ()
-    ) -> asyncio.Future[None]:
-        ack: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self.at_once:
-            ack.set_result(None)
-        self.sent.append((topic, record, key, partition, headers))
-        self.acks.append(ack)
-        return ack
-
-    async def send_raw(
-        self, topic: str, value: Any, *, key: Any, partition: int, headers: Any = ()
-    ) -> asyncio.Future[None]:
-        return await self.send(topic, value, key=key, partition=partition, headers=headers)
 
 
 def outbox(producer: FakeProducer, pending_max: int = 100) -> Outbox:
@@ -298,31 +280,6 @@ def test_security_settings_reach_faust() -> None:
     assert run(settings_of(tls)).broker_credentials is not None
 
 
-class FakeEvent:
-    """What Faust hands to an agent."""
-
-    def __init__(self, value: bytes | None, offset: int = 0, headers: Any = ()) -> None:
-        self.message = self
-        self.topic, self.partition, self.offset = "test.requests", 0, offset
-        self.timestamp, self.timestamp_type, self.key = T0 / 1000, 0, b"k"
-        self.value, self.headers = value, headers
-        self.acks: list[int] = []
-
-    def ack(self) -> None:
-        self.acks.append(self.offset)
-
-
-async def process_with_partition() -> tuple[RouterProcess, FakeProducer]:
-    process = RouterProcess(LOG, RouterSettings(), router_id="router-a")
-    producer = FakeProducer()
-    process.producer = producer  # type: ignore[assignment]  # a fake
-    process.outbox._producer = producer  # type: ignore[assignment]  # a fake
-    process.apply(PartitionTaken(0), "taken", 0, 0)
-    process.apply(PartitionReady(0), "ready", 0, 0)
-    process.gate.open(0)
-    return process, producer
-
-
 def test_garbage_is_buried_before_it_is_acknowledged() -> None:
     async def main() -> None:
         process, producer = await process_with_partition()
@@ -371,6 +328,40 @@ def test_a_bug_in_the_core_ends_the_process_and_acknowledges_nothing() -> None:
             await process.failure()
         assert not event.acks and not taking.done()
         taking.cancel()
+        process.router.apply = lambda *_: pytest.fail("asked")  # type: ignore[method-assign]
+        assert process.apply(Tick(), "tick", 0, 0) == []  # it is asked nothing more
+        await process.take("requests", event)
+        assert not event.acks
+
+    run(main())
+
+
+def test_a_failing_core_leaves_a_note_of_the_request_it_was_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        process, producer = await process_with_partition()
+
+        def broken(*_: object) -> None:
+            raise AssertionError("a bug")
+
+        monkeypatch.setattr(Dispatcher, "pump", broken)
+        request = builders.request("r1", deadline_ms=wall_ms() + 60_000)
+        taking = asyncio.create_task(
+            process.take("requests", FakeEvent(process.codec.encode(request)))
+        )
+        with pytest.raises(AssertionError, match="a bug"):
+            await process.failure()
+        taking.cancel()
+        sending = asyncio.create_task(process.outbox.run())
+        await process.outbox.drain()
+        (topic, decision, *_), *_ = producer.sent
+        assert (topic, decision.request_id) == ("decisions", "r1")
+        assert (decision.kind, decision.reason) == (
+            DecisionKind.FAIL,
+            Reason.ROUTER_RESTARTED,
+        )
+        sending.cancel()
 
     run(main())
 

@@ -345,7 +345,7 @@ def answered_with_kv(on: Cluster, life_ms: int = 30_000) -> KvHandle:
 
 
 def test_the_kv_of_an_answer_is_read_once_by_the_next_prefill() -> None:
-    on = split(prefills=2)
+    on = split(prefills=2, policy="static")
     kv = answered_with_kv(on)
     session = on.router.dispatcher.sessions.get("s", on.now_ms)
     assert session is not None and session.kv == kv
@@ -358,7 +358,7 @@ def test_the_kv_of_an_answer_is_read_once_by_the_next_prefill() -> None:
 
 @pytest.mark.parametrize("case", ["expires", "epoch", "takeover", "pair"])
 def test_the_kv_of_an_answer_is_not_read_where_that_may_be_wrong(case: str) -> None:
-    on = split()
+    on = split(policy="static")
     kv = answered_with_kv(on, life_ms=1_000 if case == "expires" else 30_000)
     if case == "epoch":
         on.worker("d0", Role.DECODE, window=4)

@@ -183,6 +183,7 @@ def heal(on: Cluster) -> None:
     st.integers(1, 12),
     st.sampled_from([(), *((o,) for o in ALL), ALL]),
     st.sampled_from(["auto", "decode_first", "concurrent"]),
+    st.sampled_from(["static", "conditional", "learned", "replica"]),
 )
 def test_invariants_hold_whatever_happens(
     fleet: str,
@@ -190,8 +191,10 @@ def test_invariants_hold_whatever_happens(
     queue_max: int,
     can: tuple[Orchestration, ...],
     orchestration: str,
+    policy: str,
 ) -> None:
     on = Cluster(
+        policy=policy,
         queue_requests_max=queue_max,
         handover_ahead=2,
         local_after_ms=2_000,

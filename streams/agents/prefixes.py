@@ -1,0 +1,73 @@
+"""Follows topic `prefixes`: what workers tell of their prefix caches, read whole by every router.
+
+No consumer group stands here, as for the fleet. A router starts at the topic's end, before it joins
+the fleet: workers publish a snapshot when they see a new router.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from aiokafka import ConsumerRecord
+
+from schemas.codec import Codec
+from schemas.errors import RecordError
+from schemas.log.clients import AssignedReader, LogProducer, bury
+from schemas.records import KvEvents
+from schemas.settings import LogSettings
+from schemas.topics import check_record
+
+RECORDS_PER_TURN = 8  # a record may hold thousands of hashes; others' turns come in between
+
+
+class Prefixes:
+    """`start`, then `run` until cancelled; each batch goes to `on_record` with its offset."""
+
+    def __init__(
+        self,
+        log: LogSettings,
+        codec: Codec,
+        producer: LogProducer,
+        *,
+        client_id: str,
+        on_record: Callable[[KvEvents, int], None],
+    ) -> None:
+        self._codec = codec
+        self._producer = producer
+        self._on_record = on_record
+        self._reader = AssignedReader(log, "prefixes", [0], client_id=client_id)
+
+    async def start(self) -> None:
+        """Stand at the end as of now."""
+        await self._reader.start("latest")
+
+    async def run(self) -> None:
+        """Follow the topic."""
+        try:
+            while True:
+                for record in await self._reader.batch(max_records=RECORDS_PER_TURN):
+                    await self.take(record)
+                await asyncio.sleep(0)
+        finally:
+            await self._reader.stop()
+
+    async def take(self, record: ConsumerRecord) -> None:
+        """Hand one record on, or bury it."""
+        if record.value is None:
+            return
+        try:
+            found = self._decoded(record)
+        except RecordError as error:
+            await bury(self._producer, record, error)
+            return
+        self._on_record(found, record.offset)
+
+    def _decoded(self, record: ConsumerRecord) -> KvEvents:
+        found = self._codec.decode(record.value)
+        check_record("prefixes", found)
+        assert isinstance(found, KvEvents)
+        if found.block_size < 1 or len(found.stored) % 8 or len(found.removed) % 8:
+            raise RecordError(
+                f"{found.worker_id}: expected blocks of 1 token or more and 8 bytes a hash, found "
+                f"{found.block_size} tokens, {len(found.stored)} and {len(found.removed)} bytes"
+            )
+        return found

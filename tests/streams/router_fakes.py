@@ -1,0 +1,61 @@
+"""Stand-ins for what a router process talks to: its producer, and what Faust hands to an agent."""
+
+import asyncio
+from typing import Any
+
+from schemas.settings import LogSettings
+from streams.agents.router import RouterProcess
+from streams.config import RouterSettings
+from streams.core.events import PartitionReady, PartitionTaken
+from tests.streams.builders import T0
+
+LOG = LogSettings(topic_prefix="test.")
+
+
+class FakeProducer:
+    """Takes records and acknowledges when the test says so."""
+
+    def __init__(self, *, at_once: bool = True) -> None:
+        self.at_once = at_once
+        self.sent: list[tuple[str, Any, str, int, Any]] = []
+        self.acks: list[asyncio.Future[None]] = []
+
+    async def send(
+        self, topic: str, record: Any, *, key: str, partition: int, headers: Any = ()
+    ) -> asyncio.Future[None]:
+        ack: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self.at_once:
+            ack.set_result(None)
+        self.sent.append((topic, record, key, partition, headers))
+        self.acks.append(ack)
+        return ack
+
+    async def send_raw(
+        self, topic: str, value: Any, *, key: Any, partition: int, headers: Any = ()
+    ) -> asyncio.Future[None]:
+        return await self.send(topic, value, key=key, partition=partition, headers=headers)
+
+
+class FakeEvent:
+    """What Faust hands to an agent."""
+
+    def __init__(self, value: bytes | None, offset: int = 0, headers: Any = ()) -> None:
+        self.message = self
+        self.topic, self.partition, self.offset = "test.requests", 0, offset
+        self.timestamp, self.timestamp_type, self.key = T0 / 1000, 0, b"k"
+        self.value, self.headers = value, headers
+        self.acks: list[int] = []
+
+    def ack(self) -> None:
+        self.acks.append(self.offset)
+
+
+async def process_with_partition() -> tuple[RouterProcess, FakeProducer]:
+    process = RouterProcess(LOG, RouterSettings(), router_id="router-a")
+    producer = FakeProducer()
+    process.producer = producer  # type: ignore[assignment]  # a fake
+    process.outbox._producer = producer  # type: ignore[assignment]  # a fake
+    process.apply(PartitionTaken(0), "taken", 0, 0)
+    process.apply(PartitionReady(0), "ready", 0, 0)
+    process.gate.open(0)
+    return process, producer

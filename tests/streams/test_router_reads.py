@@ -1,0 +1,70 @@
+"""What a router process reads besides its partitions: prefix caches, and the table of a policy."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas import prefix
+from schemas.errors import ConfigError
+from schemas.records import KvEvents
+from streams.agents.prefixes import Prefixes
+from streams.agents.table import load_table
+from streams.config import RouterSettings
+from streams.core.table import AXES, Cell, Table
+from tests.streams import builders
+from tests.streams.builders import T0
+from tests.streams.router_fakes import LOG, FakeEvent, process_with_partition
+from tests.waiting import run
+
+KV_EVENTS = KvEvents(worker_id="d0", epoch=1, seq=0, at_ms=T0, block_size=16, snapshot=True)
+
+
+def test_prefix_caches_reach_the_core_and_the_journal() -> None:
+    async def main() -> None:
+        process, _ = await process_with_partition()
+        process.journal.cut(1)
+        record = replace(KV_EVENTS, stored=prefix.pack([1, 2, 3]))
+        await process.prefixes.take(FakeEvent(process.codec.encode(record), offset=7))
+        assert len(process.router.dispatcher.placer.prefixes) == 3
+        batch = process.journal.cut(1)
+        assert batch is not None and batch.record is not None
+        assert (batch.record.topics, batch.record.offsets) == (("prefixes",), (7,))
+
+    run(main())
+
+
+@pytest.mark.parametrize("changes", [{"block_size": 0}, {"stored": b"odd"}, {"removed": b"odd"}])
+def test_what_is_no_record_of_a_prefix_cache_is_buried(changes: dict[str, Any]) -> None:
+    async def main() -> None:
+        process, producer = await process_with_partition()
+        reader = Prefixes(
+            LOG,
+            process.codec,
+            producer,  # type: ignore[arg-type]  # a fake
+            client_id="test",
+            on_record=lambda record, offset: pytest.fail("it is malformed"),
+        )
+        tombstone = FakeEvent(None)
+        await reader.take(tombstone)
+        malformed = process.codec.encode(replace(KV_EVENTS, **changes))
+        for value in (malformed, process.codec.encode(builders.request("r1")), b"garbage"):
+            await reader.take(FakeEvent(value))
+        assert [topic for topic, *_ in producer.sent] == ["test.requests.dlq"] * 3
+
+    run(main())
+
+
+def test_the_table_of_a_policy_is_read_from_its_file(tmp_path: Path) -> None:
+    cell = Cell(bin=(0, 0, 0, 0), gain_ttft=0.5, loss_tpot=0.1, samples=9)
+    table = Table(dict.fromkeys(AXES, (1.0,)), [cell])
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(table.to_dict()))
+    found = load_table(RouterSettings(policy="table", table=str(path)))
+    assert found is not None and found.to_dict() == table.to_dict()
+    assert load_table(RouterSettings(policy="static", table=str(path))) is None
+    path.write_text("{")
+    with pytest.raises(ConfigError, match=r"router\.table: expected a JSON file"):
+        load_table(RouterSettings(policy="table", table=str(path)))
