@@ -1,5 +1,6 @@
 """Simulated engines in different processes hand KV over by NIXL; one of them dies."""
 
+import asyncio
 import pickle
 import subprocess
 import sys
@@ -9,9 +10,20 @@ from typing import Any
 
 import pytest
 
-from schemas.records import KvHandle
-from tests.waiting import run
-from tests.workers.engines import answered, job, prompt, start_sim
+from schemas.log.clock import wall_ms
+from schemas.records import KvHandle, Orchestration
+from tests.waiting import run, until
+from tests.workers.engines import (
+    PREFILL,
+    allocated,
+    answered,
+    collected,
+    job,
+    peer_handle,
+    prompt,
+    start_sim,
+)
+from workers.llm.engine import Job, Output
 
 pytestmark = pytest.mark.skipif(find_spec("nixl") is None, reason="needs the package nixl")
 
@@ -22,8 +34,12 @@ from tests.workers.engines import PREFILL, answered, job, prompt, start_sim
 async def main():
     engine = await start_sim(transfer="nixl", worker_id=sys.argv[1])
     loop = asyncio.get_running_loop()
-    print("started", flush=True)
+    print(engine.capability.nixl_metadata.hex(), engine.capability.engine_id, flush=True)
     while line := await loop.run_in_executor(None, sys.stdin.readline):
+        if line.startswith("job"):
+            one = pickle.loads(bytes.fromhex(line.split()[1]))
+            print(pickle.dumps((await answered(engine, one)).outputs).hex(), flush=True)
+            continue
         if line.startswith("load"):
             print(engine.load().kv_bytes_sent, engine.blocks.used, flush=True)
             continue
@@ -46,7 +62,8 @@ class Producer:
             stdout=subprocess.PIPE,
             text=True,
         )
-        assert self.ask("") == "started"
+        card, self.engine_id = self.ask("").split()
+        self.worker_id, self.card = worker_id, bytes.fromhex(card)
 
     def ask(self, line: str) -> str:
         process = self.process
@@ -56,6 +73,26 @@ class Producer:
             process.stdin.write(line + "\n")
             process.stdin.flush()
         return process.stdout.readline().strip()
+
+    def answered(self, one: Job) -> list[Output]:
+        """All outputs of a job there."""
+        outputs: list[Output] = pickle.loads(
+            bytes.fromhex(self.ask(f"job {pickle.dumps(one).hex()}"))
+        )
+        return outputs
+
+    def promise(self, request_id: str, tokens: int) -> KvHandle:
+        """What the router says of this worker to decode."""
+        return KvHandle(
+            worker_id=self.worker_id,
+            worker_epoch=1,
+            engine_id=self.engine_id,
+            engine_request_id=request_id,
+            tokens=tokens,
+            block_size=16,
+            expires_at_ms=wall_ms() + 60_000,
+            params=self.card,
+        )
 
     def prefill(self, tokens: int, salt: int, request_id: str) -> KvHandle:
         kv: Any = pickle.loads(bytes.fromhex(self.ask(f"{tokens} {salt} {request_id}")))
@@ -133,6 +170,69 @@ def test_dead_producer_means_recomputing_and_a_new_one_is_read(
         assert consumer.load().extra["recomputed_total"] == 1
         kv = producers("producer-2").prefill(60, 3, "next")
         assert (await answered(consumer, job(prompt(60, 3), kv=kv))).outputs[0].kv_bytes
+        await consumer.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("orchestration", [Orchestration.CONCURRENT, Orchestration.DECODE_FIRST])
+def test_process_writes_into_another(
+    producers: Callable[[str], Producer], orchestration: Orchestration
+) -> None:
+    producer = producers("producer")
+
+    async def main() -> None:
+        consumer = await start_sim(transfer="nixl", tensor_parallel=2)
+        await answered(consumer, job(prompt(64)))  # 4 blocks of the prompt are there
+        tokens = prompt(333)
+        fields: dict[str, Any] = {"request_id": "pair.1", "orchestration": orchestration}
+        second = job(tokens, kv=producer.promise("pair.1", len(tokens)), **fields)
+        target: KvHandle | None = peer_handle(consumer, "pair.1")
+        if orchestration is Orchestration.DECODE_FIRST:
+            target = (await allocated(consumer, second)).kv
+        else:
+            consumer.add(second)
+        first = job(tokens, PREFILL, kv_target=target, **fields)
+        prefilling = asyncio.to_thread(producer.answered, first)
+        (decoded,), outputs = await asyncio.gather(
+            collected(consumer, second, add=False), prefilling
+        )
+        assert outputs[-1].finish_reason == "handover"
+        assert outputs[-1].kv_bytes == consumer.load().kv_bytes_received == (21 - 4) * 4_096
+        assert list(outputs[0].token_ids) == decoded.token_ids[:1]
+        assert outputs[0].cached_tokens == (64 if target and target.tokens else 0)
+        consumer.blocks.forget_cached()
+        assert decoded.token_ids == (await answered(consumer, job(tokens))).token_ids
+        await consumer.close()
+
+    run(main())
+
+
+def test_peer_that_dies_before_it_writes_holds_nothing_up(
+    producers: Callable[[str], Producer],
+) -> None:
+    producer = producers("producer")
+
+    async def main() -> None:
+        consumer = await start_sim(
+            transfer="nixl", handle_ttl_ms=400, handle_margin_ms=50, transfer_timeout_ms=100
+        )
+        fields: dict[str, Any] = {
+            "request_id": "pair.1",
+            "orchestration": Orchestration.CONCURRENT,
+        }
+        second = job(prompt(50), kv=producer.promise("pair.1", 50), **fields)
+        beside = job(prompt(30, 3), max_tokens=300)
+        collecting = asyncio.ensure_future(collected(consumer, second, beside))
+        await until(lambda: consumer.load().extra["awaiting"] == 1)
+        producer.end()
+        consumer.abort("pair.1")
+        decoded, other = await collecting
+        assert decoded.last.finish_reason == "abort"
+        assert len(other.token_ids) == 300
+        await until(lambda: not consumer.blocks.used)  # when its promise has expired
+        kv = producers("producer-2").prefill(60, 4, "next")
+        assert (await answered(consumer, job(prompt(60, 4), kv=kv))).outputs[0].kv_bytes
         await consumer.close()
 
     run(main())
