@@ -82,18 +82,39 @@ class Stack:
         self._fleet = FleetWatch(self.settings.log, codec)
         await self._fleet.start()
         self._spawn(self._fleet.follow())
-        file = self.folder / "stack.toml"
-        file.write_text(config.dump(self.settings))
-        for spec in process_specs(
-            self.plan,
-            folder=self.folder,
-            config=file,
-            engine=self.settings.worker.engine,
-            gateway_port=self.settings.gateway.port,
-        ):
-            self._supervisor.start(spec)
+        self._config.write_text(config.dump(self.settings))
+        self._start_missing()
         await self.wait_ready(timeout_s=timeout_s)
         self.ready = True
+
+    async def scale(self, *, timeout_s: float = READY_TIMEOUT_S, **counts: int) -> None:
+        """Other counts of the plan from now on: the last ones are drained, or more are started.
+
+        `await stack.scale(prefill=3, decode=1)`; returns when they are gone and ready.
+        """
+        plan = dataclasses.replace(self.plan, **counts)  # type: ignore[arg-type]  # by name
+        wanted = plan.names()
+        await self._supervisor.remove([name for name in self.plan.names() if name not in wanted])
+        self.plan = plan
+        if started := self._start_missing():
+            await self.wait_ready(*started, timeout_s=timeout_s)
+
+    @property
+    def _config(self) -> Path:
+        return self.folder / "stack.toml"
+
+    def _start_missing(self) -> list[str]:
+        specs = process_specs(
+            self.plan,
+            folder=self.folder,
+            config=self._config,
+            engine=self.settings.worker.engine,
+            gateway_port=self.settings.gateway.port,
+        )
+        missing = [spec for spec in specs if spec.name not in self.processes]
+        for spec in missing:
+            self._supervisor.start(spec)
+        return [spec.name for spec in missing]
 
     async def wait_ready(self, *names: str, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Wait until these processes, or all, are ready in their present life."""

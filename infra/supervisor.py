@@ -150,6 +150,12 @@ class Supervisor:
         process.start()
         return process
 
+    async def remove(self, names: list[str]) -> None:
+        """Stop these together and forget them, so that their names can be used again."""
+        await self.stop(names)
+        for name in names:
+            del self.processes[name]
+
     async def stop(self, names: list[str] | None = None, *, grace_s: float | None = None) -> None:
         """Stop these together, or all."""
         chosen = [p for p in self.processes.values() if names is None or p.name in names]

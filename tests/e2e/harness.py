@@ -17,30 +17,48 @@ from typing import Any
 import httpx
 from aiokafka import ConsumerRecord
 
+from infra.cli.engines import start_engine
 from infra.config import Settings
 from infra.launcher import Stack
 from infra.plan import Plan
-from schemas.codec import Codec
+from schemas.codec import Codec, unpack_tokens
 from schemas.errors import RecordError
 from schemas.log.clients import AssignedReader
-from schemas.records import Decision, Outcome, Phase, PhaseKind, Request, TokenFrame
+from schemas.log.clock import wall_ms
+from schemas.records import (
+    Decision,
+    Outcome,
+    Phase,
+    PhaseKind,
+    Request,
+    Role,
+    TokenFrame,
+    WorkPhase,
+)
 from schemas.settings import LogSettings, ModelSettings
 from schemas.topics import TOPICS
+from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
 from tests.waiting import until
 from workers.config import WorkerSettings
+from workers.llm.engine import Job
 
 SIM = {"prefill_base_ms": 5.0, "decode_step_ms": 2.0, "end_every_tokens": 0, "running_max": 64}
 
 
 def sim_settings(
-    log: LogSettings, *, gateway: dict[str, Any] | None = None, **sim: Any
+    log: LogSettings,
+    *,
+    gateway: dict[str, Any] | None = None,
+    router: dict[str, Any] | None = None,
+    **sim: Any,
 ) -> Settings:
     """A deployment of simulated engines with real NIXL, on the test's broker and topics."""
     return Settings(
         log=log,
         model=ModelSettings(path="sim"),
         gateway=GatewaySettings(port=0, **(gateway or {})),
+        router=RouterSettings(**(router or {})),
         worker=WorkerSettings(engine="sim", drain_timeout_ms=15_000),
         engines={"sim": {**SIM, **sim}},
     )
@@ -257,3 +275,37 @@ async def audit(log: LogSettings) -> Audit:
     found = Audit(requests, grouped[0], grouped[1], grouped[2], read[4])
     found.check()
     return found
+
+
+async def alone(settings: Settings, requests: Iterable[Request]) -> dict[str, list[int]]:
+    """The tokens of the same requests from one engine without log, peers and transfers."""
+    engine = await start_engine(
+        "sim",
+        {**SIM, "decode_step_ms": 0.5, "prefill_base_ms": 0.1, "transfer": "none"},
+        model=settings.model,
+        roles=[Role.REPLICA],
+        worker_id="alone",
+        worker_epoch=1,
+    )
+    answers: dict[str, list[int]] = {}
+    for request in requests:
+        answers[request.request_id] = []
+        engine.add(
+            Job(
+                request_id=request.request_id,
+                phase=WorkPhase.DECODE,
+                prompt_tokens=unpack_tokens(request.prompt_tokens),
+                sampling=request.sampling,
+                deadline_ms=wall_ms() + 60_000,
+            )
+        )
+    left = len(answers)
+    try:
+        while left:
+            for output in await engine.outputs():
+                answers[output.request_id] += output.token_ids
+                assert output.error is None
+                left -= bool(output.finish_reason)
+    finally:
+        await engine.close()
+    return answers

@@ -1,0 +1,59 @@
+"""The three orchestrations through whole stacks of simulated engines, over real NIXL."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from schemas.records import Orchestration, OutcomeKind, PhaseKind
+from schemas.settings import LogSettings
+from tests.e2e.harness import Answer, Client, alone, audit, sim_settings, stack
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
+OPENINGS = [f"Tell me about logs, part {n}: " + "logs and streams " * 20 for n in range(6)]
+
+
+async def conversation(client: Client, opening: str) -> list[Answer]:
+    """Two turns, the second of which extends the first."""
+    first = await client.stream(opening)
+    messages = [
+        {"role": "user", "content": opening},
+        {"role": "assistant", "content": first.text},
+        {"role": "user", "content": "And then?"},
+    ]
+    return [first, await client.stream("", messages=messages)]
+
+
+@pytest.mark.parametrize("orchestration", ["prefill_first", "decode_first", "concurrent"])
+async def test_an_orchestration_gives_the_tokens_of_an_engine_alone(
+    kafka: LogSettings, tmp_path: Path, orchestration: str
+) -> None:
+    remote = {"policy": "static", "local_share": 0.0, "orchestration": orchestration}
+    settings = sim_settings(kafka, router=remote)
+    async with (
+        stack(settings, tmp_path, prefill=1, decode=1) as running,
+        Client(running.gateway_urls[0], settings.model.served_name) as client,
+    ):
+        turns = await asyncio.gather(*(conversation(client, opening) for opening in OPENINGS))
+        one = await client.stream("Say one word.", max_tokens=1)
+        found = await audit(kafka)
+        expected = await alone(running.settings, found.requests.values())
+    answers = [*(answer for pair in turns for answer in pair), one]
+    assert found.kinds() == {OutcomeKind.COMPLETED.value: len(answers)}
+    for answer in answers:
+        assert answer.token_ids == expected[answer.headers["x-request-id"]]
+    ways = {
+        found.outcomes[answer.headers["x-request-id"]][0].orchestration for answer in answers[:-1]
+    }
+    assert ways == {Orchestration(orchestration)}
+    assert answers[0].headers["x-trivium-prefill-worker"] == "prefill-0"
+    for first, second in turns:  # what decode holds of the first turn is not sent again
+        assert 0 < second.trivium["kv_bytes"] < first.trivium["kv_bytes"]
+    done = [
+        phase
+        for phases in found.phases.values()
+        for phase in phases
+        if phase.kind is PhaseKind.PREFILL_DONE
+    ]
+    paired = orchestration != "prefill_first"
+    assert any(phase.kv is None and phase.kv_bytes for phase in done) is paired
