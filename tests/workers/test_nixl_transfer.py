@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -275,6 +276,26 @@ def test_equal_degrees_merge_within_each_rank() -> None:
     ours, theirs = card_of(regions_of(2), "ours", b""), card_of(regions_of(2), "theirs", b"")
     found = list(spans(ours, [1, 2, 3], theirs, [5, 6, 7]))
     assert [count for _, _, count in found] == [3 * WORDS * 4] * 2
+
+
+@needs_nixl
+def test_peer_that_is_not_reached_is_tried_again_after_pauses_that_double() -> None:
+    mover = NixlTransfer("mover", regions_of(1), reconnect_s=0.02, reconnect_max_s=0.03)
+    card = replace(card_of(regions_of(1), "holder", b""), agent=b"no agent").pack()
+
+    def failed() -> str:
+        mover.move(move_of("holder", card, [1], [1]))
+        (end,) = mover.poll().ended
+        return end.error
+
+    assert "not reached" not in failed()
+    assert "tried again in" in failed()
+    for _ in range(2):  # doubled, up to the bound
+        run(until(lambda: "not reached" not in failed()))
+        assert mover._absent["holder"].pause_s == 0.03
+    mover.forget("holder")
+    assert "not reached" not in failed()
+    mover.close()
 
 
 HOLDER = """

@@ -8,8 +8,9 @@ Every arena is one prepared descriptor list (a row for each piece of a block, so
 however many blocks there are); a move names elements of two such lists, and NIXL merges
 contiguous ones. A peer's list is prepared when it is first used and dropped with the peer. An
 agent's very first connection costs 5 to 20 ms, so each makes one to a throwaway agent before it
-serves; then a new peer costs about 0.4 ms. The only file that imports nixl, and only when an agent
-is made. Meets `workers/kv/transfer.py`.
+serves; then a new peer costs about 0.5 ms. A peer that cannot be reached costs 5 to 15 ms, so it is
+tried again only after a pause, which doubles up to a bound. The only file that imports nixl, and
+only when an agent is made. Meets `workers/kv/transfer.py`.
 """
 
 import importlib
@@ -27,6 +28,7 @@ from workers.kv.transfer import Move, MoveEnd, Polled, checked_card
 
 _log = logging.getLogger(__name__)
 _MEMORY = "DRAM"
+_ABSENT_MAX = 1_024  # unreachable peers remembered; the oldest is tried again at once
 
 
 @dataclass(slots=True)
@@ -47,10 +49,26 @@ class _Peer:
     prepared: dict[int, Any] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class _Absence:
+    """A peer that could not be reached."""
+
+    pause_s: float
+    until_s: float
+
+
 class NixlTransfer:
     """One agent and one registered arena, of shape (ranks, blocks, words of a rank's share)."""
 
-    def __init__(self, engine_id: str, regions: "np.ndarray[Any, Any]") -> None:
+    def __init__(
+        self,
+        engine_id: str,
+        regions: "np.ndarray[Any, Any]",
+        *,
+        reconnect_s: float = 0.05,
+        reconnect_max_s: float = 5.0,
+    ) -> None:
+        self._reconnect_s, self._reconnect_max_s = reconnect_s, reconnect_max_s
         os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")  # both are read at the first import
         os.environ.setdefault("UCX_LOG_FILE", "stderr")
         try:
@@ -64,6 +82,7 @@ class NixlTransfer:
         self._metadata = replace(self._card, agent=self._agent.get_agent_metadata()).pack()
         self._prepared: dict[int, Any] = {}  # the own arena's lists, by pieces to a block
         self._peers: dict[str, _Peer] = {}
+        self._absent: dict[str, _Absence] = {}
         self._flights: dict[int, _Flight] = {}
         self._ended: list[MoveEnd] = []
         self._warm_up()
@@ -104,6 +123,23 @@ class NixlTransfer:
         return polled
 
     def forget(self, engine_id: str) -> None:
+        self._absent.pop(engine_id, None)
+        self._disconnect(engine_id)
+
+    def close(self) -> None:
+        if self._agent is None:
+            return
+        for flight in self._flights.values():
+            self._released(flight)
+        self._flights.clear()
+        for engine_id in list(self._peers):
+            self._disconnect(engine_id)
+        for prepared in self._prepared.values():
+            self._agent.release_dlist_handle(prepared)
+        self._agent.deregister_memory(self._registered)
+        self._agent = None
+
+    def _disconnect(self, engine_id: str) -> None:
         peer = self._peers.pop(engine_id, None)
         if peer is None:
             return
@@ -113,19 +149,6 @@ class NixlTransfer:
             self._agent.remove_remote_agent(peer.agent)
         except Exception as error:  # gone already
             _log.debug("peer %s: %s", engine_id, error)
-
-    def close(self) -> None:
-        if self._agent is None:
-            return
-        for flight in self._flights.values():
-            self._released(flight)
-        self._flights.clear()
-        for engine_id in list(self._peers):
-            self.forget(engine_id)
-        for prepared in self._prepared.values():
-            self._agent.release_dlist_handle(prepared)
-        self._agent.deregister_memory(self._registered)
-        self._agent = None
 
     def _new_agent(self, name: str) -> Any:
         config = self._api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
@@ -145,10 +168,24 @@ class NixlTransfer:
     def _peer(self, engine_id: str, card: Card) -> _Peer:
         peer = self._peers.get(engine_id)
         if peer is None:
-            name = self._agent.add_remote_agent(card.agent)
-            name = name.decode() if isinstance(name, bytes) else str(name)
-            peer = self._peers[engine_id] = _Peer(name)
+            peer = self._peers[engine_id] = self._connected(engine_id, card)
         return peer
+
+    def _connected(self, engine_id: str, card: Card) -> _Peer:
+        absence, now_s = self._absent.pop(engine_id, None), time.monotonic()
+        if absence is not None and now_s < absence.until_s:
+            self._absent[engine_id] = absence
+            raise ConnectionError(f"not reached; tried again in {absence.until_s - now_s:.3f} s")
+        try:
+            name = self._agent.add_remote_agent(card.agent)
+        except Exception:  # as in `move`
+            pause_s = absence.pause_s * 2 if absence is not None else self._reconnect_s
+            pause_s = min(pause_s, self._reconnect_max_s)
+            self._absent[engine_id] = _Absence(pause_s, time.monotonic() + pause_s)
+            if len(self._absent) > _ABSENT_MAX:
+                del self._absent[next(iter(self._absent))]
+            raise
+        return _Peer(name.decode() if isinstance(name, bytes) else str(name))
 
     def _described(self, move: Move, peer: _Peer, card: Card) -> Any:
         pieces = pieces_of(self._card, card)
@@ -189,7 +226,7 @@ class NixlTransfer:
 
     def _lost(self, move: Move, error: str) -> None:
         """The peer may be gone: drop its connection, so that the next move makes a new one."""
-        self.forget(move.engine_id)
+        self._disconnect(move.engine_id)
         self._ended.append(MoveEnd(move.tag, f"engine {move.engine_id}: {error}"))
 
     def _released(self, flight: _Flight) -> None:

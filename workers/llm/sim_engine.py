@@ -67,7 +67,13 @@ async def start(
     )
     transfer: KvTransfer = NoTransfer()
     if settings.transfer == "nixl":
-        transfer = await asyncio.to_thread(NixlTransfer, engine_id, arena.regions)
+        transfer = await asyncio.to_thread(
+            NixlTransfer,
+            engine_id,
+            arena.regions,
+            reconnect_s=settings.reconnect_ms / 1_000,
+            reconnect_max_s=settings.reconnect_max_ms / 1_000,
+        )
     elif settings.transfer == "memory":
         transfer = MemoryTransfer(engine_id, arena.regions)
     capability = Capability(

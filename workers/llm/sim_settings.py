@@ -34,8 +34,12 @@ class SimSettings:
     handle_margin_ms: int = 1_000  # a handle says that it expires this much earlier
     transfer: str = "nixl"  # or memory (inside one process), none
     transfer_timeout_ms: int = 2_000
-    transfer_tries_max: int = 4  # of one move or notice; each makes a new connection if need be
+    transfer_tries_max: int = 4  # of one move or notice
     transfer_retry_ms: float = 5.0  # pause before the second try; it doubles with every further one
+    reconnect_ms: float = (
+        50.0  # pause before a peer that was not reached is tried again; it doubles
+    )
+    reconnect_max_ms: float = 5_000.0
     warm_up: bool = True  # connect to a peer when the fleet shows it, not when it is first used
     answer_tokens: int = 0  # answers end by themselves after this many tokens; 0: at max_tokens
     end_every_tokens: int = 512  # mean distance of the end of sequence; 0: never drawn
