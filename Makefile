@@ -13,6 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := build/bootstrap/bin/uv
 LOCK := infra/lock/cpu.txt
+PEERS := infra/lock/peers.txt
 JARS := build/broker/libs
 ARGS ?=
 
@@ -27,7 +28,7 @@ help:  ## Show this list
 
 ##@ Run
 
-.PHONY: demo up down bench bench-serving
+.PHONY: demo up down bench bench-serving evaluate
 demo: setup  ## Three conversations through Kafka, vLLM and NIXL, explained; leaves nothing running
 	@$(BIN)/trivium demo $(ARGS)
 
@@ -41,6 +42,9 @@ bench: bench-serving  ## Every benchmark; results go to build/bench
 
 bench-serving: setup  ## Trivium beside a direct engine and two HTTP proxies
 	@$(BIN)/trivium bench serving $(ARGS)
+
+evaluate: setup  ## Placement policies in the simulator, in ten minutes; ARGS="--quick" for one
+	@$(BIN)/trivium evaluate ppd $(ARGS)
 
 ##@ Check
 
@@ -74,7 +78,9 @@ lock: $(UV)  ## Resolve pyproject.toml into infra/lock; ARGS=--upgrade for newer
 		| $(UV) pip compile $(LOCK_OPTIONS) $(ARGS) - -o infra/lock/bootstrap.txt > /dev/null
 	@$(UV) pip compile $(LOCK_OPTIONS) $(ARGS) --extra cpu --extra dev \
 		--override infra/lock/overrides.txt pyproject.toml -o $(LOCK) > /dev/null
-	@echo "written: infra/lock/bootstrap.txt $(LOCK)"
+	@$(UV) pip compile $(LOCK_OPTIONS) $(ARGS) --group peers --constraint $(LOCK) \
+		-o $(PEERS) > /dev/null
+	@echo "written: infra/lock/bootstrap.txt $(LOCK) $(PEERS)"
 
 clean:  ## Remove caches, build results and the state of stopped processes, not .venv
 	@if [ -x $(BIN)/trivium ]; then $(BIN)/trivium down --quiet && $(BIN)/trivium broker stop --quiet; fi
@@ -99,6 +105,12 @@ build/stamps/environment: $(LOCK) pyproject.toml | $(UV)
 	@echo "[3/4] trivium itself, in place"
 	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --no-build-isolation --offline -e .
 	@mkdir -p $(@D) && touch $@
+
+build/stamps/peers: $(PEERS) build/stamps/environment
+	@echo "peers of the search benchmark: from $(PEERS), into $(VENV); hnswlib is compiled here"
+	@command -v c++ > /dev/null || { echo "A C++ compiler is needed (Debian: apt-get install g++)"; exit 1; }
+	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --require-hashes -r $(PEERS)
+	@touch $@
 
 build/stamps/broker: infra/broker/pom.xml
 	@echo "[4/4] broker: Apache Kafka's jars through Maven, into $(JARS)"
