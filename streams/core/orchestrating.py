@@ -21,9 +21,9 @@ def choose(
 
     `decode_ahead_tokens` is how much more of the prompt the decode worker holds. Both workers are
     bound at once except in prefill_first, which therefore serves where no decode worker has credit,
-    and where the answer ends in prefill.
+    where the answer ends in prefill, and where one worker is to do both.
     """
-    if decode is None or max_tokens == 1:
+    if decode is None or max_tokens == 1 or prefill.worker_id == decode.worker_id:
         return Orchestration.PREFILL_FIRST
     common = _common(prefill.capability, decode.capability)
     wanted = settings.orchestration

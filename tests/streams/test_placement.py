@@ -7,7 +7,7 @@ import pytest
 from schemas.errors import ConfigError
 from schemas.records import Mode, Orchestration, Priority, Reason, Role
 from streams.config import RouterSettings
-from streams.core import choosing
+from streams.core import choosing, orchestrating
 from tests.streams.placing import ALL, Scene, need, pair, session
 
 
@@ -277,6 +277,15 @@ def test_orchestrations(
 def test_an_answer_of_one_token_ends_in_prefill() -> None:
     found = pair(orchestration="concurrent").place(need(max_tokens=1))
     assert found is not None and found.orchestration is P
+
+
+def test_a_worker_with_both_roles_is_no_pair_with_itself() -> None:
+    scene = Scene()
+    scene.workers(Role.PREFILL, "w0", "w1", orchestrations=ALL)
+    settings = RouterSettings(orchestration="concurrent")
+    both, other = scene.worker("w0"), scene.worker("w1")
+    assert orchestrating.choose(settings, 8, both, other, 0) is Orchestration.CONCURRENT
+    assert orchestrating.choose(settings, 8, both, both, 0) is P
 
 
 def test_a_long_prompt_is_hashed_whole_only_where_it_may_be_held() -> None:
