@@ -131,6 +131,20 @@ def test_decode_whose_peer_is_replaced_ends_at_once(orchestration: Orchestration
 
 
 @PAIRED
+def test_decode_whose_peer_is_lost_ends_at_once(orchestration: Orchestration) -> None:
+    async def main() -> None:
+        producer, consumer = await start_sim(), await start_sim()
+        _, second = await started(orchestration, producer, consumer, prompt(50))
+        consumer.lost_engine("another")
+        consumer.lost_engine(producer.capability.engine_id)
+        (decoded,) = await collected(consumer, second, add=False)
+        assert decoded.error_code == "kv_unavailable"
+        await closed(producer, consumer)
+
+    run(main())
+
+
+@PAIRED
 def test_abort_of_decode_ends_prefill_and_frees_the_blocks(orchestration: Orchestration) -> None:
     async def main() -> None:
         producer, consumer = await start_sim(prefill_base_ms=100), await start_sim()

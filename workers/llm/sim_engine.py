@@ -164,6 +164,10 @@ class SimEngine:
         """The fleet knows this worker in this epoch; KV of an earlier one is refused."""
         self.exchange.saw(worker_id, epoch, engine_id)
 
+    def lost_engine(self, engine_id: str) -> None:
+        """The fleet has lost this engine; its connection is dropped, and nothing waits for it."""
+        self.exchange.lost(engine_id)
+
     async def close(self) -> None:
         if self._dead is None:
             self._dead = EngineDead(f"{self.capability.engine_id}: the engine was closed")

@@ -141,11 +141,15 @@ class Exchange:
         if gone is None or engine_id == self._owner.engine_id:
             return
         if gone:
-            self._moves.forget(gone)
-            self.allocations.lost(gone)
+            self.lost(gone)
         find = self._moves.peer_metadata
         if self._settings.warm_up and find is not None and find(engine_id):
             self._moves.tell(engine_id, b"", b"")
+
+    def lost(self, engine_id: str) -> None:
+        """A peer is gone for good: drop its connection, and wait for it no more."""
+        self._moves.forget(engine_id)
+        self.allocations.lost(engine_id)
 
     def begin(self, run: Run, now_s: float, now_ms: int) -> bool:
         """Find room and post the read; False when there is no room yet."""
