@@ -8,6 +8,11 @@ TriviumError
 │   ├── NotFound               404 not_found
 │   ├── UnknownModel           404 model_not_found
 │   ├── BodyTooLarge           413 body_too_large
+│   ├── UnknownCollection      404 collection_not_found
+│   ├── WrongDimension         400 wrong_dimension
+│   ├── InvalidVector          400 invalid_vector
+│   ├── UnknownFilterField     400 unknown_filter_field
+│   ├── EmptyIndex             409 empty_index
 │   └── Cancelled              499 cancelled
 ├── OverloadError          nobody's fault; try again later
 │   ├── TooManyRequests        429 too_many_requests
@@ -110,6 +115,36 @@ class BodyTooLarge(ClientError):
     """The HTTP body exceeds the limit."""
 
     code, http_status = "body_too_large", 413
+
+
+class UnknownCollection(ClientError):
+    """No collection of that name is held here."""
+
+    code, http_status = "collection_not_found", 404
+
+
+class WrongDimension(ClientError):
+    """A vector has another number of values than its collection."""
+
+    code = "wrong_dimension"
+
+
+class InvalidVector(ClientError):
+    """A vector holds NaN or infinity, or more than its storage can."""
+
+    code = "invalid_vector"
+
+
+class UnknownFilterField(ClientError):
+    """A filter names a field that no row has, or compares it with another kind of value."""
+
+    code = "unknown_filter_field"
+
+
+class EmptyIndex(ClientError):
+    """A search of a collection without rows."""
+
+    code, http_status = "empty_index", 409
 
 
 class Cancelled(ClientError):

@@ -8,7 +8,16 @@ heartbeat.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from schemas.records import Heartbeat, Lease, Load, MemberKind, MemberState, Registration, Role
+from schemas.records import (
+    Heartbeat,
+    Lease,
+    Load,
+    MemberKind,
+    MemberState,
+    Registration,
+    Role,
+    SearchLoad,
+)
 
 HEARTBEAT_MS = 500
 LEASE_MS = 2_500
@@ -26,6 +35,7 @@ class Member:
     state: MemberState = MemberState.STARTING
     credits: dict[tuple[str, Role], int] = field(default_factory=dict)
     load: Load = _NEW_LOAD
+    search: SearchLoad | None = None
     beat_seq: int = -1
 
     @property
@@ -63,6 +73,7 @@ class FleetView:
         if known is not None and known.epoch == record.epoch:  # a role change keeps what is known
             member.state, member.load, member.beat_seq = known.state, known.load, known.beat_seq
             member.credits, claims = known.credits, known.claims
+            member.search = known.search
         member.claims = {lease: claims.get(lease, offset) for lease in record.leases}
         self.members[record.member_id] = member
 
@@ -73,7 +84,7 @@ class FleetView:
         member.seen_ms = now_ms
         member.beat_seq = record.seq
         member.state = record.state
-        member.load = record.load
+        member.load, member.search = record.load, record.search
         member.credits = {(grant.router_id, grant.role): grant.credits for grant in record.grants}
 
     def living(self, kind: MemberKind, now_ms: int) -> Iterator[Member]:

@@ -154,6 +154,7 @@ class MemberKind(StrEnum):
     WORKER = "worker"
     GATEWAY = "gateway"
     ROUTER = "router"
+    ASKER = "asker"
 
 
 class Role(StrEnum):
@@ -163,6 +164,7 @@ class Role(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     REPLICA = "replica"
+    RETRIEVAL = "retrieval"
 
 
 class MemberState(StrEnum):
@@ -471,6 +473,47 @@ class Capability:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SearchCapability:
+    """Which part of the collections a retrieval worker holds, and with what it searches."""
+
+    shard: int
+    shards: int
+    backend: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectionState:
+    """A collection as one retrieval worker holds it."""
+
+    name: str
+    dim: int
+    metric: str
+    documents: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchLoad:
+    """What a retrieval worker is doing now; waits are of the last seconds."""
+
+    running: int = 0
+    parked: int = 0
+    occupancy: float = 0.0
+    waiting_prefill: int = 0
+    waiting_decode: int = 0
+    ms_per_extend: float = 0.0
+    prefill_wait_ms_p50: float = 0.0
+    prefill_wait_ms_p95: float = 0.0
+    decode_wait_ms_p50: float = 0.0
+    decode_wait_ms_p95: float = 0.0
+    share: float = 0.0
+    flush_ms: float = 0.0
+    searches_total: int = 0
+    misses_total: int = 0
+    collections: Sequence[CollectionState] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
     """A member of the fleet introduces itself; written once per start and role change."""
 
@@ -484,6 +527,7 @@ class Registration:
     url: str = ""
     started_ms: int
     capability: Capability | None = None
+    search: SearchCapability | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -511,6 +555,7 @@ class Load:
     kv_bytes_received: int = 0
     requests_total: int = 0
     tokens_total: int = 0
+    stalled_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -524,6 +569,77 @@ class Heartbeat:
     state: MemberState
     grants: Sequence[Grant] = ()
     load: Load
+    search: SearchLoad | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetrievalRequest:
+    """One vector search, for every shard of a collection."""
+
+    retrieval_id: str
+    request_id: str
+    asker_id: str
+    reply_partition: int
+    collection: str
+    vector: bytes
+    k: int
+    top_m: int = 0
+    width: int = 0
+    filter: str = ""
+    seeds: Sequence[str] = ()
+    wants_seeds: bool = False
+    asked_ms: int
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hits:
+    """What one shard found for a retrieval, nearest first, or why it found nothing."""
+
+    retrieval_id: str
+    request_id: str
+    worker_id: str
+    shard: int
+    shards: int
+    collection: str
+    document_ids: Sequence[str] = ()
+    distances: bytes = b""
+    seeds: Sequence[str] = ()
+    error: WireError | None = None
+    exact: bool = False
+    extends: int = 0
+    distances_computed: int = 0
+    waited_ms: float = 0.0
+    took_ms: float = 0.0
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """A document as it can be found: its vector and its metadata."""
+
+    document_id: str
+    collection: str
+    vector: bytes
+    metadata: str = ""
+    deleted: bool = False
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlMoved:
+    """The control loop of a retrieval worker moved prefill's share or its flush timeout."""
+
+    worker_id: str
+    at_ms: int
+    link_bytes_per_s: float | None = None
+    prefill_wait_ms_p95: float | None = None
+    decode_stalled_share: float | None = None
+    error: float
+    share_before: float
+    share: float
+    flush_ms_before: float
+    flush_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,9 @@ class LogSettings:
     session_partitions: int = 2  # routers at most; each costs every fetch of every router
     worker_partitions: int = 16  # workers per topic at most
     gateway_partitions: int = 8  # gateways at most
+    retrieval_partitions: int = 4  # replicas of a retrieval shard at most
+    asker_partitions: int = 16  # routers, decode workers and others that ask, at most
+    document_partitions: int = 2
     replication_factor: int = 1
     schema_registry: str = ""  # URL; empty: single-object encoding
     security_protocol: str = "PLAINTEXT"
@@ -42,9 +45,11 @@ class LogSettings:
     request_timeout_ms: int = 5_000
 
     def __post_init__(self) -> None:
-        for name in ("session_partitions", "worker_partitions", "gateway_partitions"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"log.{name}: expected at least 1, found {getattr(self, name)}")
+        for group in ("session", "worker", "gateway", "retrieval", "asker", "document"):
+            if self.partitions(group) < 1:
+                raise ConfigError(
+                    f"log.{group}_partitions: expected at least 1, found {self.partitions(group)}"
+                )
 
     def partitions(self, group: str) -> int:
         """Partition count of a topic group of the table."""
@@ -52,6 +57,9 @@ class LogSettings:
             "session": self.session_partitions,
             "worker": self.worker_partitions,
             "gateway": self.gateway_partitions,
+            "retrieval": self.retrieval_partitions,
+            "asker": self.asker_partitions,
+            "document": self.document_partitions,
             "single": 1,
         }[group]
 

@@ -18,7 +18,7 @@ class Topic:
     """One row of the table.
 
     `key` and `partition_by` name what the record key is and what chooses the partition; `group`
-    names the partition count that the topic shares (`session`, `worker`, `gateway` or `single`).
+    names the partition count that the topic shares (`LogSettings.partitions` knows them).
     `written_by` and `read_by` name kinds of processes; `anyone` and `replay` only look on.
     """
 
@@ -178,6 +178,62 @@ TOPICS: dict[str, Topic] = {
             retention_ms=DAY_MS,
             doc="What the workers' prefix caches hold; read whole by every router.",
         ),
+        Topic(
+            name="retrieval.prefill",
+            records=("RetrievalRequest",),
+            key="retrieval",
+            partition_by="retrieval",
+            group="retrieval",
+            written_by=("router", "anyone"),
+            read_by=("worker",),
+            retention_ms=HOUR_MS,
+            doc="Urgent searches, once per request; every shard's group reads all of them.",
+        ),
+        Topic(
+            name="retrieval.decode",
+            records=("RetrievalRequest",),
+            key="retrieval",
+            partition_by="retrieval",
+            group="retrieval",
+            written_by=("worker", "anyone"),
+            read_by=("worker",),
+            retention_ms=HOUR_MS,
+            doc="Probes while decoding; every shard's group reads all of them.",
+        ),
+        Topic(
+            name="hits",
+            records=("Hits",),
+            key="request",
+            partition_by="lease",
+            group="asker",
+            written_by=("worker",),
+            read_by=("router", "worker", "anyone"),
+            retention_ms=HOUR_MS,
+            doc="What shards found, to the asker that leases the partition.",
+        ),
+        Topic(
+            name="documents",
+            records=("Document",),
+            key="document",
+            partition_by="document",
+            group="document",
+            written_by=("anyone",),
+            read_by=("worker",),
+            retention_ms=DAY_MS,
+            cleanup="compact",
+            doc="What can be found, the truth behind every index; an empty value deletes.",
+        ),
+        Topic(
+            name="retrieval.control",
+            records=("ControlMoved",),
+            key="worker",
+            partition_by="single",
+            group="single",
+            written_by=("worker",),
+            read_by=("anyone",),
+            retention_ms=DAY_MS,
+            doc="Moves of the retrieval workers' control loops, with their inputs.",
+        ),
     )
 }
 
@@ -188,6 +244,11 @@ DEAD_LETTER_RETENTION_MS = 14 * DAY_MS
 def partition_of(key: str, partition_count: int) -> int:
     """The partition of a session; CRC-32 of the UTF-8 key, so that every process agrees."""
     return zlib.crc32(key.encode()) % partition_count
+
+
+def document_key(collection: str, document_id: str) -> str:
+    """The record key of a document; a collection's name has no slash."""
+    return f"{collection}/{document_id}"
 
 
 def check_record(topic: str, record: object) -> None:

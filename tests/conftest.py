@@ -101,6 +101,7 @@ async def _fresh_topics(bootstrap: str, **changes: object) -> LogSettings:
     from schemas.log.admin import create_topics
 
     few = {"session_partitions": 2, "worker_partitions": 4, "gateway_partitions": 2}
+    few |= {"retrieval_partitions": 2, "asker_partitions": 2, "document_partitions": 2}
     fields = {"bootstrap": bootstrap, "topic_prefix": next(_prefixes), **few, **changes}
     settings = LogSettings(**fields)  # type: ignore[arg-type]  # fields of mixed types
     await create_topics(settings)

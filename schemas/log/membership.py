@@ -32,6 +32,8 @@ from schemas.records import (
     MemberState,
     Registration,
     Role,
+    SearchCapability,
+    SearchLoad,
 )
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
@@ -65,6 +67,8 @@ class Membership:
         self.state = MemberState.STARTING
         self.load_source: Callable[[], Load] = Load
         self.grant_source: Callable[[], list[Grant]] = list
+        self.search: SearchCapability | None = None  # of a retrieval worker; set before `join`
+        self.search_source: Callable[[], SearchLoad | None] = lambda: None
         self._settings = settings
         self._codec = codec
         self._producer = producer
@@ -128,7 +132,7 @@ class Membership:
         if not free:
             raise LeaseError(
                 f"{self.member_id}: all {count} partitions of {topic} are leased; stop a member "
-                "or use more partitions ([log] worker_partitions, gateway_partitions)"
+                f"or use more partitions ([log] {TOPICS[topic].group}_partitions)"
             )
         return free[zlib.crc32(self.member_id.encode()) % len(free)]
 
@@ -176,6 +180,7 @@ class Membership:
             url=self._url,
             started_ms=self._started_ms,
             capability=self._capability,
+            search=self.search,
         )
         ack = await self._producer.send("fleet", registration, key=self.member_id, partition=0)
         logged = await ack
@@ -275,6 +280,7 @@ class Membership:
             state=self.state,
             grants=tuple(self.grant_source()),
             load=self.load_source(),
+            search=self.search_source(),
         )
         self._beat_seq += 1
         key = self.member_id + BEAT_SUFFIX

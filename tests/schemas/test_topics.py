@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from schemas.errors import RecordError
 from schemas.records import Heartbeat, Load, MemberState
 from schemas.settings import LogSettings
-from schemas.topics import DAY_MS, DEAD_LETTER_SUFFIX, TOPICS, Topic, check_record, partition_of
+from schemas.topics import (
+    DAY_MS,
+    DEAD_LETTER_SUFFIX,
+    HOUR_MS,
+    TOPICS,
+    Topic,
+    check_record,
+    partition_of,
+)
 from tests.schemas.examples import RECORDS, class_of
 
 ROWS = list(TOPICS.values())
@@ -24,9 +32,11 @@ ACTORS = {"gateway", "router", "worker", "replay", "anyone"}
 def test_rows_are_whole(topic: Topic) -> None:
     assert TOPICS[topic.name] is topic
     assert topic.records and set(topic.records) <= set(RECORDS)
-    assert topic.partition_by in ("session", "lease", "single")
+    assert topic.partition_by in ("session", "lease", "single", "retrieval", "document")
     assert topic.cleanup in ("delete", "compact", "compact,delete")
-    assert topic.retention_ms >= DAY_MS and topic.doc.endswith(".")
+    short = {"retrieval.prefill", "retrieval.decode", "hits"}  # nobody asks for them later
+    assert topic.retention_ms >= (HOUR_MS if topic.name in short else DAY_MS)
+    assert topic.doc.endswith(".")
     assert topic.written_by and topic.read_by
     assert set(topic.written_by) | set(topic.read_by) <= ACTORS
     assert not topic.name.endswith(DEAD_LETTER_SUFFIX)
@@ -44,7 +54,10 @@ def test_whoever_owns_a_session_partition_owns_all_of_it() -> None:
 @pytest.mark.parametrize("topic", ROWS, ids=lambda t: t.name)
 def test_one_partition_where_one_is_meant(topic: Topic) -> None:
     assert (topic.group == "single") == (topic.partition_by == "single")
-    assert (topic.group in ("worker", "gateway")) == (topic.partition_by == "lease")
+    leased = topic.group in ("worker", "gateway", "asker")
+    assert leased == (topic.partition_by == "lease")
+    for group in ("retrieval", "document"):
+        assert (topic.group == group) == (topic.partition_by == group)
 
 
 @pytest.mark.parametrize("topic", ROWS, ids=lambda t: t.name)
@@ -56,9 +69,9 @@ def test_session_records_know_their_session(topic: Topic) -> None:
 
 def test_every_root_record_has_a_topic() -> None:
     nested = {
-        "Candidate", "Capability", "Estimate", "Grant", "KvHandle", "Lease", "Load", "Sampling",
-        "StreamEnd", "StreamLogprobs", "StreamStart", "Structured", "TokenLogprob", "TopLogprob",
-        "WireError",
+        "Candidate", "Capability", "CollectionState", "Estimate", "Grant", "KvHandle", "Lease",
+        "Load", "Sampling", "SearchCapability", "SearchLoad", "StreamEnd", "StreamLogprobs",
+        "StreamStart", "Structured", "TokenLogprob", "TopLogprob", "WireError",
     }  # fmt: skip
     assert {name for topic in ROWS for name in topic.records} == set(RECORDS) - nested
 
