@@ -51,16 +51,24 @@ def terms(tokens: Sequence[int] | npt.NDArray[np.int32], first: int = 0) -> Word
     return mix(values + positions * STRIDE)
 
 
-def chain(tokens: Sequence[int] | npt.NDArray[np.int32], block_size: int) -> Words:
+def chain(
+    tokens: Sequence[int] | npt.NDArray[np.int32],
+    block_size: int,
+    previous: int | None = None,
+    first: int = 0,
+) -> Words:
     """The hash of each full block, in order: shape (len(tokens) // block_size,).
 
-    Token ids are from 0; block_size is in tokens.
+    Token ids are from 0; block_size is in tokens. For the blocks that follow the one with hash
+    `previous`, `first` is the position of tokens[0].
     """
     full = len(tokens) // block_size
     if not full:
         return np.empty(0, np.uint64)
-    sums = np.cumsum(terms(tokens[: full * block_size]), dtype=np.uint64)
-    return mix(sums[block_size - 1 :: block_size] + _ONE)
+    sums = np.cumsum(terms(tokens[: full * block_size], first), dtype=np.uint64)
+    ends = sums[block_size - 1 :: block_size]
+    before = 0 if previous is None else unmix(previous) - 1
+    return mix(ends + np.uint64((before + 1) & _MASK))
 
 
 def extend(previous: int | None, tokens: Sequence[int], first: int) -> int:

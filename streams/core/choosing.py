@@ -5,14 +5,17 @@ between two heartbeats; a worker of unknown pace has its pool's. Ties fall to th
 All times are estimates in ms; `streams/core/placement.py` makes a `View` per placement.
 """
 
+from collections.abc import Iterable, Mapping
+
 import numpy as np
 
+from schemas.prefix import Words
 from schemas.records import Candidate, Reason, Role, Session
 from streams.core.estimates import Speeds
 from streams.core.fleet import Fleet
 from streams.core.needs import Need
 from streams.core.pool import NOT_LISTED, Flags, Numbers, Pool, Worker
-from streams.core.prefixes import PrefixIndex
+from streams.core.prefixes import NO_SLOT, PrefixIndex
 
 
 class View:
@@ -28,6 +31,7 @@ class View:
         self._speeds = speeds
         self._held: dict[Role, Numbers] = {}
         self._by_slot: Numbers | None = None
+        self.load = load(fleet, now_ms)
         self.home: Worker | None = None  # the living worker that holds the session's KV
         self.away = Reason.FIRST_TURN  # why the request goes elsewhere, if it does
         if need.session is not None:
@@ -53,7 +57,7 @@ class View:
         known = self._held.get(role)
         if known is None:
             if self._by_slot is None:
-                self._by_slot = self._prefixes.tokens_by_slot(self.need.chain)
+                self._by_slot = self._prefixes.tokens_by_slot(self._chain)
             pool, session = self.fleet.pools[role], self.need.session
             known = self._by_slot[self._prefixes.slots_of(pool)]
             if self.home is not None and session is not None and self.home.role is role:
@@ -61,6 +65,12 @@ class View:
                 known[row] = max(known[row], min(context_tokens, self.need.prompt_tokens))
             self._held[role] = known
         return known
+
+    def _chain(self, block_size: int) -> Words:
+        need, slot, tokens = self.need, NO_SLOT, 0
+        if self.home is not None and need.session is not None:
+            slot, tokens = self._prefixes.slot(self.home.life), need.session.context_tokens
+        return need.chain(block_size, self._prefixes, slot, tokens)
 
     def held_at(self, worker: Worker | None) -> int:
         """Leading prompt tokens that one worker is thought to hold."""
@@ -127,23 +137,29 @@ def load(fleet: Fleet, now_ms: int) -> float:
         requests, workers = 0.0, 0
         for role in roles:
             living = fleet.pools[role].living(now_ms)
-            requests += float(fleet.pools[role].requests[living].sum())
-            workers += int(living.sum())
+            requests += float(fleet.pools[role].requests @ living)
+            workers += int(np.count_nonzero(living))
         if workers:
             return requests / workers
     return 0.0
 
 
 def candidates(
-    fleet: Fleet, roles: tuple[Role, ...], chosen: tuple[Worker | None, ...], most: int, now_ms: int
+    fleet: Fleet,
+    chosen: Mapping[Worker, int],
+    roles: Iterable[Role],
+    most: int,
+    now_ms: int,
 ) -> tuple[Candidate, ...]:
-    """What a decision looked at: the chosen workers first, then others that live, `most` in all."""
-    workers = [worker for worker in chosen if worker is not None]
+    """What a decision looked at: the chosen workers first, with what they hold of the prompt, then
+    others that live, `most` in all."""
+    workers = list(chosen)
     for role in roles:
-        pool = fleet.pools[role]
-        for row in np.flatnonzero(pool.living(now_ms))[: most + len(chosen)]:
-            if len(workers) < most and pool.workers[row] not in workers:
-                workers.append(pool.workers[row])
+        for worker in fleet.pools[role].workers:
+            if len(workers) >= most:
+                break
+            if worker not in chosen and worker.lives(now_ms):
+                workers.append(worker)
     return tuple(
         Candidate(
             worker_id=worker.worker_id,
@@ -151,6 +167,7 @@ def candidates(
             credits=worker.credits(now_ms),
             running=worker.running,
             work_ahead_tokens=worker.work_ahead_tokens,
+            cached_tokens=chosen.get(worker, 0),
         )
         for worker in workers[:most]
     )

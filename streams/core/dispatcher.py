@@ -112,7 +112,8 @@ class Dispatcher:
         if placement is None:
             return False
         self.admission.remove(live.request_id)
-        looked_at = self._looked_at(placement, now_ms)
+        most, roles = self.settings.candidates_max, _roles(placement.mode)
+        looked_at = candidates(self.fleet, placement.chosen, roles, most, now_ms)
         _begin(live, placement, now_ms)
         kind = DecisionKind.PLACE if live.again is None else DecisionKind.REPLACE
         self._decide(
@@ -126,7 +127,8 @@ class Dispatcher:
         )
         kv = self._session_kv(live, need.session, now_ms)
         if placement.prefill is not None:
-            self.orders.charge(live, placement.prefill, live.prompt_tokens)
+            tokens = live.prompt_tokens - placement.prefill_cached_tokens
+            self.orders.charge(live, placement.prefill, max(1, tokens))
         if placement.decode is not None and (placement.prefill is None or live.is_paired):
             self.orders.charge(live, placement.decode, 0 if live.is_paired else live.prompt_tokens)
         self.table.move(live, BEGINS[live.orchestration])
@@ -141,21 +143,6 @@ class Dispatcher:
         live.need.waiting = len(self.admission)
         live.need.underway = self.table.underway
         return live.need
-
-    def _looked_at(self, placement: Placement, now_ms: int) -> tuple[Candidate, ...]:
-        prefill, decode = placement.prefill, placement.decode
-        roles = _roles(placement.mode)
-        chosen = (prefill, decode)
-        found = candidates(self.fleet, roles, chosen, self.settings.candidates_max, now_ms)
-        cached = {Role.PREFILL: placement.prefill_cached_tokens}
-        count = len([worker for worker in chosen if worker is not None])
-        return (
-            *(
-                replace(c, cached_tokens=cached.get(c.role, placement.decode_cached_tokens))
-                for c in found[:count]
-            ),
-            *found[count:],
-        )
 
     def _session_kv(self, live: Live, session: Session | None, now_ms: int) -> KvHandle | None:
         """The KV of the session's last answer, for prefill to read instead of computing it.
@@ -187,9 +174,8 @@ class Dispatcher:
             self.orders.void_prefill(live, now_ms)
             live.kv, live.mode, live.orchestration = None, Mode.LOCAL, Orchestration.NONE
         live.decode = worker.life
-        found = candidates(
-            self.fleet, (worker.role,), (worker,), self.settings.candidates_max, now_ms
-        )
+        most, roles = self.settings.candidates_max, (worker.role,)
+        found = candidates(self.fleet, {worker: 0}, roles, most, now_ms)
         self._decide(
             live, DecisionKind.HANDOFF, reason, now_ms, session=need.session, looked_at=found
         )

@@ -10,10 +10,11 @@ import numpy as np
 from schemas.prefix import Words, chain
 from schemas.records import Priority, Request, Session
 from streams.core.estimates import Note
-from streams.core.prefixes import PrefixIndex
+from streams.core.prefixes import NO_SLOT, PrefixIndex
 
 UNTICKETED = 0
-_PROBE_TOKENS = 2_048  # of a prompt are hashed at first
+_PROBE_TOKENS = 1_024  # of a prompt are hashed at first
+_NOTHING: Words = np.empty(0, np.uint64)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -52,20 +53,25 @@ class Need:
             w_tpot=request.w_tpot,
         )
 
-    def chain(self, block_size: int, index: PrefixIndex) -> Words:
-        """Hashes of the prompt's blocks, all of them only if some worker holds the first few."""
-        known = self._chains.get(block_size)
-        if known is None:
-            known = self._hashes(block_size, _PROBE_TOKENS)
-        if known.size == _PROBE_TOKENS // block_size < self.prompt_tokens // block_size:
-            if not index.is_held(int(known[-1]), block_size):
-                return known
-            known = self._hashes(block_size, self.prompt_tokens)
-        return known
+    def chain(self, block_size: int, index: PrefixIndex, home_slot: int, home_tokens: int) -> Words:
+        """Hashes of the prompt's first blocks, as far as somebody may hold them.
 
-    def _hashes(self, block_size: int, tokens: int) -> Words:
-        found = chain(
-            np.frombuffer(self.prompt, "<i4", min(tokens, self.prompt_tokens)), block_size
-        )
-        self._chains[block_size] = found
-        return found
+        More are computed only while some worker holds the last one so far. The session's worker
+        does not count where it is known anyway to hold so many tokens.
+        """
+        known, done = self._chains.get(block_size, _NOTHING), 0
+        while self.prompt_tokens - done >= block_size:
+            done = known.size * block_size
+            but_for = home_slot if done <= home_tokens else NO_SLOT
+            if done and not index.is_held(int(known[-1]), block_size, but_for):
+                break
+            count = min(max(done, _PROBE_TOKENS, block_size), self.prompt_tokens - done)
+            tokens = np.frombuffer(self.prompt, "<i4", count, 4 * done)
+            if done:
+                more = chain(tokens, block_size, int(known[-1]), done)
+                known = np.concatenate([known, more])
+            else:
+                known = chain(tokens, block_size)
+            self._chains[block_size] = known
+            done = known.size * block_size
+        return known

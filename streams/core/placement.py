@@ -19,7 +19,7 @@ from schemas.records import (
     Role,
 )
 from streams.config import RouterSettings
-from streams.core import choosing, orchestrating
+from streams.core import orchestrating
 from streams.core.choosing import View
 from streams.core.estimates import Estimates
 from streams.core.fleet import Fleet
@@ -46,6 +46,15 @@ class Placement:
     estimate: Estimate | None = None
     prefill_cached_tokens: int = 0  # that the chosen workers are thought to hold
     decode_cached_tokens: int = 0
+
+    @property
+    def chosen(self) -> dict[Worker, int]:
+        """The chosen workers, each with what it is thought to hold of the prompt, in tokens."""
+        pairs = (
+            (self.prefill, self.prefill_cached_tokens),
+            (self.decode, self.decode_cached_tokens),
+        )
+        return {worker: tokens for worker, tokens in pairs if worker is not None}
 
 
 class Placer:
@@ -207,7 +216,7 @@ class Placer:
             prefill_tokens=prefill_tokens,
             max_tokens=need.max_tokens,
             prefill_queue=waiting / int(living.sum()),
-            load=choosing.load(view.fleet, view.now_ms),
+            load=view.load,
             slack_ms=need.deadline_ms - view.now_ms,
             w_ttft=w_ttft,
             w_tpot=w_tpot,
@@ -298,7 +307,7 @@ class Placer:
             orchestration=orchestration,
             w_ttft=w_ttft,
             w_tpot=w_tpot,
-            load=choosing.load(view.fleet, now_ms),
+            load=view.load,
             estimate=choice.estimate,
             prefill_cached_tokens=view.held_at(prefill),
             decode_cached_tokens=view.held_at(decode),

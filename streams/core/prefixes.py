@@ -104,12 +104,12 @@ class PrefixIndex:
             pool.slots_version = self.version
         return pool.slots
 
-    def tokens_by_slot(self, chain_of: Callable[[int, "PrefixIndex"], Words]) -> Numbers:
+    def tokens_by_slot(self, chain_of: Callable[[int], Words]) -> Numbers:
         """Leading tokens that each slot's worker holds of the prompt whose chain per block size is
         given; one more place at the end, for NO_SLOT, is 0."""
         found = np.zeros(len(self._slots) + 1)
         for block_size in self._of_size:
-            for blocks, mask in self.levels(chain_of(block_size, self), block_size):
+            for blocks, mask in self.levels(chain_of(block_size), block_size):
                 flags = np.frombuffer(mask.to_bytes(len(found) // 8 + 1, "little"), np.uint8)
                 held = np.unpackbits(flags, count=len(found), bitorder="little")
                 found[held.view(np.bool_)] = blocks * block_size
@@ -119,9 +119,10 @@ class PrefixIndex:
         """Block sizes of the workers that are known."""
         return list(self._of_size)
 
-    def is_held(self, value: int, block_size: int) -> bool:
-        """Whether a worker with this block size holds the block."""
-        return bool(self._masks.get(value, 0) & self._of_size.get(block_size, 0))
+    def is_held(self, value: int, block_size: int, but_for: int = NO_SLOT) -> bool:
+        """Whether a worker with this block size holds the block, other than that of one slot."""
+        mask = self._masks.get(value, 0) & self._of_size.get(block_size, 0)
+        return bool(mask if but_for == NO_SLOT else mask & ~(1 << but_for))
 
     def levels(self, hashes: Words | Sequence[int], block_size: int) -> Levels:
         """How many leading blocks of a chain which workers hold, for those that hold any.
