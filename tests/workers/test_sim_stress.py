@@ -133,6 +133,12 @@ async def disorder(seed: int, choices: list[str], degrees: tuple[int, int]) -> C
                     handles.append((reader, found, asked[request_id]))
     for transfer in transfers:
         transfer.stalled, transfer.failing = False, 0
+    return await settled(clients, asked)
+
+
+async def settled(clients: list[Client], asked: dict[str, list[int]]) -> Counter[str]:
+    """Wait until all has ended, and check what is left; the counts of `disorder`."""
+    engines = [client.engine for client in clients]
     await until(lambda: all(each.is_done for each in clients))
     for each in clients:
         await each.stopped()

@@ -1,6 +1,7 @@
-"""KV transfer over NIXL: one-sided READs and WRITEs between arenas, over UCX.
+"""KV transfer over NIXL: one-sided READs and WRITEs between arenas, over UCX. The only file that
+imports nixl, and only when an agent is made. Meets `workers/kv/transfer.py`.
 
-The agent runs without NIXL's progress thread, which would spin on a core when idle. Progress is
+Theory of operation. The agent runs without NIXL's progress thread, which would spin on a core when idle. Progress is
 made by `poll`, on both sides: data moves without the peer's help where the network allows it, but
 wiring up and the notice need its polls, so the engine polls often while peers may want something.
 
@@ -9,8 +10,7 @@ however many blocks there are); a move names elements of two such lists, and NIX
 contiguous ones. A peer's list is prepared when it is first used and dropped with the peer. An
 agent's very first connection costs 5 to 20 ms, so each makes one to a throwaway agent before it
 serves; then a new peer costs about 0.5 ms. A peer that cannot be reached costs 5 to 15 ms, so it is
-tried again only after a pause, which doubles up to a bound. The only file that imports nixl, and
-only when an agent is made. Meets `workers/kv/transfer.py`.
+tried again only after a pause, which doubles up to a bound.
 """
 
 import importlib
