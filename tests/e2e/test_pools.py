@@ -1,0 +1,141 @@
+"""Pools that change under load: workers join, leave, change roles and die, and nothing is lost."""
+
+import asyncio
+import random
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from infra.fleet import FleetWatch
+from infra.launcher import Stack
+from infra.pool import move_worker
+from schemas.codec import Codec
+from schemas.log.clients import LogProducer
+from schemas.log.clock import wall_ms
+from schemas.records import OutcomeKind, Reason, Role
+from schemas.settings import LogSettings
+from tests.e2e.harness import Answer, Audit, Client, alone, audit, sim_settings, stack
+from tests.waiting import pass_time, until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
+PREFILL, DECODE = Role.PREFILL, Role.DECODE
+PER_S = 20  # conversations of two turns
+
+
+class Operator:
+    """Moves workers as `trivium pool move` does."""
+
+    def __init__(self, log: LogSettings) -> None:
+        self._log = log
+        self._fleet = FleetWatch(log)
+        self._producer = LogProducer(log, Codec(), durable=True, client_id="operator")
+        self._following: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Operator":
+        await self._producer.start()
+        await self._fleet.start()
+        self._following = asyncio.create_task(self._fleet.follow())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._following is not None
+        self._following.cancel()
+        await asyncio.gather(self._following, return_exceptions=True)
+        await self._fleet.stop()
+        await self._producer.stop()
+
+    async def move(self, worker_id: str, *roles: Role) -> None:
+        await move_worker(self._fleet, self._producer, self._log, worker_id, roles, timeout_s=20)
+
+
+class Load:
+    """Conversations that arrive at a steady rate until stopped, whatever becomes of them."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._random = random.Random(4)
+        self._conversations: list[asyncio.Task[list[Answer]]] = []
+        self.answers: list[Answer] = []
+        self.stopped = asyncio.Event()
+
+    async def run(self) -> None:
+        while not self.stopped.is_set():
+            number = len(self._conversations)
+            opening = f"Question {number}: " + "logs and streams " * self._random.randrange(1, 25)
+            self._conversations.append(asyncio.create_task(self._converse(opening)))
+            await pass_time(1 / PER_S)
+        await asyncio.gather(*self._conversations)
+
+    async def more(self, count: int) -> None:
+        """Wait until so many more answers have come."""
+        wanted = len(self.answers) + count
+        await until(lambda: len(self.answers) >= wanted, seconds=60)
+
+    async def _converse(self, opening: str) -> list[Answer]:
+        messages = [{"role": "user", "content": opening}]
+        answers = []
+        for turn in range(2):
+            answer = await self._client.stream("", messages=messages, max_tokens=24)
+            answers.append(answer)
+            self.answers.append(answer)
+            messages.append({"role": "assistant", "content": answer.text})
+            messages.append({"role": "user", "content": f"And then? {turn}"})
+        return answers
+
+
+async def check(running: Stack, log: LogSettings, answers: list[Answer]) -> Audit:
+    """Every request has one outcome, a completed one, with the tokens of an engine alone."""
+    found = await audit(log)
+    assert len(found.requests) == len(answers)
+    assert found.kinds() == {OutcomeKind.COMPLETED.value: len(answers)}
+    assert all(answer.done for answer in answers)
+    expected = await alone(running.settings, found.requests.values())
+    wrong = [
+        answer.headers["x-request-id"]
+        for answer in answers
+        if answer.token_ids != expected[answer.headers["x-request-id"]]
+    ]
+    assert wrong == []
+    return found
+
+
+async def test_nothing_is_lost_while_workers_come_go_move_and_die(
+    kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
+) -> None:
+    log = await kafka_with(worker_partitions=8)
+    settings = sim_settings(log, decode_step_ms=4.0)
+    async with (
+        stack(settings, tmp_path, prefill=2, decode=2) as running,
+        Client(running.gateway_urls[0], settings.model.served_name) as client,
+        Operator(log) as operator,
+    ):
+        load = Load(client)
+        loading = asyncio.create_task(load.run())
+        await load.more(40)
+        await running.scale(prefill=3)
+        await operator.move("prefill-2", PREFILL, DECODE)
+        await load.more(20)
+        await operator.move("prefill-0", DECODE)
+        await load.more(20)
+        await operator.move("decode-1", PREFILL, DECODE)
+        await load.more(20)
+        killed_ms = wall_ms()
+        await running.kill("decode-1", signal.SIGKILL)
+        await load.more(40)
+        await running.wait_ready("decode-1")
+        await running.scale(prefill=2, decode=3)  # drains prefill-2, which has both roles
+        await load.more(20)
+        await operator.move("prefill-0", PREFILL)
+        await load.more(20)
+        load.stopped.set()
+        await loading
+        found = await check(running, log, load.answers)
+    placed = [d for decisions in found.decisions.values() for d in decisions]
+    lost = [d.at_ms - killed_ms for d in placed if d.reason is Reason.WORKER_LOST]
+    assert lost
+    assert max(lost) < 3_000 + 500
+    assert "decode-2" in {d.decode_worker for d in placed}
+    assert "decode-1" in {d.prefill_worker for d in placed}
+    assert "prefill-0" in {d.decode_worker for d in placed}
