@@ -25,14 +25,21 @@ _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _V1, _V2 = np.uint64(_M1), np.uint64(_M2)
 _I1, _I2 = pow(_M1, -1, 1 << 64), pow(_M2, -1, 1 << 64)
 _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
-_ONE = np.uint64(1)
+_STRIDES = np.arange(1, 65_537, dtype=np.uint64) * STRIDE  # of the first positions
 
 
 def mix(values: Words) -> Words:
     """Scramble 64-bit integers, one to one."""
-    values = (values ^ (values >> _S30)) * _V1
-    values = (values ^ (values >> _S27)) * _V2
-    return values ^ (values >> _S31)
+    return _mix_in_place(values.copy())
+
+
+def _mix_in_place(values: Words) -> Words:
+    values ^= values >> _S30
+    values *= _V1
+    values ^= values >> _S27
+    values *= _V2
+    values ^= values >> _S31
+    return values
 
 
 def unmix(value: int) -> int:
@@ -47,8 +54,12 @@ def unmix(value: int) -> int:
 def terms(tokens: Sequence[int] | npt.NDArray[np.int32], first: int = 0) -> Words:
     """What each token adds to the sum of its prefix; `first` is the position of tokens[0]."""
     values = np.asarray(tokens).astype(np.uint64)
-    positions = np.arange(first + 1, first + 1 + len(values), dtype=np.uint64)
-    return mix(values + positions * STRIDE)
+    end = first + len(values)
+    if end <= len(_STRIDES):
+        values += _STRIDES[first:end]
+    else:
+        values += np.arange(first + 1, end + 1, dtype=np.uint64) * STRIDE
+    return _mix_in_place(values)
 
 
 def chain(
@@ -68,7 +79,7 @@ def chain(
     sums = np.cumsum(terms(tokens[: full * block_size], first), dtype=np.uint64)
     ends = sums[block_size - 1 :: block_size]
     before = 0 if previous is None else unmix(previous) - 1
-    return mix(ends + np.uint64((before + 1) & _MASK))
+    return _mix_in_place(ends + np.uint64((before + 1) & _MASK))
 
 
 def extend(previous: int | None, tokens: Sequence[int], first: int) -> int:
