@@ -57,8 +57,10 @@ class Engines:
         return self.runner.run(limited())
 
     def alone(self, tokens: list[int], **sampling: Any) -> Answer:
-        """What the consumer answers without a hand-over."""
-        answer: Answer = self.run(answered(self.consumer, job(tokens, **sampling)))
+        """What the consumer answers without a hand-over; it keeps no KV for another turn."""
+        one = job(tokens, **sampling)
+        answer: Answer = self.run(answered(self.consumer, one))
+        self.consumer.abort(one.request_id)
         return answer
 
     def extra(self, name: str) -> float:
@@ -292,7 +294,7 @@ def keeping(engines: Engines) -> Iterator[Engines]:
 async def _emptied(*pair: Any) -> None:
     for each in pair:
         await until(each._llm.reset_prefix_cache, seconds=10)
-        await answered(each, job([5], max_tokens=1))  # events leave with a step
+        await answered(each, job([5], PREFILL, max_tokens=1))  # events leave with a step
         await until(lambda: not len(each.block_log))  # noqa: B023  # called in this round
 
 
@@ -318,7 +320,7 @@ def test_turn_2_reads_its_history_from_decode(keeping: Engines) -> None:
     again = keeping.run(answered(p, replace(job(second, PREFILL), kv=kept)))
     assert again.token_ids == answer.token_ids[:1]
     assert p.load().extra["kv_refused_total"] == refused + 1
-    keeping.consumer.abort(one.request_id)
+    p.abort(again.last.request_id)
 
 
 @pytest.mark.parametrize("case", ["expired", "other tokens", "too many", "malformed"])

@@ -2,7 +2,7 @@
 
 Theory of operation, with what each costs unmended on one small machine:
 - NIXL's progress thread spins a core for ever: vLLM's agent asks for no delay (`calm_nixl`).
-- While a handle waits for its peer, the engine steps a thousand times a second (`calm_pinned`).
+- While blocks wait for a peer, the engine steps a thousand times a second (`calm_waiting`).
 - Workers spin for a second after every step before they sleep (`calm_queues`).
 - NIXL's start pins every worker to the machine's last core, whatever was asked (`keep_binding`).
 - Engine processes outlive a killed parent, and take seconds to exit (`watch`, `exit_quickly`).
@@ -35,6 +35,8 @@ BIND_VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
 PROGRESS_SLEEP_US = 10_000
 # How often an engine with nothing but pinned blocks looks for their release.
 PINNED_POLL_S = 0.1
+# How often one that waits for a peer's KV looks for it: after this share of its wait so far.
+AWAITED_POLL_SHARE, AWAITED_POLL_MAX_S = 0.05, 0.01
 # A reader of a queue naps for STEP_NAP_S at a time until STEP_S after its last read; then it waits
 # for a share of its wait so far, and NAP_MAX_MS at most, before it looks again.
 STEP_S, STEP_NAP_S = 0.02, 0.000_05
@@ -49,7 +51,7 @@ def register() -> None:
     if owner.isdecimal() and int(owner) != os.getpid():
         watch(int(owner))
         exit_quickly()
-    for mend in (_calm_nixl_when_loaded, fence_writes, calm_pinned, calm_queues, keep_binding):
+    for mend in (_calm_nixl_when_loaded, fence_writes, calm_waiting, calm_queues, keep_binding):
         try:
             mend()
         except (AttributeError, ImportError):
@@ -95,32 +97,43 @@ def _calm_nixl_when_loaded() -> None:
     nixl_utils._load_nixl_attr = load_calm  # noqa: SLF001  # see above
 
 
-def calm_pinned() -> None:
-    """Wait for input, not a millisecond, while all that is left are blocks pinned for a peer."""
+def calm_waiting() -> None:
+    """Wait for input, not a millisecond, while an engine has nothing to compute.
+
+    All that is left then are blocks pinned for a peer, or requests that wait for a peer's KV.
+    """
     from vllm.v1.engine.core import EngineCoreProc
 
     step = EngineCoreProc._process_engine_step  # noqa: SLF001  # there is no hook around it
     if getattr(step, "calm", False):
         return
+    since_s: list[float] = []  # since when it waits; a process has one engine
 
     @functools.wraps(step)
     def step_calm(self: Any) -> bool:
         executed: bool = step(self)
         scheduler = self.scheduler
-        only_pinned = (
-            not executed
-            and type(self) is EngineCoreProc  # data-parallel cores step for their peers
-            and self.is_running()
-            and not scheduler.has_unfinished_requests()
-            and not scheduler.finished_req_ids
-            and scheduler.has_requests()
+        has_work = (
+            executed
+            or type(self) is not EngineCoreProc  # data-parallel cores step for their peers
+            or not self.is_running()
+            or scheduler.finished_req_ids
+            or not scheduler.has_requests()
         )
-        if only_pinned:
-            try:
-                request = self.input_queue.get(timeout=PINNED_POLL_S)
-            except queue.Empty:
-                return executed
-            self._handle_client_request(*request)
+        if has_work or scheduler.running or scheduler.waiting:
+            since_s.clear()
+            return executed
+        poll_s = PINNED_POLL_S
+        if scheduler.has_unfinished_requests():  # they hold blocks that a peer fills
+            now_s = time.monotonic()
+            if not since_s:
+                since_s.append(now_s)
+            poll_s = min((now_s - since_s[0]) * AWAITED_POLL_SHARE, AWAITED_POLL_MAX_S)
+        try:
+            request = self.input_queue.get(timeout=poll_s)
+        except queue.Empty:
+            return executed
+        self._handle_client_request(*request)
         return executed
 
     step_calm.calm = True  # type: ignore[attr-defined]  # marks the replacement

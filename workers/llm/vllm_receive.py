@@ -66,8 +66,11 @@ class Receiver:
 
     def compute(self, run: Run) -> None:
         """Let vLLM take nothing from a peer, and compute the prompt."""
-        run.reads, run.awaited_ms = False, 0
-        run.kv_params = _PREFILL if run.hands_over else _KEEP if self.keeps_now else None
+        run.reads, run.awaited_ms, run.kv_params = False, 0, None
+        if run.hands_over:
+            run.kv_params = _PREFILL
+        elif run.job.phase is WorkPhase.DECODE and self.keeps_now:
+            run.kv_params = _KEEP
 
     def _params(self, job: Job, now_ms: int) -> dict[str, Any]:
         assert job.kv is not None
