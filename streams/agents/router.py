@@ -17,6 +17,7 @@ from schemas.codec import Codec
 from schemas.errors import RecordError
 from schemas.log.clients import LogProducer, bury
 from schemas.log.clock import wall_ms
+from schemas.log.faust_app import consumer_record, run_app
 from schemas.log.membership import Membership
 from schemas.records import (
     Heartbeat,
@@ -150,7 +151,7 @@ class RouterProcess:
         if repeated and (*place, message.offset) not in self._unreadable:
             lane.open(event.ack, 0)
             return
-        record = _consumer_record(message)
+        record = consumer_record(message)
         try:
             found = self._decoded(topic, record)
         except RecordError as error:
@@ -283,25 +284,6 @@ class RouterProcess:
         await asyncio.shield(self._failed)
 
 
-def _consumer_record(message: Any) -> ConsumerRecord:
-    headers = message.headers or ()
-    if isinstance(headers, dict):
-        headers = headers.items()
-    return ConsumerRecord(
-        topic=message.topic,
-        partition=message.partition,
-        offset=message.offset,
-        timestamp=int((message.timestamp or 0) * 1000),
-        timestamp_type=message.timestamp_type,
-        key=message.key,
-        value=message.value,
-        checksum=None,
-        serialized_key_size=-1,
-        serialized_value_size=-1,
-        headers=tuple(headers),
-    )
-
-
 async def run_router(
     log: LogSettings,
     router: RouterSettings,
@@ -333,7 +315,7 @@ async def run_router(
         process.tick(),
         watch_progress(log, router, process),
         process.failure(),
-        _run_app(app),
+        run_app(app),
         stop.wait(),
     )
     tasks = [asyncio.create_task(life) for life in lives]
@@ -343,14 +325,6 @@ async def run_router(
             task.result()
     finally:
         await _wind_up(process, app, tasks)
-
-
-async def _run_app(app: Any) -> None:
-    """Faust's life; raises what it crashed with."""
-    await app.start()
-    app.sensors.remove(app.monitor)  # it costs much per record, and nobody reads it
-    await app.wait_until_stopped()
-    raise app.crash_reason or RuntimeError("faust stopped by itself")
 
 
 async def _wind_up(process: RouterProcess, app: Any, tasks: Sequence[asyncio.Task[Any]]) -> None:

@@ -9,6 +9,7 @@ from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, ConfigError
+from schemas.log import faust_app
 from schemas.log.clock import wall_ms
 from schemas.records import (
     DecisionKind,
@@ -19,7 +20,6 @@ from schemas.records import (
     Session,
 )
 from schemas.settings import LogSettings
-from streams.agents import app as app_module
 from streams.agents import watchdog
 from streams.agents.app import TOPICS, add_agents, make_app
 from streams.agents.gate import Gate
@@ -250,7 +250,7 @@ def test_the_app_has_no_web_server_and_never_commits_ahead() -> None:
 
 
 def test_another_faust_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app_module, "version", lambda name: "9.9.9")
+    monkeypatch.setattr(faust_app, "version", lambda name: "9.9.9")
     with pytest.raises(ConfigError, match=r"expected faust-streaming 0\.15\.3, found 9\.9\.9"):
         run(settings_of(LOG))
 
@@ -260,7 +260,7 @@ def test_the_consumer_is_changed_as_meant() -> None:
         app = make_app(LOG, "router-a")
         thread = app.consumer._thread
         worker = thread._create_worker_consumer(app.transport)
-        assert worker._fetch_max_wait_ms == app_module.FETCH_MAX_WAIT_MS
+        assert worker._fetch_max_wait_ms == faust_app.FETCH_MAX_WAIT_MS
         assert worker._partition_assignment_strategy == (RangePartitionAssignor,)
         await worker.stop()
 
