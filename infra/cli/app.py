@@ -9,7 +9,20 @@ import sys
 
 import typer
 
-from infra.cli import broker, chat, explain, misc, pool, service, stack, status, tail, topics
+from infra.cli import (
+    broker,
+    chat,
+    evaluate,
+    explain,
+    misc,
+    plan,
+    pool,
+    service,
+    stack,
+    status,
+    tail,
+    topics,
+)
 from schemas.errors import TriviumError
 
 EXIT_ERROR = 2
@@ -30,6 +43,8 @@ app.command("chat", rich_help_panel="Run")(chat.chat)
 app.add_typer(pool.app, name="pool", rich_help_panel="Run")
 app.command("demo", rich_help_panel="Run")(misc.demo)
 app.command("bench", rich_help_panel="Run", context_settings=misc.PASS_ON)(misc.bench)
+app.add_typer(evaluate.app, name="evaluate", rich_help_panel="Run")
+app.add_typer(plan.app, name="plan", rich_help_panel="Run")
 app.add_typer(broker.app, name="broker", rich_help_panel="Log")
 app.add_typer(topics.app, name="topics", rich_help_panel="Log")
 app.command("tail", rich_help_panel="Log")(tail.tail)

@@ -87,7 +87,7 @@ class Clients:
         self.open = 0  # turns that are still to end
         self._send, self._hop_ms = send, hop_ms
         self._timeout_ms, self._priority, self._weights = timeout_ms, priority, weights
-        self._live: dict[str, tuple[Served, Conversation]] = {}
+        self._live: dict[str, tuple[Served, Conversation, int]] = {}
 
     def start(self, conversations: Sequence[Conversation]) -> None:
         """Have each conversation begin at its time."""
@@ -97,8 +97,8 @@ class Clients:
 
     def said(self, request_id: str) -> tuple[Conversation, Turn]:
         """What a live request is about."""
-        served, conversation = self._live[request_id]
-        return conversation, conversation.turns[served.turn - 1]
+        _, conversation, index = self._live[request_id]
+        return conversation, conversation.turns[index]
 
     def token(self, request_id: str, attempt: int, at_ms: float, from_decode: bool) -> None:
         """A worker has its first token of an attempt; that of a higher attempt counts anew."""
@@ -118,34 +118,34 @@ class Clients:
         live = self._live.pop(outcome.request_id, None)
         if live is None:
             return
-        served, conversation = live
+        served, conversation, index = live
         served.outcome, served.ended_ms = outcome, self.clock.now_ms
-        if outcome.kind is OutcomeKind.COMPLETED and served.turn < len(conversation.turns):
-            think_ms = conversation.turns[served.turn].think_ms
-            self.clock.after(think_ms, lambda: self._say(conversation, served.turn))
+        if outcome.kind is OutcomeKind.COMPLETED and index + 1 < len(conversation.turns):
+            think_ms = conversation.turns[index + 1].think_ms
+            self.clock.after(think_ms, lambda: self._say(conversation, index + 1))
         else:
             self.open -= 1
 
     def _say(self, conversation: Conversation, index: int) -> None:
         turn, now_ms = conversation.turns[index], self.clock.now_ms
-        request_id = f"{conversation.session_id}-{index + 1}"
+        request_id = f"{conversation.name}-{index + 1}"
         served = Served(
             request_id=request_id,
             session_id=conversation.session_id,
-            turn=index + 1,
+            turn=conversation.turns_before + index + 1,
             prompt_tokens=turn.prompt_tokens,
             output_tokens=turn.output_tokens,
             sent_ms=now_ms,
         )
         self.served.append(served)
-        self._live[request_id] = served, conversation
+        self._live[request_id] = served, conversation, index
         w_ttft, w_tpot = self._weights
         self._send(
             Request(
                 request_id=request_id,
                 parent_id=request_id,
                 session_id=conversation.session_id,
-                turn=index,
+                turn=conversation.turns_before + index,
                 endpoint=Endpoint.CHAT,
                 priority=self._priority,
                 model=MODEL,

@@ -8,6 +8,7 @@ script, settings and faults give the same run. Checkers see every event with its
 calls on the cluster at set times.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -44,6 +45,7 @@ from streams.core.events import (
     Tick,
 )
 from streams.core.router import Router
+from streams.core.table import Table
 
 ROUTER = "router-0"
 PARTITION = 0
@@ -82,6 +84,14 @@ class Shape:
     decode: int = 0
     replica: int = 0
 
+    @classmethod
+    def parse(cls, name: str) -> "Shape":
+        """The inverse of `name`."""
+        counts = {kind: int(count) for count, kind in re.findall(r"(\d+)([PDR])", name)}
+        return cls(
+            prefill=counts.get("P", 0), decode=counts.get("D", 0), replica=counts.get("R", 0)
+        )
+
     @property
     def name(self) -> str:
         """Such as 2P2D or 1P1D2R."""
@@ -109,6 +119,7 @@ class Cluster:
         *,
         timeout_ms: int = 30_000,
         weights: tuple[float, float] = (-1.0, -1.0),
+        table: Table | None = None,
         orchestrations: tuple[Orchestration, ...] = ORCHESTRATIONS,
         checkers: Sequence[Checker] = (),
         faults: Sequence[Fault] = (),
@@ -117,7 +128,7 @@ class Cluster:
         self.setup = setup
         self.bus = Bus(self.clock, setup.bus_ms)
         self.links = Links(self.clock, setup)
-        self.router = Router(ROUTER, settings)
+        self.router = Router(ROUTER, settings, table)
         self.clients = Clients(
             self.clock, self._request, hop_ms=setup.bus_ms, timeout_ms=timeout_ms, weights=weights
         )

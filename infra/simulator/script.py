@@ -25,24 +25,32 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Conversation:
-    """`tokens` holds everything that is said; `hashes` names its blocks, for engines' caches."""
+    """`tokens` holds everything that is said; `hashes` names its blocks, for engines' caches.
 
+    One that goes on with a session that others began has a name of its own.
+    """
+
+    name: str
     session_id: str
     at_ms: float
     turns: Sequence[Turn]
     tokens: Tokens
     hashes: list[int]
-
-    @property
-    def requests(self) -> int:
-        return len(self.turns)
+    turns_before: int = 0
 
 
 def conversation(
-    session_id: str, at_ms: float, turns: Sequence[Turn], tokens: Tokens, block_tokens: int
+    name: str,
+    at_ms: float,
+    turns: Sequence[Turn],
+    tokens: Tokens,
+    block_tokens: int,
+    *,
+    session_id: str = "",
+    turns_before: int = 0,
 ) -> Conversation:
     """With the block names worked out; tokens has shape (last prompt + its answer,)."""
     last = turns[-1]
     assert len(tokens) == last.prompt_tokens + last.output_tokens
     hashes: list[int] = chain(tokens, block_tokens).tolist()
-    return Conversation(session_id, at_ms, turns, tokens, hashes)
+    return Conversation(name, session_id or name, at_ms, turns, tokens, hashes, turns_before)

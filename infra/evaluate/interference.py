@@ -1,0 +1,55 @@
+"""Figure 2: how much prompts slow a running batch, measured on the simulated engine.
+
+A batch of 200 decodes; then one or four prompts are computed beside it, from the start (full) or
+behind a cached history (append). The slow-down is that of the steps while a prompt is under way.
+"""
+
+from infra.evaluate.paper import FIGURE_2_BATCH
+from infra.simulator.clock import Clock
+from infra.simulator.engine import Engine, Sequence
+from infra.simulator.latency import Setup, StepCosts
+
+CONTEXT_TOKENS = 1_024  # of each sequence of the batch
+FULL_TOKENS = 2_048
+APPEND_TOKENS = 48  # a short question: the paper's length is not known here
+
+
+def slow_downs(setup: Setup) -> dict[str, float]:
+    """Percent by kind and number of prompts."""
+    found = {}
+    for count in (1, 4):
+        found[f"full x{count}"] = _slow_down(setup, FULL_TOKENS, 0, count)
+        found[f"append x{count}"] = _slow_down(setup, APPEND_TOKENS, FULL_TOKENS, count)
+    return found
+
+
+def by_length(setup: Setup, lengths: tuple[int, ...]) -> list[tuple[int, float]]:
+    """Appended tokens and the slow-down of one such append."""
+    return [(tokens, _slow_down(setup, tokens, FULL_TOKENS, 1)) for tokens in lengths]
+
+
+def _slow_down(setup: Setup, tokens: int, cached: int, count: int) -> float:
+    clock = Clock()
+    ended_ms: list[float] = []
+
+    def prompt_done(sequence: Sequence) -> bool:
+        ended_ms.append(clock.now_ms)
+        return False
+
+    engine = Engine(clock, StepCosts(setup), prompt_done, lambda sequence: None)
+    engine.chunk_tokens = setup.mixed_chunk_tokens
+    for i in range(FIGURE_2_BATCH):
+        engine.add_answer(Sequence(i, CONTEXT_TOKENS, CONTEXT_TOKENS, 1_000))
+    while engine.batch < FIGURE_2_BATCH:
+        clock.step()
+    for i in range(count):
+        engine.add_prompt(Sequence(-i, cached + tokens, cached, 1))
+    clock.step()  # the step under way when they came
+    began_ms, first_step = clock.now_ms, engine.steps
+    alone_ms = StepCosts(setup).step_ms(
+        decoding=FIGURE_2_BATCH, context_tokens=engine.context_tokens
+    )
+    while len(ended_ms) < count:
+        clock.step()
+    mean_ms = (ended_ms[-1] - began_ms) / (engine.steps - first_step)
+    return 100 * (mean_ms / alone_ms - 1)

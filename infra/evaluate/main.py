@@ -1,0 +1,237 @@
+"""The whole evaluation: grid, tables, regret, step change, many turns, weights, real traffic.
+
+Results are one tree of dataclasses; `infra/evaluate/report.py` shows it. Called by `trivium
+evaluate`.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infra.evaluate import (
+    frontier,
+    interference,
+    many_turns,
+    paper,
+    planning,
+    regret,
+    step_change,
+    tables,
+)
+from infra.evaluate.frontier import Mark
+from infra.evaluate.grid import (
+    CONFIGS,
+    DURATION_MS,
+    LOADS_PER_S,
+    OURS,
+    RATIOS,
+    TIMEOUT_MS,
+    WORKLOADS,
+    Config,
+    Workload,
+)
+from infra.evaluate.many_turns import Length
+from infra.evaluate.point import Point, Spec
+from infra.evaluate.regret import Regret
+from infra.evaluate.runs import Runner, points_of, runner
+from infra.evaluate.step_change import Recovery
+from infra.evaluate.tables import Points
+from infra.evaluate.traffic import KV_SHARE_MAX, POOLS, Traffic, traffic
+from infra.simulator.latency import Setup
+
+APPENDS = (16, 32, 64, 128, 256, 512, 1_024, 2_048)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much of the grid is run."""
+
+    workloads: Sequence[Workload]
+    loads_per_s: tuple[float, ...]
+    turns: tuple[int, ...]
+
+
+WHOLE = Size(workloads=WORKLOADS, loads_per_s=LOADS_PER_S, turns=many_turns.TURNS)
+QUICK = Size(
+    workloads=[WORKLOADS[i] for i in (0, 4, 8, 9, 13, 17)],
+    loads_per_s=(1.0, 6.0, 16.0),
+    turns=(2, 8),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bar:
+    """Something that is to hold, and whether it does."""
+
+    what: str
+    found: str
+    holds: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Results:
+    """Everything that was found. Changes are percent, times ms, regrets shares."""
+
+    seed: int
+    quick: bool
+    setup: Setup
+    runs: int = 0
+    seconds: float = 0.0
+    duration_ms: float = DURATION_MS
+    timeout_ms: int = TIMEOUT_MS
+    table_1: list[tables.Cell] = field(default_factory=list)
+    trends: dict[str, bool] = field(default_factory=dict)
+    table_2: dict[str, dict[str, list[tuple[str, float]]]] = field(default_factory=dict)
+    table_4: list[tables.Failures] = field(default_factory=list)
+    headline: list[tables.Headline] = field(default_factory=list)
+    interference: dict[str, float] = field(default_factory=dict)
+    appends: list[tuple[int, float]] = field(default_factory=list)
+    regret: list[Regret] = field(default_factory=list)
+    recovery: list[Recovery] = field(default_factory=list)
+    lengths: list[Length] = field(default_factory=list)
+    frontier: list[Mark] = field(default_factory=list)
+    traffic: list[Traffic] = field(default_factory=list)
+    traffic_skipped: str = ""
+    bars: list[Bar] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)
+
+
+def evaluate(*, quick: bool, seed: int, jobs: int, traces: Path | None) -> Results:
+    """Run it all. Without a folder of traces that part is skipped."""
+    began_s = time.monotonic()
+    size, setup = QUICK if quick else WHOLE, Setup()
+    results = Results(seed=seed, quick=quick, setup=setup)
+    with runner(jobs) as pool:
+        points = _grid(pool, size, seed)
+        results.points = list(points.by_key.values())
+        results.recovery = step_change.step_changes(pool, seed)
+        results.lengths = many_turns.lengths(pool, size.turns, seed)
+        results.frontier = frontier.marks(pool, points, seed)
+        if traces is None:
+            results.traffic_skipped = "no folder of traces: name one with --traces"
+        else:
+            results.traffic = traffic(pool, traces, seed, quick=quick)
+    _fill(results, points, setup)
+    results.runs = len(results.points)
+    results.bars = bars(results)
+    results.seconds = time.monotonic() - began_s
+    return results
+
+
+def _grid(pool: Runner, size: Size, seed: int) -> Points:
+    """All configurations; `table` last, since its tables are made from what the others found."""
+
+    def specs(configs: Sequence[Config]) -> list[Spec]:
+        return [
+            Spec(config=config, workload=workload, loads_per_s=size.loads_per_s, seed=seed)
+            for workload in size.workloads
+            for config in configs
+        ]
+
+    first = [config for config in (*CONFIGS, *OURS) if config.policy != "table"]
+    found = [p for run in pool.map("grid", points_of, specs(first)) for p in run]
+    points = Points(found)
+    tabled = []
+    for pools in RATIOS:
+        table = planning.table_of(points, pools, planning.halves(seed, points)[0])
+        config = Config(pools=pools, policy="table")
+        tabled += [
+            Spec(
+                config=config,
+                workload=workload,
+                loads_per_s=size.loads_per_s,
+                seed=seed,
+                table=table,
+            )
+            for workload in size.workloads
+        ]
+    found += [p for run in pool.map("table", points_of, tabled) for p in run]
+    return Points(found)
+
+
+def _fill(results: Results, points: Points, setup: Setup) -> None:
+    results.table_1 = tables.table_1(points)
+    results.trends = tables.trends(results.table_1)
+    results.table_2 = tables.table_2(points)
+    results.table_4 = tables.table_4(points, (*CONFIGS, *OURS))
+    results.headline = tables.headline(points)
+    results.interference = interference.slow_downs(setup)
+    results.appends = interference.by_length(setup, APPENDS)
+    test = planning.halves(results.seed, points)[1]
+    for pools in RATIOS:
+        results.regret += regret.rows(points, pools, test)
+
+
+def bars(results: Results) -> list[Bar]:
+    """What the evaluation has to show."""
+    off = [cell for cell in results.table_1 if not cell.within]
+    wrong = [words for words, found in results.trends.items() if not found]
+    rows = {row.config: row for row in results.regret}
+    found = [
+        Bar(
+            what="trends of table 1",
+            found=f"{len(results.trends) - len(wrong)} of {len(results.trends)}; not: {wrong}",
+            holds=not wrong,
+        ),
+        Bar(
+            what=f"table 1 within {paper.TABLE_1_POINTS:g} points",
+            found=f"{len(results.table_1) - len(off)} of {len(results.table_1)} cells, the others "
+            "are explained below it",
+            holds=not off,
+        ),
+    ]
+    for pools in RATIOS:
+        learned, table = rows[f"{pools} learned"], rows[f"{pools} table"]
+        fixed = min(row.mean_cost for row in results.regret if f"{pools} x=" in row.config)
+        found += [
+            Bar(
+                what=f"{pools} learned: mean regret at most {regret.REGRET_MAX:.0%}",
+                found=f"{learned.mean_regret:.1%}, worst {learned.worst_regret:.0%}",
+                holds=learned.mean_regret <= regret.REGRET_MAX,
+            ),
+            Bar(
+                what=f"{pools} learned: mean cost below that of every fixed x",
+                found=f"{learned.mean_cost:.3f}, best x {fixed:.3f}",
+                holds=learned.mean_cost < fixed,
+            ),
+            Bar(
+                what=f"{pools}: learned and table complete what some x completes",
+                found=f"points with losses: learned {learned.missed}, table {table.missed}",
+                holds=not learned.missed and not table.missed,
+            ),
+        ]
+    for row in results.recovery:
+        after = ", ".join(f"{value:.1%}" for value in row.after)
+        found.append(
+            Bar(
+                what=f"{row.pools} learned: within {step_change.REGRET_MAX:.0%} regret 200 "
+                "requests after prefill slows down",
+                found=f"windows of 200 requests after it: {after}",
+                holds=row.holds,
+            )
+        )
+    return found + _traffic_bars(results.traffic)
+
+
+def _traffic_bars(rows: list[Traffic]) -> list[Bar]:
+    found = []
+    by = {(row.trace, row.config): row for row in rows}
+    for trace in sorted({row.trace for row in rows if row.later}):
+        learned = by[trace, f"{POOLS} learned"]
+        for config in (f"{POOLS} x=0 plain", f"{POOLS} x=0"):
+            x0 = by[trace, config]
+            share = learned.kv_bytes / x0.kv_bytes
+            later = learned.later_kv_bytes / x0.later_kv_bytes
+            faster = learned.ttft_p50 <= x0.ttft_p50 and learned.ttft_p99 <= x0.ttft_p99
+            found.append(
+                Bar(
+                    what=f"{trace}: KV bytes of learned at most {KV_SHARE_MAX} of {config}, TTFT "
+                    "no worse",
+                    found=f"{share:.2f} of all, {later:.2f} of later turns'; TTFT p50 "
+                    f"{learned.ttft_p50:.0f} and {x0.ttft_p50:.0f} ms, p99 {learned.ttft_p99:.0f} "
+                    f"and {x0.ttft_p99:.0f} ms",
+                    holds=share <= KV_SHARE_MAX and faster,
+                )
+            )
+    return found

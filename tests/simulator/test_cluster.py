@@ -1,0 +1,189 @@
+"""The simulated cluster around the real router: one seed one run, nothing lost, faults survived."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from infra.simulator import faults
+from infra.simulator.checkers import Credits, OneOutcome
+from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Cluster, Fault, Shape
+from infra.simulator.latency import Setup
+from infra.simulator.script import Turn, conversation
+from infra.simulator.workload import Profile, poisson, unlike_others
+from infra.simulator.workload import Shape as TurnShape
+from schemas.errors import PromptTooLong
+from schemas.records import Mode, Orchestration
+from streams.config import RouterSettings
+
+SETUP = Setup()
+PROFILE = Profile(
+    first=TurnShape(input_tokens=1_500, output_tokens=40),
+    later=TurnShape(input_tokens=200, output_tokens=60),
+    turns=3,
+)
+POOLS = Shape(prefill=2, decode=2)
+
+
+def serve(
+    shape: Shape = POOLS,
+    *,
+    setup: Setup = SETUP,
+    per_s: float = 8.0,
+    seed: int = 1,
+    strikes: tuple[Fault, ...] = (),
+    orchestrations: tuple[Orchestration, ...] = ORCHESTRATIONS,
+    timeout_ms: int = 30_000,
+    **settings: Any,
+) -> Cluster:
+    """Serve three-turn conversations that arrive within five seconds, under all checkers."""
+    cluster = Cluster(
+        shape,
+        setup,
+        RouterSettings(**{"policy": "static", "tick_ms": 100, **settings}),
+        timeout_ms=timeout_ms,
+        checkers=[OneOutcome(), Credits(setup)],
+        faults=strikes,
+        orchestrations=orchestrations,
+    )
+    cluster.run(
+        poisson(
+            PROFILE,
+            per_s=per_s,
+            duration_ms=5_000.0,
+            begin_ms=READY_MS,
+            block_tokens=setup.block_tokens,
+            seed=[seed],
+            name="c",
+        )
+    )
+    cluster.finish()
+    return cluster
+
+
+def story(cluster: Cluster) -> list[tuple[object, ...]]:
+    """Everything that clients saw."""
+    return [
+        (each.request_id, each.sent_ms, each.first_ms, each.ended_ms, each.outcome)
+        for each in cluster.clients.served
+    ]
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    one, other = (serve(policy="learned", seed=5) for _ in range(2))
+    assert story(one) == story(other)
+    assert story(one) != story(serve(policy="learned", seed=6))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("pools", ["1P1D", "2P2D", "1P1D1R"])
+def test_every_request_is_answered_once(pools: str, share: float) -> None:
+    cluster = serve(Shape.parse(pools), local_share=share)
+    assert all(each.completed for each in cluster.clients.served)
+    for worker in cluster.workers.values():
+        assert not worker.jobs and not worker.pending and not worker.cache.pinned
+        assert worker.engine.batch == worker.engine.context_tokens == 0
+    for each in cluster.clients.served:
+        assert each.outcome is not None and each.first_ms is not None
+        assert each.sent_ms < each.first_ms <= (each.ended_ms or 0.0)
+        assert each.outcome.completion_tokens == each.output_tokens
+
+
+def test_replicas_alone_serve_and_move_nothing() -> None:
+    cluster = serve(Shape(replica=2), policy="replica")
+    assert all(each.completed and each.mode is Mode.REPLICA for each in cluster.clients.served)
+    assert not cluster.links.moved_bytes
+
+
+@pytest.mark.parametrize("orchestration", ["prefill_first", "decode_first", "concurrent"])
+def test_orchestrations_move_the_same_bytes(orchestration: str) -> None:
+    """What the receiver has is never sent; only who starts when differs."""
+    cluster = serve(Shape(prefill=1, decode=1), orchestration=orchestration)
+    served = cluster.clients.served
+    assert all(each.completed for each in served)
+    remote = {each.orchestration.value for each in served}
+    assert remote == {orchestration}
+    per_token = SETUP.model.kv_bytes_per_token
+    for each in served:
+        moved = cluster.links.moved_bytes[each.request_id] // per_token
+        known = 0 if each.turn == 1 else each.prompt_tokens - PROFILE.later.input_tokens
+        least = each.prompt_tokens - known
+        if orchestration == "decode_first" and each.turn > 1:  # the answer is read back as well
+            assert moved <= 2 * (least + SETUP.block_tokens) + PROFILE.later.output_tokens + 64
+        else:
+            assert least <= moved <= least + 2 * SETUP.block_tokens
+
+
+def test_the_router_keeps_to_what_engines_can() -> None:
+    cluster = serve(orchestrations=(Orchestration.PREFILL_FIRST,))
+    assert {each.orchestration for each in cluster.clients.served} == {Orchestration.PREFILL_FIRST}
+
+
+def test_a_receiver_that_keeps_nothing_gets_the_whole_prompt() -> None:
+    setup = replace(SETUP, receiver_keeps=False)
+    cluster = serve(setup=setup, orchestration="prefill_first")
+    for each in cluster.clients.served:
+        assert cluster.links.moved_bytes[each.request_id] == (
+            each.prompt_tokens * setup.model.kv_bytes_per_token
+        )
+
+
+def test_local_turns_compute_only_what_is_new() -> None:
+    cluster = serve(local_share=1.0)
+    later = [each for each in cluster.clients.served if each.turn > 1]
+    assert {each.mode for each in later} == {Mode.LOCAL}
+    assert not any(each.request_id in cluster.links.moved_bytes for each in later)
+    for each in later:
+        assert each.outcome is not None
+        computed = each.prompt_tokens - each.outcome.cached_tokens
+        assert computed <= PROFILE.later.input_tokens + SETUP.block_tokens + 1
+
+
+def test_late_requests_expire_and_free_what_they_held() -> None:
+    cluster = serve(Shape(prefill=1, decode=1), per_s=40.0, timeout_ms=400)
+    kinds = {each.completed for each in cluster.clients.served}
+    assert kinds == {True, False}
+    cluster.clock.at(cluster.clock.now_ms + 60_000.0, lambda: None)
+    while cluster.clock.now_ms < 65_000.0:
+        cluster.clock.step()
+    assert not any(worker.cache.pinned for worker in cluster.workers.values())
+
+
+@pytest.mark.parametrize("victim", ["prefill-0", "decode-1"])
+@pytest.mark.parametrize("orchestration", ["auto", "prefill_first", "concurrent"])
+def test_a_dead_worker_loses_no_request(victim: str, orchestration: str) -> None:
+    strikes = (faults.crash(3_000.0, victim), faults.restart(9_000.0, victim))
+    cluster = serve(strikes=strikes, orchestration=orchestration, local_share=0.5)
+    assert all(each.completed for each in cluster.clients.served)
+    assert any(each.attempt > 1 for each in cluster.clients.served)
+
+
+def test_slower_prefill_and_links_show() -> None:
+    usual = serve(orchestration="prefill_first")
+    slower = serve(
+        strikes=(faults.slow_prefill(0.0, ["prefill-0", "prefill-1"], 3.0),),
+        orchestration="prefill_first",
+    )
+    congested = serve(strikes=(faults.slow_links(0.0, 20.0),), orchestration="prefill_first")
+
+    def first(cluster: Cluster) -> float:
+        return sum(each.ttft_ms for each in cluster.clients.served)
+
+    def second(cluster: Cluster) -> float:
+        return sum(each.decode_ttft_ms for each in cluster.clients.served)
+
+    assert first(slower) > 1.5 * first(usual)
+    assert second(congested) - first(congested) > 3 * (second(usual) - first(usual))
+
+
+def test_a_prompt_beyond_the_memory_fails_at_once() -> None:
+    tokens = SETUP.kv_blocks * SETUP.block_tokens + 1
+    cluster = Cluster(
+        POOLS, SETUP, RouterSettings(policy="static"), checkers=[OneOutcome(), Credits(SETUP)]
+    )
+    turn = Turn(prompt_tokens=tokens, output_tokens=1)
+    said = conversation("big", READY_MS, [turn], unlike_others(1, tokens + 1), SETUP.block_tokens)
+    cluster.run([said])
+    (served,) = cluster.clients.served
+    assert served.outcome is not None and not served.completed
+    assert served.outcome.error is not None and served.outcome.error.code == PromptTooLong.code

@@ -1,0 +1,220 @@
+"""The evaluation's arithmetic on made-up points, and the whole of it on a tiny grid."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from infra.evaluate import (
+    interference,
+    main,
+    paper,
+    planning,
+    regret,
+    report,
+    runs,
+    step_change,
+    tables,
+)
+from infra.evaluate.grid import (
+    CONFIGS,
+    LEVELS,
+    LOADS_PER_S,
+    RATIOS,
+    SHARES,
+    WORKLOADS,
+    Config,
+    static,
+)
+from infra.evaluate.point import Point, Spec, run
+from infra.evaluate.tables import Points
+from infra.simulator import traces
+from infra.simulator.cluster import Shape
+from infra.simulator.latency import Setup
+
+POOLS = "2P2D"
+LEARNED = Config(pools=POOLS, policy="learned")
+
+
+def point(config: Config, workload: str, load: float, **figures: float) -> Point:
+    """A point with 100 ms and 10 ms, unless it says otherwise."""
+    base = Point(
+        config=config,
+        workload=workload,
+        load_per_s=load,
+        requests=10,
+        failed=0,
+        later=5,
+        ttft=100.0,
+        decode_ttft=100.0,
+        decode_tpot=10.0,
+        latency=1_000.0,
+        cost_ttft=100.0,
+        cost_tpot=10.0,
+        kv_bytes=1_000,
+        later_kv_bytes=500,
+    )
+    return replace(base, **figures)  # type: ignore[arg-type]  # numbers by name
+
+
+def every(config: Config, **figures: float) -> Iterator[Point]:
+    """The same point for every workload and load."""
+    for workload, load in product(WORKLOADS, LOADS_PER_S):
+        yield point(config, workload.name, load, **figures)
+
+
+def test_the_grid_is_the_papers() -> None:
+    assert (len(WORKLOADS), len(LOADS_PER_S), len(CONFIGS), len(set(CONFIGS))) == (18, 10, 17, 17)
+    assert sorted(load for loads in LEVELS.values() for load in loads) == list(LOADS_PER_S)
+    for config in CONFIGS:
+        shape = Shape.parse(config.pools)
+        assert shape.prefill + shape.decode + shape.replica == 4
+        assert shape.name == config.pools
+
+
+def test_table_1_takes_medians_and_explains_what_is_off() -> None:
+    made: list[Point] = []
+    for pools in RATIOS:
+        made += every(static(pools, "0", plain=True), decode_ttft=150.0, ttft=120.0)
+        made += every(static(pools, "0"))
+        made += every(static(pools, "1"), decode_ttft=75.0, ttft=110.0)
+    made.append(point(static(POOLS, "1"), WORKLOADS[0].name, 20.0, decode_ttft=1e6))
+    cells = tables.table_1(Points(made))
+    assert {(cell.ours, round(cell.trivium)) for cell in cells} == {(-50.0, 10)}
+    assert [cell.mean > 0 for cell in cells].count(True) == 1
+    off = [cell for cell in cells if not cell.within]
+    assert {(c.pools, c.level) for c in off} == {
+        ("1P3D", "medium"),
+        ("1P3D", "high"),
+        ("3P1D", "high"),
+    } | (set())
+    assert all(bool(cell.why) != cell.within for cell in cells)
+    assert "30 ms for the hand-over" in off[0].why
+
+
+def test_trends_compare_the_published_directions() -> None:
+    cells = [
+        tables.Cell(
+            pools=pools, level=level, paper=value, ours=value + 5, mean=0.0, trivium=0.0, why=""
+        )
+        for pools, row in paper.TABLE_1.items()
+        for level, value in row.items()
+    ]
+    assert all(tables.trends(cells).values())
+    other = [replace(cell, ours=-cell.ours) for cell in cells]
+    assert not any(tables.trends(other).values())
+
+
+def test_failures_decide_winners_first() -> None:
+    made = [p for config in CONFIGS for p in every(config)]
+    made += every(CONFIGS[0], decode_ttft=1.0, failed=1)
+    made += every(CONFIGS[2], decode_ttft=50.0, decode_tpot=20.0)
+    winners = tables.table_2(Points(made))
+    assert winners["TTFT"]["low"] == [(CONFIGS[2].name, 1.0)]
+    assert winners["TPOT"]["low"] == [(CONFIGS[1].name, 1.0)]
+    rows = {row.config: row for row in tables.table_4(Points(made), CONFIGS)}
+    assert rows[CONFIGS[0].name].percent == {"low": 10.0, "medium": 10.0, "high": 10.0}
+    assert rows[CONFIGS[0].name].degraded_loads == 10
+
+
+def test_regret_is_against_the_best_share_of_each_point() -> None:
+    made = [p for share in SHARES for p in every(static(POOLS, share))]
+    made += every(static(POOLS, "1"), cost_ttft=50.0)  # cost (0.5 + 1) / 2
+    made += every(LEARNED, cost_ttft=65.0)
+    made += every(Config(pools=POOLS, policy="conditional"))
+    worse = point(LEARNED, WORKLOADS[0].name, 1.0, cost_ttft=200.0, failed=2)
+    made.append(worse)
+    found = regret.regrets(Points(made), POOLS, LEARNED)
+    assert found.points == 180
+    assert found.mean_regret == pytest.approx((179 * 0.1 + 1.0) / 180)
+    assert found.worst_at == f"{WORKLOADS[0].name} at 1/s"
+    assert (found.missed, found.failed, found.failed_best) == (1, 2, 0)
+    best = regret.regrets(Points(made), POOLS, static(POOLS, "1"))
+    assert best.mean_regret == 0.0 and best.mean_cost == pytest.approx(0.75)
+
+
+def test_a_table_is_made_of_its_half_and_the_halves_share_nothing() -> None:
+    made = list(every(static(POOLS, "0"), load_seen=0.2))
+    made += every(static(POOLS, "1"), load_seen=0.4, cost_ttft=60.0, cost_tpot=11.0)
+    points = Points(made)
+    train, test = planning.halves(3, points)
+    assert len(train) == len(test) == 90 and not set(train) & set(test)
+    table = planning.table_of(points, POOLS, train)
+    cells = list(table.cells.values())
+    assert {(round(c.gain_ttft, 6), round(c.loss_tpot, 6)) for c in cells} == {(0.4, 0.1)}
+    assert {cell.bin[:3] for cell in cells} == set(product(range(2), range(3), range(3)))
+    assert table.from_dict(json.loads(json.dumps(table.to_dict()))).cells == table.cells
+
+
+def test_interference_is_near_the_published_one() -> None:
+    found = interference.slow_downs(Setup())
+    for name, published in paper.FIGURE_2.items():
+        assert found[name] == pytest.approx(published, abs=15.0)
+    assert found["append x1"] < found["append x4"] < found["full x1"] < found["full x4"]
+
+
+def test_recovery_compares_windows_of_the_same_requests() -> None:
+    window, change = step_change.WINDOW, step_change.CHANGE_MS
+    turns = [(1_000.0 + i * change / window, 100.0, 10.0, True) for i in range(4 * window)]
+    slow = [(sent, 150.0, 10.0, False) for sent, *_ in turns]
+    found = {static(POOLS, share): turns for share in SHARES}
+    found[LEARNED] = turns[:window] + slow[window : 2 * window] + turns[2 * window :]
+    row = step_change.recovery(POOLS, found)
+    assert (row.before, row.after) == (0.0, [pytest.approx(0.25), 0.0])
+    assert row.holds
+
+
+def test_loads_are_paired_with_what_they_were_run_with() -> None:
+    spec = Spec(config=LEARNED, workload=WORKLOADS[0], loads_per_s=(2.0, 1.0, 4.0), seed=1)
+    found = runs.points_of(spec)
+    assert [p.load_per_s for p in found] == [1.0, 2.0, 4.0]
+    alone = replace(spec, config=static(POOLS, "0"))
+    assert runs.points_of(alone)[0] == run(replace(alone, loads_per_s=(2.0,)))[0]
+    asked = {p.load_per_s: p.requests for p in runs.points_of(alone)}
+    assert asked == {p.load_per_s: p.requests for p in found}
+
+
+def test_traces_become_sessions(tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": 0, "input_length": 1_200, "output_length": 5, "hash_ids": [0, 1, 2]},
+        {"timestamp": 900, "input_length": 300, "output_length": 0, "hash_ids": [3]},
+        {"timestamp": 2_000, "input_length": 1_700, "output_length": 9, "hash_ids": [0, 1, 4, 5]},
+    ]
+    file = tmp_path / "mooncake.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    said = traces.script(traces.mooncake(file), begin_ms=10.0, faster=2.0, block_tokens=64)
+    assert [(c.session_id, c.turns_before, c.at_ms) for c in said] == [
+        ("s0", 0, 10.0),
+        ("s1", 0, 460.0),
+        ("s0", 1, 1_010.0),
+    ]
+    assert said[2].hashes[:16] == said[0].hashes[:16]
+    assert said[2].hashes[16] != said[0].hashes[16]
+    rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,48,10\n"
+    file = tmp_path / "azure.csv"
+    file.write_text(rows + "2023-11-16 18:17:04.9799600,7,0\n")
+    arrivals = traces.azure(file)
+    assert [(a.at_ms, a.prompt_tokens, a.output_tokens) for a in arrivals] == [
+        (0.0, 48, 10),
+        (1_000.0, 7, 1),
+    ]
+    assert traces.window(arrivals, 2_000.0, 1) == arrivals
+
+
+def test_a_tiny_evaluation_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = main.Size(workloads=WORKLOADS[3:4], loads_per_s=(0.5, 2.0), turns=(2,))
+    monkeypatch.setattr(main, "QUICK", tiny)
+    monkeypatch.setattr(step_change, "CHANGE_MS", 3_000.0)
+    monkeypatch.setattr(step_change, "DURATION_MS", 8_000.0)
+    monkeypatch.setattr(step_change, "WINDOW", 10)
+    results = main.evaluate(quick=True, seed=2, jobs=1, traces=None)
+    assert [cell.level for cell in results.table_1] == ["low"] * 3
+    assert all(row.points == (1 if "table" in row.config else 2) for row in results.regret)
+    assert results.traffic_skipped and not results.traffic
+    page = report.write(results, tmp_path)
+    assert "Table 1" in page.read_text()
+    assert json.loads((tmp_path / "results.json").read_text())["seed"] == 2
+    assert {path.suffix for path in tmp_path.iterdir()} == {".html", ".json", ".png"}
