@@ -24,6 +24,22 @@ def settings(log: LogSettings) -> Settings:
     return dataclasses.replace(found, gateway=dataclasses.replace(found.gateway, port=0))
 
 
+def check_pool(home: Path, env: dict[str, str]) -> None:
+    """The replica becomes something else and comes back."""
+    code, _, errors = trivium("pool", "move", "r-9", "--to", "decode", home=home, env=env)
+    assert (code, "no worker 'r-9' lives; expected one of: replica-0" in errors) == (2, True)
+    move = ["pool", "move", "replica-0", "--to"]
+    code, output, errors = trivium(*move, "prefill,decode", "--json", home=home, env=env)
+    assert code == 0, errors
+    assert json.loads(output)["roles"] == ["prefill", "decode"]
+    (row,) = json.loads(trivium("pool", "list", "--json", home=home, env=env)[1])
+    assert row["roles"] == ["prefill", "decode"]
+    assert row["leases"].keys() == {"prefill", "decode"}
+    _, output, _ = trivium(*move, "replica", home=home, env=env)
+    assert "replica-0: prefill and decode is now replica, after" in output
+    assert "replica-0 replica ready" in trivium("pool", "list", home=home, env=env)[1]
+
+
 @pytest.mark.timeout(180)  # five processes start, on a machine that may be busy
 def test_up_status_chat_tail_down(kafka: LogSettings, tmp_path: Path) -> None:
     file = tmp_path / "trivium.toml"
@@ -39,6 +55,8 @@ def test_up_status_chat_tail_down(kafka: LogSettings, tmp_path: Path) -> None:
         members = {row["member_id"]: row for row in json.loads(output)}
         assert {row["state"] for row in members.values()} == {"ready"}
         assert set(members) == {"router-0", "replica-0", "gateway-0"}
+
+        check_pool(home, env)
 
         ask = ["chat", "-m", "Why a log?", "--max-tokens", "4", "--temperature", "0"]
         code, output, errors = trivium(*ask, home=home, env=env)
