@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schemas import prefix
 from schemas.prefix import mix as mix_all
 from workers.llm.blocks import BlockManager
 from workers.llm.sim_batch import Batch, Row
-from workers.llm.sim_kv import KvArena, mix
+from workers.llm.sim_kv import EMPTY, KvArena, mix, sum_of
 
 SIZE = 4
 TOKENS = list(range(100, 120))
@@ -36,6 +37,29 @@ def test_every_byte_counts(block: int, byte: int, change: int) -> None:
     before = arena.state([0, 1, 2], 2)
     arena.regions[0].view(np.uint8)[block, byte] ^= change
     assert arena.state([0, 1, 2], 2) != before
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_hold_their_heads_of_every_block(ranks: int) -> None:
+    """Whatever the degree, the ranks' shares of a block are the block of one rank."""
+    one, many = KvArena(4, SIZE, 16), KvArena(4, SIZE, 16, tensor_parallel=ranks)
+    values = one.digest(TOKENS[:10]).values(0)
+    for arena in (one, many):
+        arena.write([2, 0, 3], values)
+        assert arena.read([2, 0, 3]).tolist() == values.tolist()
+    assert many.regions.shape == (ranks, 4, 8 // ranks)
+    assert (np.concatenate(list(many.regions), axis=1) == one.regions[0]).all()
+    many.regions[[0, -1]] = many.regions[[-1, 0]]  # heads in the wrong order
+    assert (many.read([2, 0, 3]).tolist() == values.tolist()) is (ranks == 1)
+
+
+def test_values_are_the_canonical_hashes() -> None:
+    digest = KvArena(4, SIZE, 8).digest(TOKENS[:10])
+    assert digest.chain == prefix.chain(TOKENS[:10], SIZE).tolist()
+    assert [sum_of(value) for value in digest.chain][-1] == sum(
+        prefix.terms(TOKENS[:8]).tolist()
+    ) % (1 << 64)
+    assert sum_of(EMPTY) == 0
 
 
 def test_order_of_blocks_counts() -> None:

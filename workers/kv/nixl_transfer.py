@@ -1,9 +1,10 @@
 """KV transfer over NIXL: one-sided READs and WRITEs between arenas, over UCX. The only file that
 imports nixl, and only when an agent is made. Meets `workers/kv/transfer.py`.
 
-Theory of operation. The agent runs without NIXL's progress thread, which would spin on a core when idle. Progress is
-made by `poll`, on both sides: data moves without the peer's help where the network allows it, but
-wiring up and the notice need its polls, so the engine polls often while peers may want something.
+Theory of operation. The agent runs without NIXL's progress thread, which would spin on a core when
+idle. Progress is made by `poll`, on both sides: data moves without the peer's help where the
+network allows it, but wiring up and the notice need its polls, so the engine polls often while
+peers may want something.
 
 Every arena is one prepared descriptor list (a row for each piece of a block, so a few bytes
 however many blocks there are); a move names elements of two such lists, and NIXL merges
