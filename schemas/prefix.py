@@ -76,7 +76,7 @@ def chain(
     full = len(tokens) // block_size
     if not full:
         return np.empty(0, np.uint64)
-    sums = np.cumsum(terms(tokens[: full * block_size], first), dtype=np.uint64)
+    sums = terms(tokens[: full * block_size], first).cumsum(dtype=np.uint64)
     ends = sums[block_size - 1 :: block_size]
     before = 0 if previous is None else unmix(previous) - 1
     return _mix_in_place(ends + np.uint64((before + 1) & _MASK))

@@ -80,17 +80,18 @@ class Traffic:
         return self._numbers.integers(0, 128_000, count, dtype=np.int32)
 
     def registrations(self) -> Iterator[Registration]:
-        """Every worker joins."""
-        able = Capability(
-            model="model",
-            engine="sim",
-            engine_id="engine",
-            block_size=BLOCK,
-            max_model_len=131_072,
-            running_max=WINDOW,
-            orchestrations=(Orchestration.PREFILL_FIRST, Orchestration.CONCURRENT),
-        )
+        """Every worker joins; every other one can only do prefill first."""
+        both = (Orchestration.PREFILL_FIRST, Orchestration.CONCURRENT)
         for number, (worker_id, role) in enumerate(self.workers.items()):
+            able = Capability(
+                model="model",
+                engine="sim",
+                engine_id="engine",
+                block_size=BLOCK,
+                max_model_len=131_072,
+                running_max=WINDOW,
+                orchestrations=both[: 1 + number % 2],
+            )
             yield Registration(
                 member_id=worker_id,
                 epoch=1,

@@ -12,7 +12,10 @@ from infra.cli.options import AsJson, print_json
 from schemas.errors import ConfigError
 
 DEMO = "infra.demo.main:run"
-BENCHMARKS = {"serving": "infra.bench.serving:main"}
+BENCHMARKS = {
+    "serving": "infra.bench.serving:main",
+    "decisions": "infra.bench.decisions:main",
+}
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 

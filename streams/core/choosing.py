@@ -31,6 +31,7 @@ class View:
         self._speeds = speeds
         self._held: dict[Role, Numbers] = {}
         self._by_slot: Numbers | None = None
+        self._prefill_ms: Numbers | None = None
         self.load = load(fleet, now_ms)
         self.home: Worker | None = None  # the living worker that holds the session's KV
         self.away = Reason.FIRST_TURN  # why the request goes elsewhere, if it does
@@ -82,10 +83,12 @@ class View:
 
     def prefill_ms(self) -> Numbers:
         """Per row of the prefill pool: time until the prompt would be computed there."""
-        pool, speeds = self.fleet.pools[Role.PREFILL], self._speeds
-        tokens = pool.tokens + self.to_compute(Role.PREFILL)
-        base_ms = (pool.requests + 1.0) * speeds.prefill_base_ms
-        return (base_ms + tokens * speeds.prefill_ms_per_token) * pool.pace
+        if self._prefill_ms is None:
+            pool, speeds = self.fleet.pools[Role.PREFILL], self._speeds
+            tokens = pool.tokens + self.to_compute(Role.PREFILL)
+            base_ms = (pool.requests + 1.0) * speeds.prefill_base_ms
+            self._prefill_ms = (base_ms + tokens * speeds.prefill_ms_per_token) * pool.pace
+        return self._prefill_ms
 
     def append_ms(self, role: Role) -> Numbers:
         """Per row of a decode or replica pool: likewise."""
@@ -93,6 +96,13 @@ class View:
         tokens = pool.others_tokens + self.to_compute(role)
         own_ms = (speeds.append_base_ms + tokens * speeds.append_ms_per_token) * pool.pace
         return np.maximum(pool.busy_until_ms - self.now_ms, 0.0) + own_ms
+
+    def append_at_ms(self, worker: Worker) -> float:
+        """The same for one worker."""
+        tokens = worker.others_tokens + max(1, self.need.prompt_tokens - self.held_at(worker))
+        speeds = self._speeds
+        own_ms = (speeds.append_base_ms + tokens * speeds.append_ms_per_token) * worker.pace
+        return max(worker.busy_until_ms - self.now_ms, 0.0) + own_ms
 
     def _sharing_ms(self, pool: Pool) -> Numbers:
         """Per row: what the requests that run there add to the time of the whole answer."""
@@ -123,9 +133,10 @@ class View:
 
 def least(pool: Pool, cost_ms: Numbers, among: Flags) -> Worker | None:
     """The worker that costs least among the marked rows."""
-    if not among.any():
+    if not pool.workers:
         return None
-    return pool.workers[int(np.argmin(np.where(among, cost_ms, np.inf)))]
+    row = int(np.where(among, cost_ms, np.inf).argmin())
+    return pool.workers[row] if among[row] else None
 
 
 def load(fleet: Fleet, now_ms: int) -> float:

@@ -13,7 +13,7 @@ from streams.core.estimates import Note
 from streams.core.prefixes import NO_SLOT, PrefixIndex
 
 UNTICKETED = 0
-_PROBE_TOKENS = 1_024  # of a prompt are hashed at first
+_PROBE_TOKENS = 2_048  # of a prompt are hashed at first
 _NOTHING: Words = np.empty(0, np.uint64)
 
 

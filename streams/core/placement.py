@@ -231,7 +231,7 @@ class Placer:
             return remote
         if remote is not None and remote.prefill is not None:
             remote_ms = view.prefill_ms()[remote.prefill.row]
-            if remote_ms <= view.append_ms(Role.REPLICA)[replica.row]:
+            if remote_ms <= view.append_at_ms(replica):
                 return remote
         return self._replica(need, view)
 
@@ -293,7 +293,7 @@ class Placer:
         if prefill is not None:
             need.note = self.estimates.remote(prefill, decode, need.max_tokens, now_ms)
         elif decode is not None:
-            until_ms = now_ms + float(view.append_ms(decode.role)[decode.row])
+            until_ms = now_ms + view.append_at_ms(decode)
             tokens = max(1, need.prompt_tokens - view.held_at(decode))
             need.note = self.estimates.in_place(decode, tokens, need.max_tokens, now_ms)
             view.fleet.occupy(decode, until_ms)

@@ -12,6 +12,7 @@ of requests. `streams/core/estimates.py` calls.
 """
 
 from collections.abc import Sequence
+from operator import mul
 
 FORGETTING = 0.99  # a memory of about 100 observations
 SPREAD_MIN = 0.05  # relative errors below this are noise
@@ -36,7 +37,8 @@ class Regression:
 
     def predict(self, x: Sequence[float]) -> float:
         """The expected y."""
-        return sum(c * value for c, value in zip(self.coefficients, x, strict=True))
+        expected: float = sum(map(mul, self.coefficients, x))
+        return expected
 
     def observe(self, x: Sequence[float], y: float) -> float:
         """Learn from one observation; returns its error relative to the prediction."""

@@ -297,4 +297,4 @@ def test_a_long_prompt_is_hashed_whole_only_where_it_may_be_held() -> None:
     assert (found.prefill, found.prefill_cached_tokens) == (scene.worker("p1"), 9_600)
     other = need(range(50_000, 60_000))
     assert scene.place(other) is not None
-    assert [len(hashes) for hashes in other._chains.values()] == [1_024 // 16]
+    assert [len(hashes) for hashes in other._chains.values()] == [2_048 // 16]
