@@ -38,10 +38,11 @@ class Taker(Protocol):
 class _InLoop(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # faust has no types here
     """Faust's consumer with three things changed that it offers no setting for.
 
-    It runs in the process's own loop, not in a thread: every batch would cross two queues and wait
-    for the interpreter lock, five milliseconds at worst, both ways. A fetch waits 100 ms and not 1500, which bounds how long a partition waits after a rebalance. Partitions are assigned
-    by range, so that one member owns the same partitions of all topics; Faust would deal them
-    round-robin over all topics together.
+    It runs in the process's own loop, not in a thread of its own: every batch would cross two
+    queues and wait for the interpreter lock, five milliseconds at worst, both ways. A fetch waits
+    100 ms and not 1500, which bounds how long a partition waits after a rebalance. Partitions are
+    assigned by range, so that one member owns the same partitions of all topics; Faust would deal
+    them round-robin over all topics together.
     """
 
     wait_for_shutdown = False  # there is no thread to wait for

@@ -1,0 +1,230 @@
+"""Asks the retrieval pool: sends a retrieval to all shards and merges what they answer.
+
+Whoever asks is a member of the fleet that leases a partition of `hits`. Each shard's workers share
+the partitions of the retrieval topics among them, so one whose worker has just died is silent until
+the others take it over. A retrieval that lacks shards after a share of its time is therefore sent
+once more, to another partition, and the silent one is avoided for a while.
+"""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from aiokafka.errors import KafkaError
+
+from schemas.codec import Codec
+from schemas.errors import (
+    BrokerUnavailable,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotReady,
+    QueueFull,
+    RecordError,
+)
+from schemas.log.clients import AssignedReader, LogProducer, bury
+from schemas.log.clock import wall_ms
+from schemas.log.membership import Membership
+from schemas.records import Hits, MemberKind, MemberState, RetrievalRequest
+from schemas.retrieval import Found, Layout, layout_of, merged, pack_vector
+from schemas.settings import LogSettings
+from schemas.topics import check_record
+
+log = logging.getLogger("trivium.asker")
+PENDING_MAX = 4_096
+SENT_AGAIN_AFTER = 0.4  # of the time that a retrieval has
+AVOIDED_MS = 5_000
+SEEDS_MAX = 4_096
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A retrieval under way."""
+
+    layout: Layout
+    answers: dict[int, Hits] = field(default_factory=dict)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def take(self, hits: Hits) -> None:
+        if hits.shards != self.layout.shards:
+            return
+        known = self.answers.get(hits.shard)
+        if known is None or known.error is not None:
+            self.answers[hits.shard] = hits
+        if self.answers.keys() >= self.layout.living:
+            self.done.set()
+
+
+class Asker:
+    """`start`, then `run` until cancelled; any number of `search` meanwhile, then `stop`."""
+
+    def __init__(
+        self, settings: LogSettings, codec: Codec, producer: LogProducer, membership: Membership
+    ) -> None:
+        """`membership` must have joined with a lease on `hits`, and be followed."""
+        self._settings = settings
+        self._codec = codec
+        self._producer = producer
+        self._membership = membership
+        self._partition = membership.leases["hits"]
+        self._reader = AssignedReader(
+            settings, "hits", [self._partition], client_id=f"{membership.member_id}-hits"
+        )
+        self._pending: dict[str, _Pending] = {}
+        self._next = 0
+        self._avoided_ms: dict[int, int] = {}  # until when, by partition
+
+    async def start(self) -> None:
+        """From now on no hits are missed."""
+        await self._reader.start("latest")
+
+    async def stop(self) -> None:
+        """Close."""
+        await self._reader.stop()
+
+    async def run(self) -> None:
+        """Hand hits to those who wait."""
+        while True:
+            for record in await self._reader.batch():
+                try:
+                    hits = self._codec.decode(record.value)
+                    check_record("hits", hits)
+                except RecordError as error:
+                    await bury(self._producer, record, error)
+                    continue
+                waiting = self._pending.get(hits.retrieval_id)
+                if waiting is not None:  # else it was answered already, or given up
+                    waiting.take(hits)
+
+    async def search(
+        self,
+        vector: Any,
+        *,
+        collection: str,
+        k: int = 10,
+        deadline_ms: int,
+        kind: Literal["prefill", "decode"] = "decode",
+        filter: str = "",
+        top_m: int = 0,
+        width: int = 0,
+        seeds: Sequence[str] = (),
+        wants_seeds: bool = False,
+        request_id: str = "",
+    ) -> Found:
+        """The k nearest documents of all shards, by the deadline (wall time).
+
+        Shards that did not answer stand in `missing`. Raises NotReady where nobody serves,
+        DeadlineExceeded where nobody answered, QueueFull, BrokerUnavailable, and what the shards
+        refused the retrieval with.
+        """
+        if len(seeds) > SEEDS_MAX:
+            raise InvalidRequest(f"expected at most {SEEDS_MAX} seeds, found {len(seeds)}", "seeds")
+        request = RetrievalRequest(
+            retrieval_id=uuid.uuid4().hex,
+            request_id=request_id,
+            asker_id=self._membership.member_id,
+            reply_partition=self._partition,
+            collection=collection,
+            vector=pack_vector(vector),
+            k=k,
+            top_m=top_m,
+            width=width,
+            filter=filter,
+            seeds=tuple(seeds),
+            wants_seeds=wants_seeds,
+            asked_ms=wall_ms(),
+            deadline_ms=deadline_ms,
+        )
+        return await self._ask(f"retrieval.{kind}", request)
+
+    async def _ask(self, topic: str, request: RetrievalRequest) -> Found:
+        if not self._membership.is_valid():
+            raise BrokerUnavailable("the log does not answer; hits would not arrive")
+        layout = layout_of(self._membership.view, wall_ms())
+        if not layout.living:
+            raise NotReady(
+                "no retrieval worker is ready; start some with `trivium retrieval` or "
+                "`trivium up --retrieval 1`"
+            )
+        if len(self._pending) >= PENDING_MAX:
+            raise QueueFull(f"{PENDING_MAX} retrievals are under way; ask less at once")
+        pending = self._pending[request.retrieval_id] = _Pending(layout)
+        try:
+            await self._until_answered(topic, request, pending)
+        except TimeoutError:
+            log.info("%s: the deadline passed", request.retrieval_id)
+        finally:
+            del self._pending[request.retrieval_id]
+        return merged(request.retrieval_id, pending.answers, layout.shards, request.k)
+
+    async def _until_answered(
+        self, topic: str, request: RetrievalRequest, pending: _Pending
+    ) -> None:
+        left_ms = request.deadline_ms - wall_ms()
+        if left_ms <= 0:
+            raise DeadlineExceeded(f"the deadline passed {-left_ms} ms ago; ask with a later one")
+        async with asyncio.timeout(left_ms / 1000):
+            partition = self._choose()
+            await self._send(topic, request, partition)
+            try:
+                async with asyncio.timeout(SENT_AGAIN_AFTER * left_ms / 1000):
+                    await pending.done.wait()
+                    return
+            except TimeoutError:
+                self._avoided_ms[partition] = wall_ms() + AVOIDED_MS
+            await self._send(topic, request, self._choose())
+            await pending.done.wait()
+
+    def _choose(self) -> int:
+        """The next partition in turn; those avoided only where all are."""
+        count, now_ms = self._settings.retrieval_partitions, wall_ms()
+        self._next += 1
+        turns = [(self._next + ahead) % count for ahead in range(count)]
+        found = [p for p in turns if self._avoided_ms.get(p, 0) <= now_ms]
+        self._next = (found or turns)[0]
+        return self._next
+
+    async def _send(self, topic: str, request: RetrievalRequest, partition: int) -> None:
+        try:
+            await (
+                await self._producer.send(
+                    topic, request, key=request.retrieval_id, partition=partition
+                )
+            )
+        except KafkaError as error:
+            raise BrokerUnavailable(f"the retrieval was not sent: {error}") from error
+
+
+@asynccontextmanager
+async def asking(settings: LogSettings, codec: Codec, member_id: str) -> AsyncIterator[Asker]:
+    """An asker with a membership of its own, for those who do nothing else in the fleet."""
+    producer = LogProducer(settings, codec, durable=True, client_id=member_id)
+    membership = Membership(
+        settings,
+        codec,
+        producer,
+        member_id=member_id,
+        kind=MemberKind.ASKER,
+        lease_topics=["hits"],
+    )
+    lives: list[asyncio.Task[None]] = []
+    asker: Asker | None = None
+    try:
+        await producer.start()
+        await membership.join()
+        asker = Asker(settings, codec, producer, membership)
+        await asker.start()
+        membership.set_state(MemberState.READY)
+        lives = [asyncio.create_task(membership.run()), asyncio.create_task(asker.run())]
+        yield asker
+    finally:
+        for life in lives:
+            life.cancel()
+        await asyncio.gather(*lives, return_exceptions=True)
+        if asker is not None:
+            await asker.stop()
+        await membership.leave()
+        await producer.stop()
