@@ -117,10 +117,13 @@ class Fleet:
             worker.pace = pace
             self.pools[role].update(worker)
 
-    def forget(self, now_ms: int) -> None:
-        """Drop members that have been silent for long, so that the tables stay bounded."""
-        for member_id in self.view.forget(FORGET_MS, now_ms):
+    def forget(self, now_ms: int) -> list[str]:
+        """Drop members that have been silent for long, so that the tables stay bounded; returns
+        their ids."""
+        gone = self.view.forget(FORGET_MS, now_ms)
+        for member_id in gone:
             self._drop(member_id)
+        return gone
 
     def _beat(self, record: Heartbeat) -> None:
         member = self.view.members.get(record.member_id)

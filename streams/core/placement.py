@@ -7,6 +7,7 @@ decode workers or to a replica, whichever is expected to answer first. How that 
 through `streams/core/learning.py`. `streams/core/dispatcher.py` calls.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from schemas.errors import ConfigError
@@ -115,6 +116,11 @@ class Placer:
         if need.session is not None:
             return worker, view.away
         return worker, Reason.PREFIX_CACHED if view.held_at(worker) else Reason.PREFILL_DONE
+
+    def forget(self, gone: Iterable[str]) -> None:
+        """Forget what workers hold that are gone for long."""
+        for worker_id in gone:
+            self.prefixes.forget(worker_id)
 
     def prefill_done(
         self,

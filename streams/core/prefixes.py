@@ -15,7 +15,7 @@ A hint only: what is lost or late costs a recomputation, nothing else. Called by
 `streams/core/placement.py`.
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +26,8 @@ from schemas.records import KvEvents
 from streams.core.pool import Life, Numbers, Pool, Rows
 
 SEGMENT = 1_024  # hashes; a portion of the sweep
-SLOTS_MAX = 4_096  # living workers, and lives whose bits are not swept yet; others are not indexed
+SLOTS_MAX = 4_096  # lives in use, or not swept yet; others are not indexed
+HOLDERS_MAX = 10_000  # workers; the longest unheard of go first
 NO_SLOT = -1
 DEPTHS_MAX = 8  # distinct depths found exactly; of further ones a lower bound
 
@@ -52,7 +53,7 @@ class PrefixIndex:
         self.version = 0  # rises when a worker gets or loses its slot
         self._masks: dict[int, int] = {}
         self._segments: deque[list[int]] = deque([[]])
-        self._holders: dict[str, _Holder] = {}
+        self._holders: OrderedDict[str, _Holder] = OrderedDict()  # in order of their last batch
         self._slots: list[_Holder | None] = []
         self._live = 0  # mask of slots in use
         self._of_size: dict[int, int] = {}  # block size: mask of slots in use
@@ -73,6 +74,9 @@ class PrefixIndex:
             self.forget(record.worker_id)
             holder = _Holder((record.worker_id, record.epoch), -1, record.block_size)
             self._holders[record.worker_id] = holder
+            if len(self._holders) > HOLDERS_MAX:
+                self.forget(next(iter(self._holders)))
+        self._holders.move_to_end(record.worker_id)
         if record.epoch < holder.life[1] or record.seq <= holder.seq:
             return
         follows = record.seq == holder.seq + 1

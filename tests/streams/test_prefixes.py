@@ -3,13 +3,17 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.prefix import chain, pack
 from schemas.records import KvEvents
+from streams.core import prefixes
+from streams.core.events import KvEventsArrived
 from streams.core.pool import Life
 from streams.core.prefixes import SLOTS_MAX, PrefixIndex
+from tests.streams.scenes import replicas
 
 BLOCK = 4
 
@@ -111,6 +115,27 @@ def test_without_a_free_slot_a_worker_is_not_indexed() -> None:
     for number in range(SLOTS_MAX + 1):
         index.apply(events(f"w{number}", 0, snapshot=True, stored=PROMPT[:1]))
     assert len(index.depths(PROMPT, BLOCK)) == SLOTS_MAX
+
+
+def test_workers_unheard_of_for_longest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefixes, "HOLDERS_MAX", 2)
+    index = two_workers()
+    index.apply(events("a", 1, removed=PROMPT[9:10]))
+    index.apply(events("c", 0, snapshot=True, stored=PROMPT[:1]))
+    assert index.depths(PROMPT, BLOCK) == {("a", 1): 9, ("c", 1): 1}
+
+
+def test_a_router_forgets_what_silent_workers_hold() -> None:
+    on = replicas(1)
+    on.apply(KvEventsArrived(events("x0", 0, snapshot=True, stored=PROMPT), 0))
+    index = on.router.dispatcher.placer.prefixes
+    assert index.depths(PROMPT, BLOCK) == {("x0", 1): 25}
+    on.workers["x0"].silent = True
+    for _ in range(10):
+        on.now_ms += 61_000
+        on.pass_ms(1_100)
+    assert index.depths(PROMPT, BLOCK) == {}
+    assert len(index) == 0
 
 
 def test_many_distinct_depths_are_never_overstated() -> None:
