@@ -6,7 +6,7 @@ deterministic: the same events at the same times give the same effects, which re
 simulation stand on. Called by `streams/agents/router.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from schemas.records import DecisionKind, Outcome, OutcomeKind, Reason, Session
@@ -30,6 +30,7 @@ from streams.core.events import (
     SessionLoaded,
     Tick,
 )
+from streams.core.fleet import Life
 from streams.core.orders import DECODERS
 from streams.core.recovery import Rebuild, arrived
 from streams.core.requests import Live, State
@@ -186,15 +187,15 @@ class Router:
             self.dispatcher.out.append(Forget(session_id, partition))
 
     def _fleet_record_arrived(self, event: FleetRecordArrived, now_ms: int) -> None:
+        member_id = event.record.member_id
         self.dispatcher.fleet.apply(event.record, event.offset, now_ms)
-        self._place_lost(now_ms)
+        self._place_lost([x for x in self.dispatcher.table.by_life if x[0] == member_id], now_ms)
         self.dispatcher.pump(now_ms)
 
-    def _place_lost(self, now_ms: int) -> None:
-        """Void the attempts of all lives that are over."""
+    def _place_lost(self, lives: Iterable[Life], now_ms: int) -> None:
+        """Void the attempts of those lives that are over."""
         dispatcher = self.dispatcher
-        lost = [life for life in dispatcher.table.by_life if dispatcher.fleet.is_lost(life, now_ms)]
-        for life in sorted(lost):
+        for life in sorted(life for life in lives if dispatcher.fleet.is_lost(life, now_ms)):
             for live in list(dispatcher.table.by_life.get(life, {}).values()):
                 self.attempts.lost(live, life, now_ms)
 
@@ -204,15 +205,16 @@ class Router:
     def _tick(self, event: Tick, now_ms: int) -> None:
         dispatcher = self.dispatcher
         dispatcher.fleet.prefill_absent_ms(now_ms)
-        self._place_lost(now_ms)
+        self._place_lost(dispatcher.table.by_life, now_ms)
         dispatcher.expire_queue(now_ms)
         for live in dispatcher.table.due(now_ms):
             self.attempts.overdue(live, now_ms)
         if now_ms - self._swept_ms >= _SWEEP_MS:
             self._swept_ms = now_ms
             dispatcher.table.sweep(now_ms)
-            dispatcher.fleet.forget(now_ms)
+            dispatcher.placer.forget(dispatcher.fleet.forget(now_ms))
             self._evict_sessions(now_ms)
+        dispatcher.placer.prefixes.sweep()
         dispatcher.pump(now_ms)
 
     def _partition_taken(self, event: PartitionTaken, now_ms: int) -> None:

@@ -219,6 +219,16 @@ def test_a_rebuild_believes_a_hand_over_without_its_phase() -> None:
     assert on.rebuilt(past).view()["r1"][2] is State.DECODING
 
 
+def test_a_rebuild_of_a_hand_over_without_kv_sends_no_handle() -> None:
+    on = split()
+    on.request("r1")
+    on.phase(on.works[0], PhaseKind.PREFILL_DONE, kv=builders.handle(on.works[0], on.now_ms))
+    on.taken_over()
+    first, again = on.works[-2:]
+    assert again.kv is None and again.mode is Mode.LOCAL
+    assert again == first
+
+
 def test_a_failure_reported_by_whoever_only_keeps_kv_changes_nothing() -> None:
     on = split()
     on.workers["d0"].window = 0

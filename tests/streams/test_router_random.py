@@ -1,7 +1,9 @@
 """The router under random events, against independent books: the invariants of the design."""
 
 from collections.abc import Callable
+from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +13,7 @@ from schemas.records import (
     OutcomeKind,
     PhaseKind,
     Priority,
+    Reason,
     Role,
     WireError,
     Work,
@@ -230,6 +233,32 @@ def test_the_random_test_reaches_every_kind_of_outcome() -> None:
     kinds = {outcome.kind for outcome in on.outcomes.values()}
     assert kinds == set(OutcomeKind)
     assert set(on.outcomes) == set(on.accepted)
+
+
+@pytest.mark.parametrize("orchestration", ["decode_first", "concurrent"])
+def test_the_random_test_reaches_pairs_in_every_state(orchestration: str) -> None:
+    """A seeded walk with takeovers, in which pairs are met in all states and end in all ways."""
+    draw = Random(7)
+    on = Cluster(queue_requests_max=8, orchestration=orchestration)
+    for worker_id, role in FLEETS["split"]:
+        on.worker(worker_id, role, window=3, can=ALL)
+    on.pass_ms(250)
+    names, states = list(WEIGHTED), set[State]()
+    for number in range(1_000):
+        STEPS[draw.choice(names)](on, draw.randrange(61), draw.randrange(61))
+        states |= {live.state for live in on.router.dispatcher.table.live.values()}
+        if number % 100 == 99:
+            on.taken_over()
+        if number % 100 == 49:
+            for worker in list(on.workers.values()):
+                on.worker(worker.worker_id, worker.role, window=3)
+    heal(on)
+    assert set(on.outcomes) == set(on.accepted)
+    assert states >= {State.PAIRED, State.CANCELLING, State.QUEUED, State.DECODING}
+    assert (State.ALLOCATING in states) == (orchestration == "decode_first")
+    reasons = {decision.reason for decision in on.decisions}
+    assert reasons >= {Reason.WORKER_FAILED, Reason.WORKER_LOST, Reason.WORKER_REFUSED}
+    assert {outcome.kind for outcome in on.outcomes.values()} == set(OutcomeKind)
 
 
 def test_giving_a_partition_up_and_taking_it_again_changes_nothing() -> None:
