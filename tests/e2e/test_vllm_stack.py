@@ -14,9 +14,12 @@ from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI, OpenAI
 
 from infra.config import Settings
+from infra.evaluate.conversations import Load
+from infra.evaluate.live import PULL, PUSH, Deployment, compare
 from infra.launcher import Stack
 from infra.story_log import read_story
 from infra.story_steps import steps_of
+from schemas.records import Orchestration
 from schemas.settings import LogSettings, ModelSettings
 from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
@@ -35,19 +38,21 @@ QUESTIONS = [
 
 @dataclass
 class Pair:
-    """Two deployments on one broker."""
+    """Deployments on one broker."""
 
     remote: Stack
     replica: Stack
+    push: Stack
 
 
-def vllm_settings(log: LogSettings) -> Settings:
+def vllm_settings(log: LogSettings, **engine: Any) -> Settings:
     return Settings(
         log=log,
         model=ModelSettings(path="tiny", max_model_len=1_024),
         gateway=GatewaySettings(port=0),
         router=RouterSettings(policy="static"),  # every turn is prefilled remotely
         worker=WorkerSettings(engine="vllm", drain_timeout_ms=2_000),
+        engines={"vllm": engine},
     )
 
 
@@ -55,8 +60,9 @@ def vllm_settings(log: LogSettings) -> Settings:
 async def pair(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as opened:
         stacks = []
-        for counts in ({"prefill": 1, "decode": 1}, {"replica": 1}):
-            settings = vllm_settings(await _fresh_topics(bootstrap))
+        two = {"prefill": 1, "decode": 1}
+        for counts, mode in ((two, "pull"), ({"replica": 1}, "off"), (two, "push")):
+            settings = vllm_settings(await _fresh_topics(bootstrap), kv_transfer=mode)
             folder = tmp_path_factory.mktemp("vllm")
             running = stack(settings, folder, seconds=300, **counts)
             stacks.append(asyncio.create_task(opened.enter_async_context(running)))
@@ -163,3 +169,25 @@ async def test_unchanged_clients_work(pair: Pair) -> None:
         answer = await client.completions.create(model=model, prompt="Hello", max_tokens=4)
     assert answer.usage is not None
     assert answer.usage.completion_tokens == 4
+
+
+@pytest.mark.parametrize("deployment", [PULL, PUSH], ids=lambda each: each.name)
+async def test_every_way_to_place_turns_gives_the_same_answers(
+    pair: Pair, deployment: Deployment
+) -> None:
+    """The reduced form of `python -m infra.evaluate.live --engine vllm`."""
+    load = Load(conversations=2, turns=4, tokens=12, words=40)
+    running = pair.push if deployment is PUSH else pair.remote
+    found = await compare(running, pair.replica, deployment.ways, load)
+    assert [row["different"] for row in found.values()] == [0] * len(found)
+    assert {row["answers"] for row in found.values()} == {8}
+    for name in found.keys() - {"x=1", "learned"}:
+        assert found[name]["local_share"] == 0.0
+        assert found[name]["kv_bytes"] > 0
+    if deployment is PULL:
+        assert (found["x=1"]["local_share"], found["x=1"]["kv_bytes"]) == (1.0, 0)
+        assert found["x=1"]["kv_bytes_turn_1"] > 0
+    records = await audit(running.settings.log)
+    ended = [outcome for (outcome,) in records.outcomes.values()]
+    kinds = {outcome.orchestration for outcome in ended}
+    assert (Orchestration.CONCURRENT in kinds) == (deployment is PUSH)

@@ -57,10 +57,8 @@ class Engines:
         return self.runner.run(limited())
 
     def alone(self, tokens: list[int], **sampling: Any) -> Answer:
-        """What the consumer answers without a hand-over; it keeps no KV for another turn."""
-        one = job(tokens, **sampling)
-        answer: Answer = self.run(answered(self.consumer, one))
-        self.consumer.abort(one.request_id)
+        """What the consumer answers without a hand-over."""
+        answer: Answer = self.run(answered(self.consumer, job(tokens, **sampling)))
         return answer
 
     def extra(self, name: str) -> float:
@@ -327,8 +325,7 @@ def test_turn_2_reads_its_history_from_decode(keeping: Engines) -> None:
 def test_history_that_is_not_the_prompts_is_not_read(keeping: Engines, case: str) -> None:
     p, d = keeping.producer, keeping.consumer
     first = prompt(100, salt=232)
-    one = job(first, max_tokens=20)
-    decoded = keeping.run(answered(d, one))
+    _, decoded = keeping.run(handed_over(p, d, first, max_tokens=20))
     kept = decoded.last.kv
     assert kept is not None
     second = [*first, *decoded.token_ids, *prompt(30, salt=233)]
@@ -344,7 +341,7 @@ def test_history_that_is_not_the_prompts_is_not_read(keeping: Engines, case: str
     prefilled = keeping.run(answered(p, replace(job(second, PREFILL), kv=kept)))
     assert not any(output.kv_bytes for output in prefilled.outputs)
     assert p.load().extra["kv_refused_total"] == refused + 1
-    d.abort(one.request_id)
+    d.abort(decoded.last.request_id)
     p.abort(prefilled.last.request_id)
     assert keeping.alone(second).token_ids[:1] == prefilled.token_ids
 

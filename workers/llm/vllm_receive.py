@@ -18,7 +18,6 @@ from workers.llm.vllm_fence import WRITE_UNTIL_MS
 from workers.llm.vllm_runs import Run
 
 _PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
-_KEEP = {"do_remote_decode": False, "do_remote_prefill": False}
 _KEEP_USAGE_MAX = 0.5  # of the KV memory; above, no conversation is kept for its next turn
 log = logging.getLogger(__name__)
 
@@ -26,8 +25,8 @@ log = logging.getLogger(__name__)
 class Receiver:
     """Of one engine; `meter` is the Meter of `vllm_api.py`.
 
-    `mode` is how KV moves, "off" for not at all; `keeps` whether decoded KV waits for a next turn;
-    `block_bytes` the size of a block.
+    `mode` is how KV moves, "off" for not at all; `keeps` whether decoded KV waits for a next turn
+    (vLLM can keep that of prompts which it read from a peer); `block_bytes` the size of a block.
     """
 
     def __init__(
@@ -66,11 +65,8 @@ class Receiver:
 
     def compute(self, run: Run) -> None:
         """Let vLLM take nothing from a peer, and compute the prompt."""
-        run.reads, run.awaited_ms, run.kv_params = False, 0, None
-        if run.hands_over:
-            run.kv_params = _PREFILL
-        elif run.job.phase is WorkPhase.DECODE and self.keeps_now:
-            run.kv_params = _KEEP
+        run.reads, run.awaited_ms = False, 0
+        run.kv_params = _PREFILL if run.hands_over else None
 
     def _params(self, job: Job, now_ms: int) -> dict[str, Any]:
         assert job.kv is not None

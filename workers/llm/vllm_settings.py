@@ -36,7 +36,7 @@ class VllmSettings:
     kv_transfer: str = "pull"  # decode reads; push: prefill writes; off. Replicas have none
     kv_lease_s: int = 30  # how long a prefilled prompt waits for its peer
     handle_margin_ms: int = 5_000  # a handle says that it expires this much earlier
-    keep_decoded_kv_ms: int = 0  # how long a decoded answer's KV waits for the next turn; pull only
+    keep_decoded_kv_ms: int = 0  # how long KV waits for the next turn after a hand-over; pull only
     kv_events: bool = True  # tell what the prefix cache holds
     side_channel_host: str = "localhost"  # where peers ask for NIXL metadata
     side_channel_port: int = 0  # 0: a free one
