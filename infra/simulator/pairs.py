@@ -101,8 +101,7 @@ def write_when_ready(worker: "SimWorker", job: "Job") -> None:
             _received(peer, partner, took_ms)
             peer.decode(partner, partner.output_tokens)
         if worker.jobs.get(job.key) is job:
-            job.kv_bytes += kv_bytes
-            job.transfer_ms += took_ms
+            job.kv_bytes, job.transfer_ms = kv_bytes, took_ms
             phase = job.phase(PhaseKind.PREFILL_DONE, worker.clock.now_ms, sent_tokens=1)
             worker.ports.phase(phase)
             worker.drop(job)

@@ -40,7 +40,10 @@ def transferred(placer: Placer, live: Live, phase: Phase, now_ms: int) -> None:
 def answered(placer: Placer, live: Live, worker: Worker, outcome: Outcome, now_ms: int) -> None:
     """How fast a whole answer was; nothing where it has one token or another router placed it."""
     decoded_tokens = outcome.completion_tokens - 1
-    if not live.placed_ms or not outcome.first_token_ms or decoded_tokens < 1:
+    first_token_ms = outcome.first_token_ms
+    if live.is_paired:  # the client had it from prefill, before decode drew it again
+        first_token_ms = live.first_token_ms or first_token_ms
+    if not live.placed_ms or not first_token_ms or decoded_tokens < 1:
         return
     placer.finished(
         need=live.need,
@@ -49,8 +52,8 @@ def answered(placer: Placer, live: Live, worker: Worker, outcome: Outcome, now_m
         worker=worker.life,
         computed_tokens=outcome.prompt_tokens - outcome.cached_tokens,
         prompt_tokens=outcome.prompt_tokens,
-        ttft_ms=float(outcome.first_token_ms - live.placed_ms),
-        tpot_ms=(outcome.ended_ms - outcome.first_token_ms) / decoded_tokens,
+        ttft_ms=float(first_token_ms - live.placed_ms),
+        tpot_ms=(outcome.ended_ms - first_token_ms) / decoded_tokens,
         running=worker.running + worker.others_running,
         now_ms=now_ms,
     )

@@ -169,7 +169,9 @@ def note(live: Live, phase: Phase) -> None:
     elif phase.kind is PhaseKind.PREFILL_DONE and life == live.prefill:
         if not live.first_token_ms:
             live.sent_tokens, live.sent_chars = phase.sent_tokens, phase.sent_chars
-            live.cached_tokens, live.first_token_ms = phase.cached_tokens, phase.ended_ms
+            live.cached_tokens = phase.cached_tokens
+            writing_ms = int(phase.transfer_ms) if live.is_paired else 0  # after the first token
+            live.first_token_ms = phase.ended_ms - writing_ms
 
 
 def step(live: Live, phase: Phase) -> State | None:
