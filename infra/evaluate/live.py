@@ -169,8 +169,10 @@ def settings(engine: str, deployment: Deployment, log: LogSettings, model: str) 
     )
 
 
-async def run(engine: str, load: Load, console: Console) -> dict[str, Any]:
-    """Everything that the engine can do; returns the figures by way."""
+async def run(
+    engine: str, load: Load, console: Console, only: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Everything that the engine can do, or some deployments; returns the figures by way."""
     folder, found = BENCH_DIR.absolute() / "live", dict[str, Any]()
     shutil.rmtree(folder, ignore_errors=True)
     model = str(make_sim_model(folder / "model")) if engine == "sim" else "tiny"
@@ -187,6 +189,8 @@ async def run(engine: str, load: Load, console: Console) -> dict[str, Any]:
         replica = Plan(prefill=0, decode=0, replica=1, broker=False)
         async with started(plain, replica) as alone:
             for deployment in DEPLOYMENTS[engine]:
+                if only and deployment.name not in only:
+                    continue
                 console.print(f"Starting the workers: {deployment.name} ...")
                 async with started(deployment, Plan(broker=False)) as stack:
                     found |= await compare(stack, alone, deployment.ways, load)
@@ -224,9 +228,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--engine", choices=tuple(DEPLOYMENTS), default="sim")
     for name, value in asdict(Load()).items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--only", nargs="+", default=(), help="deployments: pull, push, kept")
     given = vars(parser.parse_args(sys.argv[1:] if arguments is None else arguments))
-    engine = given.pop("engine")
-    asyncio.run(run(engine, Load(**given), Console()))
+    engine, only = given.pop("engine"), given.pop("only")
+    asyncio.run(run(engine, Load(**given), Console(), only))
 
 
 if __name__ == "__main__":
