@@ -3,7 +3,9 @@
 The only file that imports numba; `distances.py` and `keys.py` write LLVM code through `intrinsic`.
 """
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
@@ -16,10 +18,24 @@ types: Any = numba.types
 insert_function: Any = numba.core.cgutils.get_or_insert_function
 
 
+def _sources_digest() -> str:
+    """Of all code that a kernel may be inlined from."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+_DIGEST = _sources_digest()
+
+
 def kernel(function: AnyFunction) -> AnyFunction:
     """Compiled at the first call, kept on disk, and free of the interpreter's lock."""
-    compiled: AnyFunction = numba.njit(nogil=True, cache=True)(function)
-    return compiled
+    compiled: Any = numba.njit(nogil=True, cache=True)(function)
+    # numba's cache looks at one file only, and would keep what it inlined from a changed one
+    cached = compiled._cache._cache_file  # noqa: SLF001 - it has no public name
+    cached._source_stamp = (*cached._source_stamp, _DIGEST)  # noqa: SLF001
+    return compiled  # type: ignore[no-any-return]
 
 
 def inlined(function: AnyFunction) -> AnyFunction:

@@ -11,6 +11,7 @@ metric: inner product is negated; cosine is inner product of vectors that were n
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 
 from workers.search.compiled import inlined, insert_function, intrinsic, types
@@ -131,6 +132,24 @@ def _reduce(builder: Any, row: Any, query: Any, length: Any, *, metric: int, sto
     return builder.fneg(total) if metric == INNER_PRODUCT else total
 
 
+def _widening(stored: int) -> Any:
+    """An intrinsic: copies the vector at one address to another as float32."""
+
+    @intrinsic
+    def widen(context: Any, source: Any, target: Any) -> Any:
+        def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+            zero = ir.Constant(_I64, 0)
+            loaded = _loader(builder, arguments[0], stored)(zero)
+            to = builder.inttoptr(arguments[1], _VECTOR.as_pointer())
+            builder.store(loaded, to).align = 4
+            return _context.get_dummy_value()
+
+        return types.void(types.intp, types.intp), generate
+
+    return widen
+
+
+_widen_single, _widen_half = _widening(SINGLE), _widening(HALF)
 _l2_single, _l2_half = _reduction(SQUARED_L2, SINGLE), _reduction(SQUARED_L2, HALF)
 _dot_single, _dot_half = _reduction(INNER_PRODUCT, SINGLE), _reduction(INNER_PRODUCT, HALF)
 
@@ -145,3 +164,18 @@ def distance(row: int, query: int, length: int, metric: int, stored: int) -> Any
     if stored == SINGLE:
         return _dot_single(row, query, length)
     return _dot_half(row, query, length)
+
+
+@inlined
+def load(row: int, out: int, length: int, stored: int) -> None:
+    """Copy the vector at an address to another as float32; lengths are padded."""
+    for i in range(0, length, LANES):
+        if stored == SINGLE:
+            _widen_single(row + 4 * i, out + 4 * i)
+        else:
+            _widen_half(row + 2 * i, out + 4 * i)
+
+
+def stored_bits(vectors: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Vectors as kernels take them, which know no float16: the same memory."""
+    return vectors.view(np.uint16) if vectors.dtype == np.float16 else vectors

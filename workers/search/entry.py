@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 
 from workers.search.compiled import kernel
-from workers.search.distances import distance
+from workers.search.distances import distance, load, stored_bits
 from workers.search.graph import components
 from workers.search.memory import address
 
 Array = np.ndarray[Any, Any]
 
-REPRESENTATIVES_MIN, REPRESENTATIVES_MAX = 64, 2_048
+REPRESENTATIVES_MIN, REPRESENTATIVES_MAX = 64, 1_024
 _SAMPLED_PER_REPRESENTATIVE = 32
 
 
@@ -25,21 +25,38 @@ def representatives(
 ) -> Array:
     """Entry rows, ascending: shape (count,), int64.
 
-    About 2 sqrt(rows) of them, from a sample where there are many rows, and the smallest row of
+    About sqrt(rows) of them, from a sample where there are many rows, and the smallest row of
     each weak component that has none.
     """
-    rows = len(vectors)
-    wanted = int(np.clip(2 * np.sqrt(rows), REPRESENTATIVES_MIN, REPRESENTATIVES_MAX))
+    rows, wanted = len(vectors), usual_count(len(vectors))
     if wanted >= rows:
         return np.arange(rows)
     sampled = np.arange(rows)
     if rows > wanted * _SAMPLED_PER_REPRESENTATIVE:
         random = np.random.default_rng(seed)
         sampled = np.sort(random.choice(rows, wanted * _SAMPLED_PER_REPRESENTATIVE, replace=False))
-    chosen = _farthest(vectors, sampled, wanted, metric, stored)
+    return _covering(_farthest(stored_bits(vectors), sampled, wanted, metric, stored), graph)
+
+
+def usual_count(rows: int) -> int:
+    """How many representatives an index begins with."""
+    return int(np.clip(np.sqrt(rows), REPRESENTATIVES_MIN, REPRESENTATIVES_MAX))
+
+
+def extended(
+    entries: Array, first: int, vectors: Array, graph: Array, metric: int, stored: int
+) -> Array:
+    """Entry rows with some for the rows from `first` on, and for components that are new."""
+    added = np.arange(first, len(vectors))
+    wanted = min(len(added), int(np.ceil(np.sqrt(len(added)))))
+    chosen = _farthest(stored_bits(vectors), added, wanted, metric, stored)
+    return _covering(np.union1d(entries, chosen), graph)
+
+
+def _covering(chosen: Array, graph: Array) -> Array:
+    """Entry rows and one for each weak component that has none, ascending."""
     roots = components(graph)
-    missing = np.setdiff1d(roots, roots[chosen])
-    return np.union1d(chosen, missing)
+    return np.union1d(chosen, np.setdiff1d(roots, roots[chosen]))
 
 
 @kernel
@@ -51,7 +68,7 @@ def _farthest(vectors: Array, sampled: Array, wanted: int, metric: int, stored: 
     pick = 0
     for i in range(wanted):
         chosen[i] = sampled[pick]
-        query[:] = vectors[sampled[pick]]
+        load(start + sampled[pick] * row_bytes, address(query), length, stored)
         nearest[pick] = -np.inf
         farthest = np.float32(-np.inf)
         for j in range(len(sampled)):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from workers.search.compiled import inlined, kernel
-from workers.search.distances import distance
+from workers.search.distances import INNER_PRODUCT, distance, load, stored_bits
 from workers.search.keys import EMPTY, FLAG, insert, key_of, row_of
 from workers.search.memory import address, prefetch_row
 from workers.search.parallel import over_rows
@@ -59,7 +59,10 @@ def _exact(vectors: Array, count: int, metric: int, stored: int, threads: int) -
         else:
             found = np.broadcast_to(np.arange(rows), scores.shape)
         found = np.ascontiguousarray(found, np.int64)
-        over_rows(_take, last - first, vectors, keys, found, first, metric, stored, threads=threads)
+        over_rows(
+            _take, last - first, stored_bits(vectors), keys, found, first, metric, stored,
+            threads=threads,
+        )  # fmt: skip
     return keys
 
 
@@ -74,7 +77,7 @@ def _take(
     query = np.empty(length, np.float32)
     for i in range(first, last):
         row = base + i
-        query[:] = vectors[row]
+        load(start + row * row_bytes, address(query), length, stored)
         for other in found[i]:
             if other != row:
                 at = start + other * row_bytes
@@ -85,11 +88,11 @@ def _take(
 def _descend(
     vectors: Array, count: int, metric: int, stored: int, seed: int, threads: int
 ) -> Array:
-    rows = len(vectors)
+    rows, vectors = len(vectors), stored_bits(vectors)
     keys = np.full((rows, count), EMPTY, np.uint64)
     random = np.random.default_rng(seed)
     for _ in range(_TREES):
-        order, bounds = _leaves(vectors, random)
+        order, bounds = _leaves(vectors, stored, random)
         over_rows(
             _join_leaves, len(bounds) - 1, vectors, keys, order, bounds, metric, stored,
             threads=threads,
@@ -107,7 +110,7 @@ def _descend(
     return keys
 
 
-def _leaves(vectors: Array, random: np.random.Generator) -> tuple[Array, Array]:
+def _leaves(vectors: Array, stored: int, random: np.random.Generator) -> tuple[Array, Array]:
     """Rows in an order in which near ones stand together, and where each group begins and ends."""
     rows = len(vectors)
     order = np.arange(rows)
@@ -118,29 +121,29 @@ def _leaves(vectors: Array, random: np.random.Generator) -> tuple[Array, Array]:
         split[::2] = bounds
         split[1::2] = (bounds[:-1] + bounds[1:]) // 2
         pairs = random.random((len(bounds) - 1, 2))
-        _split(vectors, order, bounds, split, pairs)
+        _split(vectors, stored, order, bounds, pairs)
         bounds = split
     return order, bounds
 
 
 @kernel
-def _split(vectors: Array, order: Array, bounds: Array, split: Array, pairs: Array) -> None:
+def _split(vectors: Array, stored: int, order: Array, bounds: Array, pairs: Array) -> None:
     """Cut each group in two halves along the line between two of its rows."""
-    length = vectors.shape[1]
-    line = np.empty(length, np.float32)
+    start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
+    line, far = np.empty(length, np.float32), np.empty(length, np.float32)
     for group in range(len(bounds) - 1):
         first, last = bounds[group], bounds[group + 1]
         size = last - first
         one = order[first + int(pairs[group, 0] * size)]
         other = order[first + int(pairs[group, 1] * size)]
+        load(start + one * row_bytes, address(line), length, stored)
+        load(start + other * row_bytes, address(far), length, stored)
         for d in range(length):
-            line[d] = np.float32(vectors[one, d]) - np.float32(vectors[other, d])
+            line[d] -= far[d]
         values = np.empty(size, np.float32)
         for i in range(size):
-            total = np.float32(0)
-            for d in range(length):
-                total += line[d] * np.float32(vectors[order[first + i], d])
-            values[i] = total
+            at = start + order[first + i] * row_bytes
+            values[i] = distance(at, address(line), length, INNER_PRODUCT, stored)
         places = np.argsort(values)
         taken = order[first:last].copy()
         for i in range(size):
@@ -159,7 +162,7 @@ def _join_leaves(
     for leaf in range(first, last):
         for i in range(bounds[leaf], bounds[leaf + 1]):
             row = order[i]
-            query[:] = vectors[row]
+            load(start + row * row_bytes, address(query), length, stored)
             for j in range(bounds[leaf], bounds[leaf + 1]):
                 other = order[j]
                 if other != row:
@@ -197,7 +200,7 @@ def _round(
     query, pending = np.empty(length, np.float32), np.empty(4 * _SAMPLE * _SAMPLE, np.int64)
     changed = 0
     for row in range(first, last):
-        query[:] = vectors[row]
+        load(start + row * row_bytes, address(query), length, stored)
         seen[row] = row
         for key in keys[row]:
             if key < EMPTY - FLAG:

@@ -1,11 +1,55 @@
-"""What a search asks for, and what it gives back."""
+"""What a search is asked and what it answers."""
 
-from enum import IntEnum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from workers.search.filters import Filter
+
+Array = np.ndarray[Any, Any]
+ExternalId = int | str | bytes
 
 
-class Kind(IntEnum):
-    """Classes of searches: whom an answer keeps waiting."""
+class Kind(StrEnum):
+    """Who waits for a search."""
 
-    PREFILL = 0  # a prompt that cannot be computed yet; has a deadline
-    DECODE = 1  # a running answer that goes on meanwhile
-    LINK = 2  # the index itself, which links new rows
+    PREFILL = "prefill"
+    DECODE = "decode"
+    LINK = "link"  # the index itself: lowest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How a search is done; the same for all queries of a bulk call."""
+
+    k: int = 10
+    top_m: int = 64  # entries of the routing list: more of them, more recall and more time
+    width: int = 1  # entries expanded per extend: more of them, fewer extends
+    patience: int = 0  # stop after so many extends without change; 0: when nothing is left
+    where: Filter | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Query(Effort):
+    """One search."""
+
+    vector: Any  # shape (dim,), anything that NumPy takes
+    seeds: Sequence[int] | Array = ()  # `Answer.top` of the probe before
+    kind: Kind = Kind.DECODE
+    deadline_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answer:
+    """The nearest rows that a search found, nearest first; equal distances by row."""
+
+    rows: Array  # int64
+    ids: list[ExternalId]
+    distances: Array  # float32; see `metrics.py` for their meaning
+    top: Array  # int64, rows of the whole routing list: seeds of the next probe
+    extends: int
+    computed: int  # distances
+    exact: bool  # every row that may be returned was looked at

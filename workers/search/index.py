@@ -1,0 +1,214 @@
+"""An index: rows, the graph over those that are linked, and the snapshots that searches read.
+
+Upserts and deletes are visible in the next `view` at once: rows without edges are scanned, deleted
+ones are walked through and not returned. `link` gives edges to some of the new rows and `compact`
+drops the deleted ones; both may run on another thread, one at a time, while all else goes on.
+"""
+
+from collections.abc import Mapping, Sequence
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from schemas.errors import InvalidRequest
+from workers.search import admission, bulk, entry, graph, knn, linking, metrics
+from workers.search.columns import Columns, Value
+from workers.search.metrics import Metric, Storage
+from workers.search.query import Effort, ExternalId
+from workers.search.rows import Rows, check_ids
+from workers.search.view import IndexView
+
+Array = np.ndarray[Any, Any]
+
+DEGREE = 32
+LINK_BATCH = 1_024  # rows that are linked together are compared each with each
+_CANDIDATES = 1.5  # times the degree, among which edges are chosen
+_LINK_TOP_M = 96
+
+
+class Index:
+    """Vectors of one dimension and metric, with ids and metadata."""
+
+    def __init__(
+        self, dim: int, *, metric: Metric = Metric.SQEUCLIDEAN,
+        storage: Storage = Storage.FLOAT32, degree: int = DEGREE, seed: int = 0, threads: int = 0,
+    ) -> None:  # fmt: skip
+        if dim < 1 or degree < 2:
+            raise InvalidRequest(f"expected dim >= 1 and degree >= 2, found {dim} and {degree}")
+        self.dim, self.metric, self.storage = dim, metric, storage
+        self.degree, self.seed, self.threads = degree, seed, threads
+        self.epoch = 0
+        empty = metrics.prepared(np.empty((0, dim), np.float32), dim, metric, storage)
+        self.rows = Rows(empty, [], Columns())
+        self.graph: Array = np.empty((0, degree), np.uint32)
+        self.entries: Array = np.empty(0, np.int64)
+        self._view: IndexView | None = None
+        self._lock = Lock()  # rows, and what points to them
+        self._upkeep = Lock()  # link and compact, one at a time
+
+    @classmethod
+    def build(
+        cls, vectors: Any, ids: Sequence[ExternalId] | None = None,
+        metadata: Sequence[Mapping[str, Value]] | None = None, **settings: Any,
+    ) -> "Index":  # fmt: skip
+        """An index of `vectors`, shape (count, dim), all linked; by default row numbers are ids."""
+        index = cls(np.shape(vectors)[1], **settings)
+        index.upsert(range(len(vectors)) if ids is None else ids, vectors, metadata)
+        index.link()
+        return index
+
+    def __len__(self) -> int:
+        return self.rows.count - len(self.rows.dead)
+
+    @property
+    def loose(self) -> int:
+        """Rows that are scanned because they have no edges yet."""
+        return self.rows.count - len(self.graph)
+
+    @property
+    def dead_share(self) -> float:
+        """Share of rows that are deleted and not compacted yet."""
+        return len(self.rows.dead) / max(1, self.rows.count)
+
+    def upsert(
+        self, ids: Sequence[ExternalId], vectors: Any,
+        metadata: Sequence[Mapping[str, Value]] | None = None,
+    ) -> None:  # fmt: skip
+        """Add rows, in place of those that have these ids; all or, on an error, none."""
+        stored = metrics.prepared(vectors, self.dim, self.metric, self.storage)
+        check_ids(ids, len(stored))
+        given = [{}] * len(stored) if metadata is None else metadata
+        if len(given) != len(stored):
+            raise InvalidRequest(f"expected {len(stored)} metadata, found {len(given)}", "metadata")
+        with self._lock:
+            self.rows.columns.check(given)
+            self.rows.append(stored, ids, given)
+            self._changed()
+
+    def delete(self, ids: Sequence[ExternalId]) -> int:
+        """Delete rows; how many there were."""
+        with self._lock:
+            deleted = sum([self.rows.delete(external) for external in ids])
+            self._changed()
+        return deleted
+
+    def view(self) -> IndexView:
+        """The index as it is now."""
+        with self._lock:
+            if self._view is None:
+                rows = self.rows
+                self._view = IndexView(
+                    dim=self.dim, metric=self.metric, storage=self.storage, count=rows.count,
+                    linked=len(self.graph), live=len(self), vectors=rows.vectors, graph=self.graph,
+                    alive=rows.alive(), entries=self.entries, ids=rows.ids, columns=rows.columns,
+                    epoch=self.epoch,
+                )  # fmt: skip
+            return self._view
+
+    def search(self, queries: Any, effort: Effort | None = None) -> tuple[Array, Array]:
+        """Rows and distances of the nearest to each query: shapes (queries, k).
+
+        Blocks, on all cores; `SearchEngine` is for callers that come one by one. Places beyond the
+        last hit hold row -1 at infinity. `ids_of` names rows.
+        """
+        view, effort = self.view(), effort or Effort()
+        admission.check(effort, view)
+        prepared = metrics.prepared(queries, self.dim, self.metric)
+        found = bulk.search_all(effort, prepared, view, threads=self.threads)
+        return found.rows, self.metric.shown(found.distances)
+
+    def ids_of(self, rows: Array) -> list[ExternalId]:
+        """External ids of rows of the present view."""
+        ids = self.view().ids
+        return [ids[row] for row in rows.tolist()]
+
+    def link(self, batch: int = LINK_BATCH) -> int:
+        """Give edges to the first `batch` rows without; how many are left.
+
+        Where many rows have none, compared with those that have some, all get a new graph.
+        """
+        with self._upkeep:
+            view = self.view()
+            loose = view.count - view.linked
+            if loose == 0:
+                return 0
+            if loose > view.linked // 2:
+                made, entries = self._built(view.vectors[: view.count])
+            else:
+                made, entries = self._extended(view, view.linked + min(loose, batch))
+            with self._lock:
+                self.graph, self.entries = made, entries
+                self._changed()
+            return self.loose
+
+    def compact(self) -> None:
+        """Drop deleted rows: the rest is renumbered, and the graph mended."""
+        with self._upkeep:
+            view = self.view()
+            live = view.live_rows()
+            linked = live[live < view.linked]
+            vectors = metrics.aligned(len(live), view.vectors.shape[1], view.vectors.dtype)
+            vectors[:] = view.vectors[live]
+            if len(linked) < view.linked // 2:
+                made, entries = self._built(vectors[: len(linked)])
+            else:
+                kernel = (self.metric.kernel, self.storage.kernel)
+                made = linking.mended(
+                    view.graph, view.vectors, linked, *kernel, threads=self.threads
+                )
+                entries = entry.representatives(
+                    vectors[: len(linked)], made, *kernel, seed=self.seed
+                )
+            with self._lock:
+                self._replace(view, live, vectors)
+                self.graph, self.entries = made, entries
+                self._changed()
+
+    def _replace(self, view: IndexView, live: Array, vectors: Array) -> None:
+        """Put compacted rows in place, then what came and went since `view`."""
+        old = self.rows
+        since = old.row_of
+        late = np.arange(view.count, old.count)
+        kept = np.concatenate([live, late])
+        ids = [old.ids[row] for row in kept.tolist()]
+        rows = Rows(vectors, ids[: len(live)], old.columns.taken(kept))
+        gone = [i for i, row in enumerate(live.tolist()) if since.get(ids[i]) != row]
+        for i in gone:
+            rows.delete(ids[i])
+        if len(late):
+            rows.append(old.vectors[late], ids[len(live) :], [{}] * len(late))
+        for external in ids[len(live) :]:
+            if external not in since:
+                rows.delete(external)
+        self.rows = rows
+
+    def _built(self, vectors: Array) -> tuple[Array, Array]:
+        kernel = (self.metric.kernel, self.storage.kernel)
+        if not len(vectors):
+            return np.empty((0, self.degree), np.uint32), np.empty(0, np.int64)
+        count = int(self.degree * _CANDIDATES)
+        keys = knn.neighbours(vectors, count, *kernel, seed=self.seed, threads=self.threads)
+        made = graph.optimised(keys, self.degree, threads=self.threads)
+        return made, entry.representatives(vectors, made, *kernel, seed=self.seed)
+
+    def _extended(self, view: IndexView, last: int) -> tuple[Array, Array]:
+        kernel = (self.metric.kernel, self.storage.kernel)
+        vectors, first = view.vectors[:last], view.linked
+        linked = IndexView(
+            dim=self.dim, metric=self.metric, storage=self.storage, count=first, linked=first,
+            live=first, vectors=view.vectors, graph=view.graph, alive=None, entries=view.entries,
+            ids=[], columns=Columns(), epoch=view.epoch,
+        )  # fmt: skip
+        effort = Effort(k=int(self.degree * _CANDIDATES), top_m=_LINK_TOP_M)
+        queries = vectors[first:last].astype(np.float32)
+        found = bulk.search_all(effort, queries, linked, threads=self.threads).rows
+        made = linking.extended(view.graph, vectors, found, *kernel, threads=self.threads)
+        entries = entry.extended(view.entries, first, vectors, made, *kernel)
+        if len(entries) > 2 * entry.usual_count(last) + len(made) // 100:
+            entries = entry.representatives(vectors, made, *kernel, seed=self.seed)
+        return made, entries
+
+    def _changed(self) -> None:
+        self.epoch += 1
+        self._view = None

@@ -1,0 +1,86 @@
+"""What a metric means for vectors: checks of input, storage, and distances as they are shown.
+
+Smaller is nearer: `inner_product` distances are negated products, `cosine` ones are 1 - cosine.
+Cosine is the inner product of vectors that were normalised on the way in; a zero vector stays zero
+and is at distance 1 of everything.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from schemas.errors import InvalidVector, WrongDimension
+from workers.search.distances import HALF, INNER_PRODUCT, SINGLE, SQUARED_L2, padded
+
+Array = np.ndarray[Any, Any]
+
+LINE_BYTES = 64
+
+
+class Metric(StrEnum):
+    """How near two vectors are."""
+
+    SQEUCLIDEAN = "sqeuclidean"
+    INNER_PRODUCT = "inner_product"
+    COSINE = "cosine"
+
+    @property
+    def kernel(self) -> int:
+        """The metric as kernels know it."""
+        return SQUARED_L2 if self is Metric.SQEUCLIDEAN else INNER_PRODUCT
+
+    def shown(self, distances: Array) -> Array:
+        """Distances of kernels as users see them, float32."""
+        shift = 1 if self is Metric.COSINE else 0
+        shown: Array = np.add(distances, np.float32(shift))
+        return shown
+
+
+class Storage(StrEnum):
+    """How vectors are kept. Distances are always computed in float32."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+
+    @property
+    def kernel(self) -> int:
+        """The storage as kernels know it."""
+        return HALF if self is Storage.FLOAT16 else SINGLE
+
+
+def aligned(rows: int, columns: int, dtype: Any) -> Array:
+    """An uninitialised matrix that begins at a cache line."""
+    size = rows * columns * np.dtype(dtype).itemsize
+    room = np.empty(size + LINE_BYTES, np.uint8)
+    first = -room.ctypes.data % LINE_BYTES
+    matrix: Array = room[first : first + size].view(dtype).reshape(rows, columns)
+    return matrix
+
+
+def prepared(vectors: Any, dim: int, metric: Metric, storage: Storage = Storage.FLOAT32) -> Array:
+    """Vectors as they are stored: shape (count, padded dim), aligned, zeros at the end of rows.
+
+    `vectors` has shape (count, dim) or (dim,). Raises WrongDimension and InvalidVector.
+    """
+    given = np.asarray(vectors, np.float32)
+    if given.ndim == 1:
+        given = given[None]
+    if given.ndim != 2 or given.shape[1] != dim:
+        raise WrongDimension(
+            f"expected vectors of {dim} values, found shape {np.shape(vectors)}; "
+            "use the model that the collection was built with"
+        )
+    if not np.isfinite(given).all():
+        row = int(np.flatnonzero(~np.isfinite(given).all(axis=1))[0])
+        raise InvalidVector(f"expected finite values, found NaN or infinity in vector {row}")
+    out = aligned(len(given), padded(dim), storage.value)
+    out[:, dim:] = 0
+    if metric is Metric.COSINE:
+        norms = np.linalg.norm(given.astype(np.float64), axis=1, keepdims=True)
+        given = (given / np.where(norms == 0, 1, norms)).astype(np.float32)
+    with np.errstate(over="ignore"):
+        out[:, :dim] = given
+    if storage is Storage.FLOAT16 and not np.isfinite(out).all():
+        raise InvalidVector("expected values within +-65504, found larger; store float32 instead")
+    return out
