@@ -82,7 +82,7 @@ class Placer:
         if view.home_takes(Role.REPLICA):
             return self._replica(need, view)
         if not fleet.any_lives(Role.PREFILL, now_ms):
-            return self._replica(need, view) or self._without_prefill(need, view)
+            return self._without_prefill(need, view)
         if home is None or home.role is Role.REPLICA:
             return self._soonest(need, view)
         choice = self._policy.choose(self._case(need, view, home))
@@ -260,11 +260,13 @@ class Placer:
         return self._placement(need, view, Mode.LOCAL, choice, None, worker)
 
     def _without_prefill(self, need: Need, view: View) -> Placement | None:
-        """Decode workers compute prompts when no prefill worker has lived for long; a policy that
-        may choose local anyway does not wait for that."""
-        if view.home is None or self.settings.policy == "static":
-            if view.fleet.prefill_absent_ms(view.now_ms) < self.settings.local_after_ms:
-                return None
+        """The session's decode worker, if the policy might have chosen it anyway; else a replica;
+        else, when no prefill worker has lived for long, any decode worker."""
+        if self.settings.policy == "static" or not view.home_takes(Role.DECODE):
+            replica = self._replica(need, view)
+            absent_ms = view.fleet.prefill_absent_ms(view.now_ms)
+            if replica is not None or absent_ms < self.settings.local_after_ms:
+                return replica
         worker = view.decode()
         if worker is None:
             return None

@@ -25,7 +25,7 @@ from schemas.prefix import Words, unpack
 from schemas.records import KvEvents
 from streams.core.pool import Life, Numbers, Pool, Rows
 
-SEGMENT = 1_024  # hashes; a portion of the sweep
+SEGMENT = 256  # hashes; a portion of the sweep
 SLOTS_MAX = 4_096  # lives in use, or not swept yet; others are not indexed
 HOLDERS_MAX = 10_000  # workers; the longest unheard of go first
 NO_SLOT = -1

@@ -95,6 +95,19 @@ def test_without_prefill_workers(policy: str, known: bool, at_once: bool) -> Non
     assert found.decode is scene.worker("d1" if known else "d0")
 
 
+def test_without_prefill_workers_a_replica_goes_before_a_strange_decode_worker() -> None:
+    scene = Scene(policy="learned")
+    scene.workers(Role.DECODE, "d0")
+    scene.workers(Role.REPLICA, "x0")
+    for asked, worker in ((need(), "x0"), (need(session=session("d0")), "d0")):
+        found = scene.place(asked)
+        assert found is not None and found.decode is scene.worker(worker)
+    scene.beat(d0=0, x0=0)
+    scene.fleet.prefill_absent_ms(scene.now_ms)
+    scene.pass_ms(5_000)
+    assert scene.place(need()) is None
+
+
 def test_remote_placements_run_ahead_of_decode_only_so_far() -> None:
     scene = pair(handover_ahead=1)
     scene.beat(d0=1)
