@@ -193,7 +193,9 @@ async def run(
                     continue
                 console.print(f"Starting the workers: {deployment.name} ...")
                 async with started(deployment, Plan(broker=False)) as stack:
-                    found |= await compare(stack, alone, deployment.ways, load)
+                    measured = await compare(stack, alone, deployment.ways, load)
+                console.print(table(measured))
+                found |= measured
     finally:
         broker.stop()
     _report(engine, load, found, console)
@@ -209,7 +211,6 @@ def _report(engine: str, load: Load, found: dict[str, Any], console: Console) ->
         target="0",
         met=not different,
     )
-    console.print(table(found))
     show_bars([bar], console)
     path = write_report(
         f"live-{engine}",

@@ -68,6 +68,9 @@ class Output:
     when it is drawn, always without a finish reason, and ends with `handover`, no `kv`, and
     `kv_bytes` and `transfer_ms` of what it wrote; the decode job's `transfer_ms` is then 0, since
     only the writer can measure it.
+
+    The last output of a decode job may have `kv`: the conversation's KV, kept for the prefill of
+    its next turn.
     """
 
     request_id: str
