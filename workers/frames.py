@@ -4,8 +4,9 @@ Rows are appended straight to the columns, because this runs for every token; no
 While a partition's last frame is not acknowledged, its next one waits and a stream's further tokens
 join the row that it has: the producer would hold that frame back in any case, and under load fewer,
 larger frames cost everybody less.
-An outcome rides with the frame that ends its stream, so that the runtime can write it once that
-frame is in the log. Filled by `workers/llm/held.py`, emptied by `workers/runtime.py`.
+An outcome rides with the frame that ends its stream, and a hand-over with that of its tokens, so
+that the runtime can write them once that frame is in the log. Filled by `workers/llm/held.py`,
+emptied by `workers/loops.py`.
 """
 
 from collections.abc import Container, Sequence
@@ -15,6 +16,7 @@ from itertools import chain
 from schemas.log.clients import Headers
 from schemas.records import (
     Outcome,
+    Phase,
     StreamEnd,
     StreamLogprobs,
     StreamStart,
@@ -22,16 +24,16 @@ from schemas.records import (
     TokenLogprob,
 )
 
-HeldOutcome = tuple[Outcome, Headers]
+HeldReport = tuple[Outcome | Phase, Headers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A frame for one gateway partition, and the outcomes of the streams that end with it."""
+    """A frame for one gateway partition, and what may be reported once it is in the log."""
 
     partition: int
     frame: TokenFrame
-    outcomes: Sequence[HeldOutcome]
+    reports: Sequence[HeldReport]
 
 
 class Columns:
@@ -46,8 +48,8 @@ class Columns:
         "frames",
         "ids",
         "logprobs",
-        "outcomes",
         "partition",
+        "reports",
         "request_ids",
         "rows",
         "starts",
@@ -73,7 +75,7 @@ class Columns:
         self.logprobs: list[StreamLogprobs] = []
         self.starts: list[StreamStart] = []
         self.ends: list[StreamEnd] = []
-        self.outcomes: list[HeldOutcome] = []
+        self.reports: list[HeldReport] = []
 
     def row(
         self, request_id: str, attempt: int, seq: int, char: int, ids: Sequence[int], text: str
@@ -121,7 +123,13 @@ class Columns:
         if not self.dirty:
             self.frames.touch(self)
         self.ends.append(end)
-        self.outcomes.append((outcome, headers))
+        self.reports.append((outcome, headers))
+
+    def report(self, phase: Phase, headers: Headers) -> None:
+        """A phase that others must not act on before the tokens so far are in the log."""
+        if not self.dirty:
+            self.frames.touch(self)
+        self.reports.append((phase, headers))
 
     def take(self, worker_id: str, now_ms: int) -> Batch:
         """The frame of what was collected; the columns start anew."""
@@ -139,7 +147,7 @@ class Columns:
             ends=self.ends,
             starts=self.starts,
         )
-        batch = Batch(partition=self.partition, frame=frame, outcomes=self.outcomes)
+        batch = Batch(partition=self.partition, frame=frame, reports=self.reports)
         self._reset()
         return batch
 

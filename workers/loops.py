@@ -21,7 +21,7 @@ from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
 from schemas.records import AssignRoles, CancelWork, Work
 from workers.config import WorkerSettings
-from workers.frames import Frames, HeldOutcome
+from workers.frames import Frames, HeldReport
 from workers.llm.engine import Engine, Output
 from workers.llm.held import Held
 from workers.outbox import Outbox
@@ -127,7 +127,7 @@ class Loops:
                     "tokens", batch.frame, key=str(batch.partition), partition=batch.partition
                 )
                 ack.add_done_callback(
-                    partial(self._frame_acknowledged, batch.partition, batch.outcomes)
+                    partial(self._frame_acknowledged, batch.partition, batch.reports)
                 )
 
     def _may_wait(self) -> bool:
@@ -150,9 +150,7 @@ class Loops:
         self._alarm = None  # timers may go off a little early: whoever looks arms the next one
         self._acknowledged.set()
 
-    def _frame_acknowledged(
-        self, partition: int, outcomes: Sequence[HeldOutcome], ack: Ack
-    ) -> None:
+    def _frame_acknowledged(self, partition: int, reports: Sequence[HeldReport], ack: Ack) -> None:
         self._busy.discard(partition)
         self._acknowledged.set()
         if ack.cancelled() or self._broken.done():
@@ -161,8 +159,8 @@ class Loops:
         if error is not None:
             self._broken.set_exception(BrokerUnavailable(f"a token frame was not written: {error}"))
             return
-        for outcome, headers in outcomes:
-            self._outbox.add(outcome, headers)
+        for record, headers in reports:
+            self._outbox.add(record, headers)
 
     async def send_waiting(self) -> None:
         """After each acknowledgement or interval, send what has come together meanwhile."""

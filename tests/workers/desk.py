@@ -56,10 +56,14 @@ class Desk:
     def frame(self, partition: int = 0) -> TokenFrame:
         (batch,) = self.frames.take(NOW_MS)
         assert batch.partition == partition
+        for record, headers in batch.reports:  # the runtime does, once the frame is in the log
+            if isinstance(record, Phase):
+                self._report(record, headers)
         return batch.frame
 
     def end(self) -> tuple[StreamEnd, Outcome]:
         (batch,) = self.frames.take(NOW_MS)
-        (end,), ((outcome, headers),) = batch.frame.ends, batch.outcomes
+        (end,), ((outcome, headers),) = batch.frame.ends, batch.reports
+        assert isinstance(outcome, Outcome)
         assert headers == [("traceparent", b"t")]
         return end, outcome

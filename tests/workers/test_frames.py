@@ -102,7 +102,7 @@ def test_an_end_takes_its_outcome_along() -> None:
     assert frames.pending()
     (batch,) = frames.take(1)
     assert list(batch.frame.ends) == [end]
-    assert list(batch.outcomes) == [(outcome, [("traceparent", b"t")])]
+    assert list(batch.reports) == [(outcome, [("traceparent", b"t")])]
 
 
 def test_logprobs_name_their_first_token() -> None:

@@ -179,6 +179,18 @@ async def test_an_outcome_waits_for_its_frame() -> None:
         await until(lambda: found.log.of(Outcome) != [])
 
 
+async def test_a_hand_over_waits_for_its_tokens() -> None:
+    async with life() as found:
+        found.log.held_acks["tokens"] = []
+        await found.held(work("r1", WorkPhase.PREFILL))
+        kv = handle(wall_ms() + 5_000)
+        found.engine.say(out(ids=[5], text="a", finish_reason="handover", kv=kv))
+        await until(lambda: found.log.held_acks["tokens"] != [])
+        assert found.log.of(Phase) == []  # decode goes on after this token: it must not be lost
+        found.log.held_acks["tokens"][0].set_result(None)
+        await until(lambda: found.log.of(Phase) != [])
+
+
 async def test_tokens_come_together_while_the_last_frame_is_not_acknowledged() -> None:
     async with life() as found:
         found.log.held_acks["tokens"] = []

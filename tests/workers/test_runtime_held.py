@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from schemas.errors import DeadlineExceeded, KvUnavailable
 from schemas.records import (
     CancelWork,
+    Outcome,
     OutcomeKind,
     PhaseKind,
     Role,
@@ -196,7 +197,8 @@ def test_a_replica_runs_the_whole_answer() -> None:
     assert list(frame.token_counts) == [4]
     assert list(frame.token_ids) == [5, 6, 7, 8]
     assert list(frame.texts) == ["abc"]
-    (end,), ((outcome, _),) = frame.ends, batch.outcomes
+    (end,), ((outcome, _),) = frame.ends, batch.reports
+    assert isinstance(outcome, Outcome)
     assert (end.seq, end.chars, end.stop_reason) == (4, 3, "x")
     assert (end.prefill_worker, end.decode_worker) == (WORKER, WORKER)
     assert (outcome.kind, outcome.completion_tokens) == (OutcomeKind.COMPLETED, 4)
@@ -233,7 +235,8 @@ def test_decode_drops_what_prefill_sent_and_reports_the_kv_once() -> None:
     (batch,) = desk.frames.take(NOW_MS)
     assert list(batch.frame.first_seqs) == [1]
     assert list(batch.frame.first_chars) == [2]
-    outcome = batch.outcomes[0][0]
+    outcome = batch.reports[0][0]
+    assert isinstance(outcome, Outcome)
     assert (outcome.kv_bytes, outcome.cached_tokens) == (640, 3)
     assert (outcome.first_token_ms, outcome.completion_tokens) == (NOW_MS - 1, 2)
     assert (outcome.prefill_worker, outcome.decode_worker) == ("w0", WORKER)

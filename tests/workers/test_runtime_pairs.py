@@ -11,6 +11,7 @@ from schemas.records import (
     KvHandle,
     Mode,
     Orchestration,
+    Outcome,
     OutcomeKind,
     PhaseKind,
     Role,
@@ -76,7 +77,8 @@ def test_decode_of_a_pair_sends_all_tokens_and_writes_the_outcome(
     assert [phase.kind for phase in desk.phases] == [PhaseKind.KV_RECEIVED]
     (batch,) = desk.frames.take(NOW_MS)
     assert (list(batch.frame.first_seqs), list(batch.frame.token_ids)) == ([0], [5, 6])
-    ((outcome, _),) = batch.outcomes
+    ((outcome, _),) = batch.reports
+    assert isinstance(outcome, Outcome)
     assert (outcome.kind, outcome.orchestration) == (OutcomeKind.COMPLETED, orchestration)
     assert (outcome.prefill_worker, outcome.decode_worker) == ("p", WORKER)
     assert (outcome.cached_tokens, outcome.kv_bytes) == (2, 640)
@@ -213,6 +215,7 @@ def test_prefill_reads_the_sessions_earlier_kv_unless_it_is_stale(
     kv = handle(NOW_MS + 9)
     desk.step(out(ids=[5], text="a", cached_tokens=2, kv_bytes=64))
     desk.step(out(finish_reason="handover", kv=kv, transfer_ms=0.5))
+    desk.frame()
     (phase,) = desk.phases
     assert (phase.kind, phase.kv_bytes, phase.cached_tokens) == (PhaseKind.PREFILL_DONE, 64, 2)
 
@@ -268,6 +271,7 @@ def test_other_roles_refuse_new_work_and_finish_what_is_held() -> None:
         ("r3", PhaseKind.REFUSED),  # one is held already
     ]
     desk.step(out(ids=[5], text="a", finish_reason="handover", kv=handle(NOW_MS + 9)))
+    desk.frame()
     assert desk.phases[-1].kind is PhaseKind.PREFILL_DONE
     desk.work("r4", DECODE, sampling=Sampling(max_tokens=2))
     assert desk.engine.jobs[-1].request_id == "r4.1"

@@ -252,9 +252,12 @@ class Held:
         if not isinstance(record, Phase):
             self._end(stream, record)
             return
-        if record.kv is not None:
-            self.kv_until_ms = max(self.kv_until_ms, record.kv.expires_at_ms)
-        self._report(record, stream.headers)
+        if record.kv is None:
+            self._report(record, stream.headers)
+            return
+        self.kv_until_ms = max(self.kv_until_ms, record.kv.expires_at_ms)
+        # Decode goes on after the tokens sent here: they must not come later, or never.
+        stream.columns.report(record, stream.headers)
 
     def _end(self, stream: Stream, records: tuple[StreamEnd, Outcome]) -> None:
         stream.columns.end(*records, stream.headers)
