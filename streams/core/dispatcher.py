@@ -139,10 +139,30 @@ class Dispatcher:
         """What placement has to know; what it computed for the request stays with it."""
         if live.need is None:
             live.need = Need.of(live.request)
-        live.need.session = self.sessions.get(live.request.session_id, now_ms)
+        live.need.session = self._session(live, now_ms)
         live.need.waiting = len(self.admission)
         live.need.underway = self.table.underway
         return live.need
+
+    def _session(self, live: Live, now_ms: int) -> Session | None:
+        """What is known of the request's session. A client may send its next turn as soon as it has
+        the last token, which is before the outcome of the turn before is here: then it is taken
+        from that request."""
+        session_id = live.request.session_id
+        session, before = (
+            self.sessions.get(session_id, now_ms),
+            self.table.of_session.get(session_id),
+        )
+        if before is None or before is live:
+            return session
+        return Session(
+            session_id=session_id,
+            decode_worker=before.decode[0],
+            worker_epoch=before.decode[1],
+            context_tokens=before.prompt_tokens,
+            turns=1 if session is None else session.turns + 1,
+            last_used_ms=now_ms,
+        )
 
     def _session_kv(self, live: Live, session: Session | None, now_ms: int) -> KvHandle | None:
         """The KV of the session's last answer, for prefill to read instead of computing it.

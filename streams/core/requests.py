@@ -133,7 +133,13 @@ class Live:
             return (self.request_id, self.partition, self.state, self.attempt, self.cancel)
         return (
             *(self.request_id, self.partition, self.state, self.attempt, self.mode),
-            *(self.orchestration, self.prefill, self.decode, self.holders, tuple(sorted(self.charges.items()))),
+            *(
+                self.orchestration,
+                self.prefill,
+                self.decode,
+                self.holders,
+                tuple(sorted(self.charges.items())),
+            ),
             *(self.kv, self.kv_received, self.sent_tokens, self.sent_chars),
             *(self.first_token_ms, self.cached_tokens, self.cancel),
         )
@@ -147,6 +153,7 @@ class RequestTable:
         self.handovers: dict[str, Live] = {}  # first in, first out
         self.underway = 0  # prefilling or handing over
         self.by_life: dict[Life, dict[str, Live]] = {}
+        self.of_session: dict[str, Live] = {}  # the latest that has a decode worker
         self._ended_max = ended_max
         self._early_max = early_cancels_max
         self._deadlines: list[tuple[int, int, str]] = []
@@ -191,6 +198,11 @@ class RequestTable:
             self.handovers[live.request_id] = live
         self.underway += (state in _UNDERWAY) - (live.state in _UNDERWAY)
         live.state, live.holders = state, holders
+        session_id = live.request.session_id
+        if state in _DECODED:
+            self.of_session[session_id] = live
+        elif state is State.QUEUED and self.of_session.get(session_id) is live:
+            del self.of_session[session_id]
 
     def remove(self, live: Live, until_ms: int) -> None:
         """The request has ended; its id is remembered."""
@@ -243,3 +255,4 @@ class RequestTable:
 
 
 _UNDERWAY = (State.PREFILLING, State.HANDING_OVER)
+_DECODED = (State.ALLOCATING, State.PAIRED, State.DECODING)

@@ -91,6 +91,19 @@ def test_a_session_stays_with_its_decode_worker() -> None:
     assert on.decisions[-1].session_tokens == 26
 
 
+def test_a_turn_that_overtakes_the_outcome_before_it_finds_its_session() -> None:
+    on = split(decodes=2, policy="static", local_share=1.0)
+    on.request("r0", session_id="other")
+    first = to_decoding(on, "r1", session_id="one")
+    on.request("r2", session_id="one", tokens=40)
+    later = on.works[-1]
+    assert (later.mode, later.worker_id) == (Mode.LOCAL, first.worker_id)
+    assert on.decisions[-1].session_tokens == len(first.prompt_tokens) // 4
+    on.outcome(later)
+    on.outcome(first)
+    assert not on.router.dispatcher.table.of_session
+
+
 @pytest.mark.parametrize("case", ["full", "gone"])
 def test_a_session_moves_when_its_worker_cannot_take_it(case: str) -> None:
     on = replicas(2, window=1)
