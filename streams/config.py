@@ -49,7 +49,7 @@ class RouterSettings:
     deadline_grace_ms: int = 5_000  # how long after its deadline a worker may still end a request
     assumed_prefill_tokens_per_s: int = 10_000  # for slack, where nothing is measured
     assumed_step_ms: float = 10.0  # likewise, per token of the answer
-    candidates_max: int = 8  # workers named in a decision
+    candidates_max: int = 4  # workers named in a decision
     sessions_max: int = 100_000  # remembered conversations; the least recently used go first
     session_ttl_ms: int = 3_600_000  # without a turn for so long, a conversation is forgotten
     ended_max: int = 200_000  # remembered ids of ended requests

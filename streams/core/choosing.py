@@ -33,6 +33,7 @@ class View:
         self._by_slot: Numbers | None = None
         self._prefill_ms: Numbers | None = None
         self.load = load(fleet, now_ms)
+        self._open: dict[Role, Flags] = {}
         self.home: Worker | None = None  # the living worker that holds the session's KV
         self.away = Reason.FIRST_TURN  # why the request goes elsewhere, if it does
         if need.session is not None:
@@ -81,6 +82,13 @@ class View:
         """Per row: prompt tokens to compute; engines compute at least the last one."""
         return np.maximum(self.need.prompt_tokens - self.held(role), 1.0)
 
+    def open(self, role: Role) -> Flags:
+        """Which rows of a pool take the request."""
+        known = self._open.get(role)
+        if known is None:
+            known = self._open[role] = self.fleet.pools[role].open(self.now_ms)
+        return known
+
     def prefill_ms(self) -> Numbers:
         """Per row of the prefill pool: time until the prompt would be computed there."""
         if self._prefill_ms is None:
@@ -120,7 +128,7 @@ class View:
         waiting_ms = np.maximum(pool.busy_until_ms - self.now_ms, 0.0)
         saved_ms = self.held(Role.DECODE) * self._speeds.transfer_ms_per_token
         cost_ms = self._sharing_ms(pool) + waiting_ms - saved_ms
-        return least(pool, cost_ms, pool.open(self.now_ms))
+        return least(pool, cost_ms, self.open(Role.DECODE))
 
     def replica(self) -> Worker | None:
         """The session's replica if it takes the request, else where the answer ends soonest."""
@@ -128,7 +136,7 @@ class View:
             return self.home
         pool = self.fleet.pools[Role.REPLICA]
         cost_ms = self.append_ms(Role.REPLICA) + self._sharing_ms(pool)
-        return least(pool, cost_ms, pool.open(self.now_ms))
+        return least(pool, cost_ms, self.open(Role.REPLICA))
 
 
 def least(pool: Pool, cost_ms: Numbers, among: Flags) -> Worker | None:
@@ -149,7 +157,7 @@ def load(fleet: Fleet, now_ms: int) -> float:
         for role in roles:
             living = fleet.pools[role].living(now_ms)
             requests += float(fleet.pools[role].requests @ living)
-            workers += int(np.count_nonzero(living))
+            workers += fleet.pools[role].living_count
         if workers:
             return requests / workers
     return 0.0

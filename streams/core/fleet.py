@@ -56,7 +56,7 @@ class Fleet:
 
     def any_lives(self, role: Role, now_ms: int) -> bool:
         """Whether a worker of the role lives, credits or not."""
-        return bool(self.pools[role].living(now_ms).any())
+        return self.pools[role].any_lives(now_ms)
 
     def free(self, role: Role, now_ms: int) -> Iterator[tuple[Worker, int]]:
         """Workers of a role that take more, with their credits, in order of their ids."""

@@ -199,7 +199,7 @@ class Placer:
         living = pool.living(view.now_ms)
         prefill = view.prefill(living)
         assert prefill is not None
-        waiting = float(pool.requests[living].sum()) + max(0, need.waiting - 1)
+        waiting = float(pool.requests @ living) + max(0, need.waiting - 1)
         w_ttft, w_tpot = self._weights_of(need)
         append_tokens = max(1, need.prompt_tokens - view.held_at(home))
         prefill_tokens = max(1, need.prompt_tokens - view.held_at(prefill))
@@ -221,7 +221,7 @@ class Placer:
             append_tokens=append_tokens,
             prefill_tokens=prefill_tokens,
             max_tokens=need.max_tokens,
-            prefill_queue=waiting / int(living.sum()),
+            prefill_queue=waiting / pool.living_count,
             load=view.load,
             slack_ms=need.deadline_ms - view.now_ms,
             w_ttft=w_ttft,
@@ -231,20 +231,19 @@ class Placer:
 
     def _soonest(self, need: Need, view: View) -> Placement | None:
         """No worker holds the history: a remote pair or a replica, whichever answers first."""
-        remote = self._remote(need, view, Choice(False, view.away))
         replica = view.replica()
         if replica is None:
-            return remote
-        if remote is not None and remote.prefill is not None:
-            remote_ms = view.prefill_ms()[remote.prefill.row]
-            if remote_ms <= view.append_at_ms(replica):
-                return remote
-        return self._replica(need, view)
+            return self._remote(need, view, Choice(False, view.away))
+        prefill = view.prefill(view.open(Role.PREFILL))
+        if prefill is None or view.prefill_ms()[prefill.row] > view.append_at_ms(replica):
+            return self._on_replica(need, view, replica)
+        remote = self._remote(need, view, Choice(False, view.away))
+        return remote or self._on_replica(need, view, replica)
 
     def _remote(self, need: Need, view: View, choice: Choice) -> Placement | None:
         """Prefill where it ends soonest, decode where the history lies or least runs."""
         pools = view.fleet.pools
-        prefill = view.prefill(pools[Role.PREFILL].open(view.now_ms))
+        prefill = view.prefill(view.open(Role.PREFILL))
         decode_credits = pools[Role.DECODE].credits(view.now_ms)
         if prefill is None or need.underway >= decode_credits + self.settings.handover_ahead:
             return None
@@ -275,8 +274,9 @@ class Placer:
     def _replica(self, need: Need, view: View) -> Placement | None:
         """The whole request on the session's replica, or where it ends soonest."""
         worker = view.replica()
-        if worker is None:
-            return None
+        return None if worker is None else self._on_replica(need, view, worker)
+
+    def _on_replica(self, need: Need, view: View, worker: Worker) -> Placement:
         if worker is view.home:
             reason = Reason.SESSION_WORKER
         elif need.session is not None:

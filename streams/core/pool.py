@@ -76,6 +76,9 @@ class Pool:
         self.others_tokens = np.zeros(rows)  # those of other routers
         self.busy_until_ms = np.zeros(rows)
         self.pace = np.ones(rows)
+        self.living_count = 0
+        self._living: Flags = np.zeros(rows, np.bool_)
+        self._living_from_ms = self._living_until_ms = 0  # when these flags hold; never at first
         self.slots: Rows = np.zeros(rows, np.int64)  # in the prefix index, as of its version
         self.slots_version = -1
         for row, worker in enumerate(self.workers):
@@ -92,6 +95,8 @@ class Pool:
             return
         ready = worker.member.state is MemberState.READY
         self.seen_ms[row] = worker.member.seen_ms if ready else _NEVER_MS
+        if ready != self._living[row]:
+            self._living_until_ms = 0
         self.free[row] = 0 if worker.paused else max(0, worker.window - worker.running)
         self.requests[row] = worker.running + worker.others_running
         self.tokens[row] = worker.work_ahead_tokens + worker.others_tokens
@@ -100,15 +105,28 @@ class Pool:
         self.pace[row] = worker.pace
 
     def living(self, now_ms: int) -> Flags:
-        """Which rows are ready and were heard of within their lease."""
-        flags: Flags = self.seen_ms >= now_ms - LEASE_MS
-        return flags
+        """Which rows are ready and were heard of within their lease; not to be written to.
+
+        Until the first of them falls silent, the answer is that of the last time.
+        """
+        if not self._living_from_ms <= now_ms < self._living_until_ms:
+            self._living = self.seen_ms >= now_ms - LEASE_MS
+            self.living_count = int(np.count_nonzero(self._living))
+            self._living_from_ms, self._living_until_ms = now_ms, now_ms + LEASE_MS
+            if self.living_count:
+                self._living_until_ms = int(self.seen_ms[self._living].min()) + LEASE_MS + 1
+        return self._living
+
+    def any_lives(self, now_ms: int) -> bool:
+        """Whether some row is ready and was heard of within its lease."""
+        self.living(now_ms)
+        return self.living_count > 0
 
     def open(self, now_ms: int) -> Flags:
         """Which rows take one more request."""
-        flags: Flags = (self.free > 0) & (self.seen_ms >= now_ms - LEASE_MS)
+        flags: Flags = (self.free > 0) & self.living(now_ms)
         return flags
 
     def credits(self, now_ms: int) -> int:
         """Credits of all rows that live."""
-        return int(self.free[self.living(now_ms)].sum())
+        return int(self.free @ self.living(now_ms))

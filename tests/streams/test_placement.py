@@ -3,11 +3,14 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
-from schemas.records import Mode, Orchestration, Priority, Reason, Role
+from schemas.records import MemberState, Mode, Orchestration, Priority, Reason, Role
 from streams.config import RouterSettings
 from streams.core import choosing, orchestrating
+from tests.streams import builders
 from tests.streams.placing import ALL, Scene, need, pair, session
 
 
@@ -311,3 +314,25 @@ def test_a_long_prompt_is_hashed_whole_only_where_it_may_be_held() -> None:
     other = need(range(50_000, 60_000))
     assert scene.place(other) is not None
     assert [len(hashes) for hashes in other._chains.values()] == [2_048 // 16]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from(list(MemberState)), st.integers(0, 3_000)),
+        max_size=40,
+    )
+)
+def test_remembered_lives_are_those_of_the_workers(
+    steps: list[tuple[int, MemberState, int]],
+) -> None:
+    scene = pair(prefills=3)
+    for seq, (number, state, passed_ms) in enumerate(steps, 10):
+        scene.now_ms += passed_ms
+        beat = builders.beat(f"p{number}", seq, {Role.PREFILL: number}, state=state)
+        scene.fleet.apply(beat, seq, scene.now_ms)
+        pool = scene.fleet.pools[Role.PREFILL]
+        for at_ms in (scene.now_ms, scene.now_ms + 1_700):
+            expected = [worker.lives(at_ms) for worker in pool.workers]
+            assert pool.living(at_ms).tolist() == expected
+            assert pool.any_lives(at_ms) == any(expected)
+            assert pool.open(at_ms).tolist() == [w.credits(at_ms) > 0 for w in pool.workers]
