@@ -26,7 +26,7 @@ def ppd(
 ) -> None:
     """PPD's table for the policy `table`: each kind of turn with x=0 and x=1, in the simulator.
 
-    Then start routers with `policy = "table"` and `table = "FILE"` in the section [router].
+    Then start routers with `policy = "table"` and `table = "FILE"` in the section router.
     """
     from infra.evaluate.grid import LOADS_PER_S
     from infra.evaluate.planning import plan
