@@ -14,7 +14,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +174,13 @@ def show(policy: str, figures: dict[str, Any], console: Console) -> None:
 
 
 def measure(policy: str, size: Size, seed: int) -> dict[str, Any]:
-    """One policy under the load."""
+    """One policy under the load, in a process of its own: memory that an earlier run gave back
+    would not show in what this one takes."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
+        return alone.submit(_measure, policy, size, seed).result()
+
+
+def _measure(policy: str, size: Size, seed: int) -> dict[str, Any]:
     run = Run(size, policy, seed)
     run.set_up()
     run.play()
