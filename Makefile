@@ -28,7 +28,7 @@ help:  ## Show this list
 
 ##@ Run
 
-.PHONY: demo up down bench bench-serving bench-decisions evaluate
+.PHONY: demo up down bench bench-serving bench-decisions bench-search evaluate
 demo: setup  ## Three conversations through Kafka, vLLM and NIXL, explained; leaves nothing running
 	@$(BIN)/trivium demo $(ARGS)
 
@@ -38,13 +38,16 @@ up: setup  ## Start broker, router, gateway and workers; ARGS="--engine sim --pr
 down: setup  ## Stop what `make up` started
 	@$(BIN)/trivium down $(ARGS)
 
-bench: bench-decisions bench-serving  ## Every benchmark; results go to build/bench
+bench: bench-decisions bench-serving bench-search  ## Every benchmark; results go to build/bench
 
 bench-serving: setup  ## Trivium beside a direct engine and two HTTP proxies
 	@$(BIN)/trivium bench serving $(ARGS)
 
 bench-decisions: setup  ## Placement in a fleet of 200 workers, 100 000 sessions, 1 M known KV blocks
 	@$(BIN)/trivium bench decisions $(ARGS)
+
+bench-search: setup build/stamps/peers  ## The vector engine beside hnswlib, faiss and usearch
+	@$(BIN)/trivium bench search $(ARGS)
 
 evaluate: setup  ## Placement policies in the simulator, in ten minutes; ARGS="--quick" for one
 	@$(BIN)/trivium evaluate ppd $(ARGS)

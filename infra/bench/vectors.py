@@ -53,9 +53,8 @@ def drifting(start: Array, probes: int, *, drift: float = 0.1, seed: int = 0) ->
     random = np.random.default_rng(seed)
     spread = float(np.sqrt(start.var(axis=0).mean()))
     steps = drift * spread * random.standard_normal((probes - 1, *start.shape))
-    return (start[None] + np.concatenate([np.zeros_like(start)[None], steps.cumsum(0)])).astype(
-        np.float32
-    )
+    moved: Array = start[None] + np.concatenate([np.zeros_like(start)[None], steps.cumsum(0)])
+    return moved.astype(np.float32)
 
 
 def digits(queries: int = 200, *, seed: int = 0) -> tuple[Array, Array]:
@@ -70,8 +69,9 @@ def patches(rows: int, queries: int, *, seed: int = 0) -> tuple[Array, Array]:
     from sklearn.datasets import load_sample_images
 
     found = []
+    view: Any = np.lib.stride_tricks.sliding_window_view  # its types know one axis only
     for image in load_sample_images().images:
-        windows = np.lib.stride_tricks.sliding_window_view(image, (8, 8), axis=(0, 1))[::2, ::2]
+        windows = view(image, (8, 8), axis=(0, 1))[::2, ::2]
         found.append(windows.reshape(-1, 192))
     every = np.concatenate(found).astype(np.float32) / 255
     picked = np.random.default_rng(seed).permutation(len(every))[: rows + queries]

@@ -15,6 +15,7 @@ DEMO = "infra.demo.main:run"
 BENCHMARKS = {
     "serving": "infra.bench.serving:main",
     "decisions": "infra.bench.decisions:main",
+    "search": "infra.bench.search:main",
 }
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 

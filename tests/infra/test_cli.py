@@ -68,7 +68,7 @@ def test_each_command_has_help(command: str) -> None:
         (["explain", "r06f2", "--bootstrap", NOWHERE], f"no broker at {NOWHERE}"),
         (["explain", "r06f2", "--since", "2"], "--since: expected a duration such as 90s, 30m"),
         (["up", "--config", "absent.toml"], "absent.toml: no such settings file"),
-        (["bench", "bogus"], "bench: expected one of serving, found 'bogus'"),
+        (["bench", "bogus"], "bench: expected one of serving, "),
         (["chat", "-m", "x", "--url", f"http://{NOWHERE}"], "no gateway at"),
     ],
 )

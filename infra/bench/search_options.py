@@ -1,0 +1,42 @@
+"""Sizes of the search benchmark: the full one, the quick one, and what a part is told."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Sizes and repeats; times are seconds of load."""
+
+    rows: int = 100_000
+    dim: int = 128
+    queries: int = 2_000
+    efforts: tuple[int, ...] = (32, 48, 64, 96, 128, 192, 256)
+    repeats: int = 5
+    builds: int = 2  # of ours and of hnswlib, in turns
+    separated_rows: int = 40_000
+    clusters: int = 400
+    sequences: int = 500  # whose probes drift
+    probes: int = 12
+    load_s: float = 4.0  # of each rate of mixed traffic
+    load_shares: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)  # of the capacity
+    sched_seeds: int = 5
+    sched_ms: int = 12_000  # of virtual time
+    seed: int = 1
+
+
+QUICK = Options(
+    rows=25_000,
+    queries=1_000,
+    efforts=(16, 24, 32, 48, 64, 96, 128),
+    repeats=3,
+    builds=1,
+    separated_rows=20_000,
+    clusters=200,
+    sequences=200,
+    load_s=1.5,
+    load_shares=(0.4, 0.8, 1.0),
+    sched_seeds=2,
+)

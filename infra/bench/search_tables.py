@@ -1,0 +1,102 @@
+"""The tables of the search benchmark, one for each part."""
+
+from typing import Any
+
+from rich.table import Table
+
+
+def tables(figures: dict[str, Any]) -> list[Table]:
+    """One table for each part that was measured."""
+    makers = {
+        "speed": _speed, "clusters": _clusters, "build": _build, "mixed": _mixed, "warm": _warm,
+        "scheduler": _scheduler,
+    }  # fmt: skip
+    return [makers[part](found) for part, found in figures.items() if part in makers]
+
+
+def _speed(figures: dict[str, Any]) -> Table:
+    table = Table(
+        "recall@10", "index", "queries/s", "by CPU time", "ours is faster", "by CPU time",
+        title="Search speed, one thread, medians of the repeats",
+    )  # fmt: skip
+    for recall, rows in figures["at_recall"].items():
+        for name, row in rows.items():
+            rates = (row["queries_per_s"], row["queries_per_cpu_s"])
+            times = (row["trivium_times"], row["trivium_times_by_cpu"])
+            table.add_row(recall, name, *map(_number, (*rates, *times)))
+        table.add_section()
+    table.caption = f"Two threads: {_number(figures['two_threads_times'])} times one."
+    return table
+
+
+def _clusters(figures: dict[str, Any]) -> Table:
+    table = Table("index", "recall@10", "queries/s", title="Separated clusters, effort 64")
+    for name, row in figures.items():
+        table.add_row(name, f"{row['recall']:.4f}", _number(row["queries_per_s"]))
+    return table
+
+
+def _build(figures: dict[str, Any]) -> Table:
+    table = Table("index", "s", "CPU s", "builds", title="Build on two threads")
+    for name, row in figures.items():
+        table.add_row(
+            name, f"{row['build_s']:.1f}", f"{row['build_cpu_s']:.1f}", f"{row['builds']}"
+        )
+    return table
+
+
+def _mixed(figures: dict[str, Any]) -> Table:
+    table = Table(
+        "server", "asked/s", "served/s", "decode ms p50/p99", "prefill ms p50/p99", "late",
+        "places in use",
+        title="Mixed traffic: 80 % decode, 20 % prefill",
+    )  # fmt: skip
+    for name, found in figures["servers"].items():
+        rows = {"unloaded": found["unloaded"], **found["loads"]}
+        for share, row in rows.items():
+            times = (
+                "/".join(_number(row[f"{kind}_ms_p{p}"]) for p in (50, 99))
+                for kind in ("decode", "prefill")
+            )
+            load = f"{row['asked_per_s']:.0f} ({share})"
+            occupancy, late = row["occupancy"], str(row["prefill_misses"])
+            rate = _number(row["searches_per_s"])
+            table.add_row(name, load, rate, *times, late, _number(occupancy))
+        table.add_section()
+    told = ", ".join(f"{n} {_number(f['capacity_per_s'])}" for n, f in figures["servers"].items())
+    table.caption = f"Capacity with callers that always ask, searches/s: {told}."
+    return table
+
+
+def _warm(figures: dict[str, Any]) -> Table:
+    table = Table("probe", "recall@10", "distances", title="Warm probes of drifting sequences")
+    rows = zip(figures["recall_by_probe"], figures["distances_by_probe"], strict=True)
+    for number, (recall, distances) in enumerate(rows, 1):
+        table.add_row(str(number), f"{recall:.3f}", f"{distances:.0f}")
+    cold = figures["cold_distances_at_equal_recall"]
+    table.caption = (
+        f"Probes 2 on: recall {figures['warm_recall']:.3f} at {figures['warm_distances']:.0f} "
+        f"distances; cold at equal recall: {_number(cold)}."
+    )
+    return table
+
+
+def _scheduler(figures: dict[str, Any]) -> Table:
+    table = Table(
+        "load step", "variant", "misses", "prefill", "decode", "prefill p99 ms", "decode p99 ms",
+        title="Scheduler, simulated: misses of both classes",
+    )  # fmt: skip
+    for scene, found in figures["at"].items():
+        for name in found["shown"]:
+            row = found["variants"][name]
+            counts = (str(row[key]) for key in ("misses", "prefill_misses", "decode_misses"))
+            times = (_number(row[f"{kind}_ms_p99"]) for kind in ("prefill", "decode"))
+            table.add_row(scene, name, *counts, *times)
+        table.add_section()
+    return table
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
