@@ -15,7 +15,7 @@ import numpy as np
 from schemas.errors import EmptyIndex, InvalidRequest
 from workers.search import fields
 from workers.search.filters import Allowed
-from workers.search.keys import EMPTY, FLAG, rows_and_distances
+from workers.search.keys import EMPTY, FLAG, held
 from workers.search.query import Answer, Effort
 from workers.search.slots import TASKS_MAX, Slots, hash_places
 from workers.search.view import IndexView, address
@@ -133,16 +133,16 @@ def keys_of(slots: Slots, slot: int) -> Array:
 
 def answered(search: Search, slots: Slots, slot: int) -> Answer:
     """The answer of a search that is done."""
-    row, view = slots.fields[slot], search.view
-    keys, exact = keys_of(slots, slot), not row[fields.REPS_COUNT]
-    rows, distances = rows_and_distances(keys[keys < EMPTY - FLAG])
-    top = rows_and_distances(slots.top[slot, : row[fields.TOP_M]])[0] if not exact else rows
+    row, names = slots.fields[slot], search.view.ids
+    keys, top = keys_of(slots, slot), slots.top[slot, : row[fields.TOP_M]]
+    rows, distances = held(keys[: np.searchsorted(keys, EMPTY - FLAG)])
     return Answer(
         rows=rows,
-        ids=[view.ids[i] for i in rows.tolist()],
-        distances=view.metric.shown(distances),
-        top=top[top >= 0],
+        ids=[names[i] for i in rows.tolist()],
+        distances=search.view.metric.shown(distances),
         extends=int(row[fields.EXTENDS]),
         computed=int(row[fields.DISTANCES]),
-        exact=bool(exact),
+        exact=not row[fields.REPS_COUNT],
+        top_keys=top[: np.searchsorted(top, EMPTY - FLAG)].copy(),
+        names=names,
     )

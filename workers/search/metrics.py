@@ -74,7 +74,8 @@ def prepared(vectors: Any, dim: int, metric: Metric, storage: Storage = Storage.
     if not np.isfinite(given).all():
         row = int(np.flatnonzero(~np.isfinite(given).all(axis=1))[0])
         raise InvalidVector(f"expected finite values, found NaN or infinity in vector {row}")
-    out = aligned(len(given), padded(dim), storage.value)
+    shape = (len(given), padded(dim))
+    out = np.empty(shape, storage.value) if len(given) == 1 else aligned(*shape, storage.value)
     out[:, dim:] = 0
     if metric is Metric.COSINE:
         norms = np.linalg.norm(given.astype(np.float64), axis=1, keepdims=True)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from workers.search.filters import Filter
+from workers.search.keys import held
 
 Array = np.ndarray[Any, Any]
 ExternalId = int | str | bytes
@@ -49,7 +50,17 @@ class Answer:
     rows: Array  # int64
     ids: list[ExternalId]
     distances: Array  # float32; see `metrics.py` for their meaning
-    top: Array  # int64, rows of the whole routing list: seeds of the next probe
     extends: int
     computed: int  # distances
     exact: bool  # every row that may be returned was looked at
+    top_keys: Array  # the whole routing list, as keys
+    names: list[ExternalId]  # of all rows, in the snapshot that was searched
+
+    @property
+    def top(self) -> Array:
+        """Rows of the whole routing list, int64: seeds of the next probe."""
+        return self.rows if self.exact else held(self.top_keys)[0]
+
+    def top_ids(self) -> list[ExternalId]:
+        """External ids of `top`: seeds that stay right when rows are renumbered."""
+        return [self.names[row] for row in self.top.tolist()]

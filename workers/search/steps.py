@@ -59,7 +59,7 @@ def advance(
     is set.
     """
     ended, extends, out = 0, 0, address(tasks)
-    while extends < extends_max and ended == 0 and attention[0] == 0:
+    while extends < extends_max:
         extends += 1
         for i in range(count):
             slot = active[i]
@@ -77,6 +77,8 @@ def advance(
             if get_i64(f, fields.STATUS) == fields.DONE and not _fed(f, keys, hits):
                 finished[ended] = slot
                 ended += 1
+        if ended > 0 or attention[0] != 0:
+            break
     return ended, extends
 
 
