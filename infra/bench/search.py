@@ -25,6 +25,7 @@ from infra.bench.search_systems import installed, warm_up
 from infra.bench.search_tables import tables
 
 PARTS = ("speed", "clusters", "build", "mixed", "warm", "scheduler")
+_FILE_COLUMNS = 120  # where the output is not a terminal
 _ON_ONE_SCENE = {"speed", "build", "mixed", "warm"}
 
 
@@ -115,7 +116,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     base = QUICK if given.pop("quick") else Options()
     as_json, only, names = given.pop("json"), given.pop("only"), given.pop("indexes")
     options = replace(base, **{name: value for name, value in given.items() if value is not None})
-    found = report(options, only, [here[0], *names], Console(stderr=as_json))
+    console = Console(stderr=as_json)
+    if not console.is_terminal:
+        console.width = _FILE_COLUMNS
+    found = report(options, only, [here[0], *names], console)
     if as_json:
         print(json.dumps(found, indent=1))
 

@@ -4,10 +4,10 @@ All are built with their usual settings for this size and asked the same way: ar
 one call. What is not installed is left out; `make bench-search` installs the peers.
 """
 
-import importlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ def installed() -> tuple[list[str], list[str]]:
     here, sentences = [OURS], []
     for name in NAMES[1:]:
         try:
-            importlib.import_module(name if name != "usearch" else "usearch.index")
+            import_module(name if name != "usearch" else "usearch.index")
         except ImportError as error:
             sentences.append(f"{name} is left out: {error}; `make bench-search` installs it.")
         else:

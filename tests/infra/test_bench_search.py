@@ -1,0 +1,89 @@
+"""The search benchmark at toy size: that every part runs and is reported, not how fast that is."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.bench import search, search_mixed, search_sched, search_systems
+from infra.bench.search_options import QUICK
+from infra.bench.search_systems import Point, at_rate, at_recall
+from workers.search.query import Kind
+from workers.search.scheduler import Scheduler
+
+TOY = replace(
+    QUICK, rows=2_000, dim=32, queries=60, efforts=(10, 16, 32, 96), repeats=1,
+    separated_rows=1_500, clusters=10, sequences=10, probes=3, load_s=0.2, load_shares=(0.8,),
+    sched_seeds=1, sched_ms=400,
+)  # fmt: skip
+
+
+@pytest.mark.timeout(240)  # the first use ever compiles kernels
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of faiss's import
+def test_every_part_runs_and_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(search, "QUICK", TOY)
+    monkeypatch.setattr(search, "warm_up", lambda dim: None)
+    for module in (search, search_mixed):
+        monkeypatch.setattr(module, "BENCH_DIR", tmp_path)
+    search.main(["--quick", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert told == json.loads((tmp_path / "search.json").read_text())
+    assert (tmp_path / "search.png").stat().st_size > 10_000
+    figures = told["figures"]
+    assert set(search.PARTS) <= set(figures)
+    assert set(figures["speed"]["curves"]) == set(told["load"]["indexes"])
+    assert figures["clusters"]["trivium"]["recall"] >= 0.99
+    assert figures["warm"]["warm_distances"] > 0
+    for name, server in figures["mixed"]["servers"].items():
+        unloaded = server["unloaded"]
+        done = unloaded["decode_searches"] + unloaded["prefill_searches"]
+        assert done + unloaded["prefill_misses"] + unloaded["errors"] >= 40, name
+
+
+def test_a_peer_that_is_missing_is_left_out_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(search_systems, "import_module", missing)
+    names, sentences = search_systems.installed()
+    assert names == ["trivium"]
+    assert len(sentences) == 3
+    assert sentences[0].startswith("hnswlib is left out: No module named 'hnswlib'")
+
+
+def test_rates_are_compared_at_equal_recall() -> None:
+    points = [
+        Point(effort=effort, recall=recall, queries_per_s=rate, queries_per_cpu_s=2 * rate)
+        for effort, recall, rate in ((32, 0.9, 4_000.0), (64, 0.99, 1_000.0))
+    ]
+    assert at_recall(points, 0.9) == pytest.approx(4_000)
+    between = at_recall(points, 1 - 0.1**1.5)  # half-way in what is missed
+    assert between == pytest.approx(2_000)
+    assert at_recall(points, 0.9, of_cpu=True) == pytest.approx(8_000)
+    assert at_rate(points, 2_000) == pytest.approx(1 - 0.1**1.5)
+    assert at_recall(points, 0.995) is None
+    assert at_rate(points, 5_000) is None
+
+
+@pytest.mark.parametrize("step", search_sched.STEPS)
+def test_the_simulation_ends_every_search_once_and_repeats_itself(step: str) -> None:
+    items = search_sched.arrivals(3, 800, step)
+    for name, (settings, control) in list(search_sched.variants().items())[:6]:
+        results = []
+        for _ in range(2):
+            queues: search_sched.Queues = search_sched.InOrder(prefill_first=False)
+            if settings is not None:
+                queues = Scheduler(settings)
+            results.append(search_sched.Simulation(queues, control).run(items))
+        first, again = results
+        assert first == again, name
+        ended = {kind: len(taken) for kind, taken in first.taken_ms.items()}
+        assert ended[Kind.DECODE] == sum(item.kind is Kind.DECODE for item in items), name
+        never = len(items) - sum(ended.values())
+        assert 0 <= never <= first.misses[Kind.PREFILL], name
+        assert bool(first.moves) == (control is not None), name
