@@ -19,9 +19,13 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
 
 @pytest.fixture(scope="module")
 async def remote(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
-    """1 prefill, 2 decode, 2 routers, 2 gateways."""
+    """1 prefill, 2 decode, 2 routers, 2 gateways; every turn is remote, so that KV moves."""
     log = await _fresh_topics(bootstrap)
-    settings = sim_settings(log, gateway={"in_flight_max": 64, "body_bytes_max": 100_000})
+    settings = sim_settings(
+        log,
+        gateway={"in_flight_max": 64, "body_bytes_max": 100_000},
+        router={"policy": "static", "local_share": 0.0},
+    )
     folder = tmp_path_factory.mktemp("remote")
     async with stack(settings, folder, prefill=1, decode=2, routers=2, gateways=2) as running:
         yield running
