@@ -32,6 +32,7 @@ TriviumError
     ├── RecordError            500 undecodable_record
     ├── TopicError             500 topic_mismatch
     ├── LeaseError             500 no_lease
+    ├── SnapshotError          500 bad_snapshot
     ├── RouterFailed           500 router_failed
     └── ConfigError            500 bad_config
 
@@ -259,6 +260,12 @@ class LeaseError(SystemFault):
     """No partition is free to lease, or a lease was lost."""
 
     code = "no_lease"
+
+
+class SnapshotError(SystemFault):
+    """A file is no snapshot of an index, or a damaged one."""
+
+    code = "bad_snapshot"
 
 
 class RouterFailed(SystemFault):

@@ -80,7 +80,7 @@ def admission(
     """A search of prepared queries (`metrics.prepared`); the effort is checked already."""
     row = view.template.copy()
     row[fields.K], row[fields.QUERY], row[fields.WIDTH] = effort.k, address(query), effort.width
-    row[fields.PATIENCE], row[fields.ENTRIES] = effort.patience, ENTRIES
+    row[fields.PATIENCE] = effort.patience
     top_m = max(effort.top_m, effort.k)
     search = Search(row, view, query, effort.k, view.live)
     if effort.where is not None:
@@ -92,6 +92,7 @@ def admission(
         else:
             top_m = min(top_m_max, int(top_m * (view.live / where.count) ** 0.5))
     row[fields.TOP_M], row[fields.HASH_MASK] = top_m, hash_places(top_m) - 1
+    row[fields.ENTRIES] = min(ENTRIES, top_m)
     if view.linked == 0 or view.count <= max(scanned_rows_max, effort.k):
         _all(row, view)
     elif len(seeds):

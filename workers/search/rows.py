@@ -25,14 +25,20 @@ ID_BYTES_MAX = 1_024
 class Rows:
     """A growing table; it doubles when it is full."""
 
-    def __init__(self, vectors: Array, ids: Sequence[ExternalId], columns: Columns) -> None:
+    def __init__(
+        self,
+        vectors: Array,
+        ids: Sequence[ExternalId],
+        columns: Columns,
+        dead: Sequence[int] = (),
+    ) -> None:
         """`vectors` is stored as it is and may be read-only; the first append then copies it."""
         self.vectors, self.columns = vectors, columns
         self.ids: list[ExternalId] = list(ids)
-        self.row_of = {external: row for row, external in enumerate(self.ids)}
-        self.dead: list[int] = []
-        if len(self.row_of) != len(self.ids):
-            raise InvalidRequest("expected each id once", "ids")
+        self.dead = list(dead)
+        gone = set(self.dead)
+        self.row_of = {name: row for row, name in enumerate(self.ids) if row not in gone}
+        assert len(self.row_of) == len(self.ids) - len(gone), "a live id stands twice"
 
     @property
     def count(self) -> int:

@@ -1,0 +1,195 @@
+"""The engine as its callers see it: answers, deadlines, cancellation, bounds, nothing left over."""
+
+import asyncio
+import gc
+import itertools
+import weakref
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.errors import DeadlineExceeded, EngineDead, InvalidRequest, QueueFull, WrongDimension
+from tests.waiting import until
+from tests.workers.search.scenes import clustered_index, gaussian, nearest, recall
+from workers.search.engine import EngineSettings, SearchEngine
+from workers.search.filters import Equal
+from workers.search.index import Index
+from workers.search.query import Effort, Kind, Query
+from workers.search.scheduler import SchedulerSettings
+
+QUERIES = gaussian(64, 20, seed=2)
+
+
+@pytest.fixture(scope="module")
+def index() -> Index:
+    return clustered_index()
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[SearchEngine]:
+    engine = SearchEngine(EngineSettings(lanes=2, places=4, slots=8))
+    yield engine
+    await engine.close()
+
+
+def assert_nothing_is_left(engine: SearchEngine) -> None:
+    for lane in engine.lanes:
+        assert lane.load == lane.running == lane.parked == 0
+        assert not lane._slots.fields.any()
+        assert sorted(lane._free) == list(range(lane._slots.count))
+
+
+async def test_single_and_bulk_searches_agree(engine: SearchEngine, index: Index) -> None:
+    rows, distances = index.search(QUERIES, Effort(k=5))
+    many = await engine.search_many(index, QUERIES, Effort(k=5))
+    assert many[0].tobytes() == rows.tobytes()
+    assert many[1].tobytes() == distances.tobytes()
+    answers = await asyncio.gather(
+        *(
+            engine.search(index, Query(vector=query, k=5, kind=list(Kind)[i % 3]))
+            for i, query in enumerate(QUERIES)
+        )
+    )  # fmt: skip
+    for answer, row, far in zip(answers, rows, distances, strict=True):
+        assert answer.rows.tobytes() == row.tobytes()
+        assert answer.distances.tobytes() == far.tobytes()
+        assert answer.ids == row.tolist()
+        assert not answer.exact
+    assert engine.load().searches_total >= len(QUERIES)
+    assert_nothing_is_left(engine)
+
+
+async def test_several_indexes_share_a_batch(engine: SearchEngine, index: Index) -> None:
+    other = Index.build(gaussian(40, 7), [f"row {i}" for i in range(40)])
+    queries = gaussian(30, 7, seed=8)
+    answers = await asyncio.gather(
+        *(engine.search(index, Query(vector=q)) for q in QUERIES[:30]),
+        *(engine.search(other, Query(vector=q, k=3)) for q in queries),
+    )
+    truth = nearest(other.rows.vectors[:40, :7], queries, 3)
+    for answer, expected in zip(answers[30:], truth.tolist(), strict=True):
+        assert answer.ids == [f"row {i}" for i in expected]
+        assert answer.exact
+
+
+async def test_warm_probes_find_more_with_less(engine: SearchEngine, index: Index) -> None:
+    """Probes that drift: each begins at the routing list of the one before."""
+    drift = np.random.default_rng(1)
+    query = index.rows.vectors[7, :20].copy()
+    seeds: Any = ()
+    found, truth = [], []
+    for _ in range(12):
+        query = query + 0.05 * drift.standard_normal(20).astype(np.float32)
+        answer = await engine.search(index, Query(vector=query, top_m=24, seeds=seeds))
+        seeds = answer.top
+        assert answer.top_ids()[:10] == answer.ids
+        found.append(answer.rows)
+        truth.append(nearest(index.rows.vectors[:3_000, :20], query[None], 10)[0])
+    assert recall(np.array(found), np.array(truth)) >= 0.97
+
+
+async def test_stale_and_foreign_seeds_are_harmless(engine: SearchEngine, index: Index) -> None:
+    cold = await engine.search(index, Query(vector=QUERIES[0], top_m=128))
+    seeds = [-5, 10**9, 3, 3, 2_999, 3_000]
+    warm = await engine.search(index, Query(vector=QUERIES[0], top_m=128, seeds=seeds))
+    assert warm.ids == cold.ids
+
+
+async def test_bad_requests_are_refused_at_once(engine: SearchEngine, index: Index) -> None:
+    with pytest.raises(WrongDimension):
+        await engine.search(index, Query(vector=[1.0]))
+    with pytest.raises(InvalidRequest, match="expected top_m from 1 to 512, found 513"):
+        await engine.search(index, Query(vector=QUERIES[0], top_m=513))
+    assert (await engine.search_many(index, np.empty((0, 20))))[0].shape == (0, 10)
+    assert_nothing_is_left(engine)
+
+
+async def test_a_deadline_ends_a_search_that_runs(index: Index) -> None:
+    ticks = itertools.count()  # a turn reads the clock several times, a walk takes many turns
+    engine = SearchEngine(EngineSettings(lanes=1, extends_max=1), clock_ms=lambda: next(ticks))
+    with pytest.raises(DeadlineExceeded, match="during the search"):
+        await engine.search(index, Query(vector=QUERIES[0], top_m=128, deadline_ms=40))
+    with pytest.raises(DeadlineExceeded, match="before the search had a slot"):
+        await engine.search(index, Query(vector=QUERIES[0], deadline_ms=0))
+    with pytest.raises(DeadlineExceeded):
+        deadline_ms = next(ticks) + 100
+        await engine.search_many(index, QUERIES, Effort(top_m=256), deadline_ms=deadline_ms)
+    await until(lambda: engine.load().running == 0)
+    assert_nothing_is_left(engine)
+    await engine.close()
+
+
+async def test_cancelling_the_caller_frees_the_slot(index: Index) -> None:
+    settings = EngineSettings(lanes=1, places=1, slots=1, extends_max=1, scanned_rows_max=10**9)
+    engine = SearchEngine(settings)
+    long = Index(64)
+    long.upsert(range(50_000), np.zeros((50_000, 64)))  # scanned, a few rows a turn
+    tasks = [
+        asyncio.create_task(engine.search(long, Query(vector=np.zeros(64)))) for _ in range(20)
+    ]
+    await until(lambda: engine.load().running == 1)
+    for task in tasks[:-1]:
+        task.cancel()
+    assert (await tasks[-1]).rows.tolist() == list(range(10))
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert_nothing_is_left(engine)
+    await engine.close()
+
+
+async def test_bounds_and_close(index: Index) -> None:
+    scheduler = SchedulerSettings(queue_max=3)
+    engine = SearchEngine(
+        EngineSettings(lanes=1, places=1, slots=1, extends_max=1, inbox_max=5, scheduler=scheduler)
+    )
+    tasks = [asyncio.create_task(engine.search(index, Query(vector=q, top_m=512))) for q in QUERIES]
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    refused = [each for each in outcomes if isinstance(each, QueueFull)]
+    assert refused
+    assert len(refused) < len(outcomes)
+    late = asyncio.create_task(engine.search(index, Query(vector=QUERIES[0], top_m=512)))
+    await asyncio.sleep(0)
+    await engine.close()
+    await asyncio.gather(late, return_exceptions=True)
+    with pytest.raises(EngineDead):
+        await engine.search(index, Query(vector=QUERIES[0]))
+    assert not any(lane._thread.is_alive() for lane in engine.lanes)
+
+
+async def test_urgent_searches_park_others_and_change_nothing(index: Index) -> None:
+    scheduler = SchedulerSettings(flush_ms=0.0, share=0.9)
+    engine = SearchEngine(
+        EngineSettings(lanes=1, places=2, slots=8, extends_max=1, scheduler=scheduler)
+    )
+    kinds = [Kind.DECODE, Kind.DECODE, Kind.LINK, Kind.PREFILL, Kind.PREFILL] * 8
+    answers = await asyncio.gather(
+        *(
+            engine.search(index, Query(vector=query, kind=kind, top_m=128))
+            for query, kind in zip(QUERIES, kinds, strict=False)
+        )
+    )  # fmt: skip
+    rows, _ = index.search(QUERIES[: len(kinds)], Effort(top_m=128))
+    assert np.array_equal(np.array([answer.rows for answer in answers]), rows)
+    waits = engine.waits_ms(Kind.PREFILL, [0.5, 0.95], 1 << 62, window_ms=1 << 62)
+    assert waits is not None
+    assert_nothing_is_left(engine)
+    await engine.close()
+
+
+async def test_nothing_leaks_over_many_searches() -> None:
+    """10^5 searches through 8 slots, filtered ones too, while the index changes."""
+    index = Index.build(gaussian(100, 8), metadata=[{"even": i % 2 == 0} for i in range(100)])
+    engine = SearchEngine(EngineSettings(lanes=1, places=8, slots=8, scanned_rows_max=0))
+    first = weakref.ref(index.view())
+    queries = gaussian(24_800, 8, seed=3)
+    for turn in range(4):
+        effort = Effort(k=3, top_m=8, where=Equal("even", True) if turn % 2 else None)
+        await engine.search_many(index, queries, effort)
+        await asyncio.gather(*(engine.search(index, Query(vector=q)) for q in queries[:200]))
+        index.upsert([turn], queries[turn : turn + 1], [{"even": True}])
+    assert_nothing_is_left(engine)
+    gc.collect()
+    assert first() is None
+    assert engine.load().running == 0
+    await engine.close()
