@@ -14,7 +14,6 @@ from schemas.records import (
     Cancellation,
     CancelWork,
     Decision,
-    Orchestration,
     Outcome,
     Phase,
     PhaseKind,
@@ -23,8 +22,6 @@ from schemas.records import (
     Work,
 )
 from streams.gateway.streams import Stream
-
-_PAIRED = (Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +72,7 @@ class Story:
     @property
     def kv_bytes(self) -> int:
         """Bytes that went over NIXL. Of a paired attempt both workers report the same ones."""
-        paired = {work.attempt for work in self.work if work.orchestration in _PAIRED}
+        paired = {work.attempt for work in self.work if work.orchestration.is_paired}
         total = 0
         for attempt in {phase.attempt for phase in self.phases}:
             phases = [phase for phase in self.phases if phase.attempt == attempt]

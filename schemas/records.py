@@ -74,6 +74,11 @@ class Orchestration(StrEnum):
     DECODE_FIRST = "decode_first"
     CONCURRENT = "concurrent"
 
+    @property
+    def is_paired(self) -> bool:
+        """Prefill writes the KV into decode's blocks, while both hold the attempt."""
+        return self in (Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
+
 
 class PhaseKind(StrEnum):
     """What finished."""

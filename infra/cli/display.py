@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group, RenderableType
@@ -38,12 +37,7 @@ class PlainLines:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Nothing to close."""
 
     async def follow(self) -> None:
@@ -86,12 +80,7 @@ class LiveTable(PlainLines):
         self._live.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     async def follow(self) -> None:

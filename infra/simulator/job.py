@@ -11,7 +11,6 @@ from schemas.errors import DeadlineExceeded
 from schemas.records import (
     KvHandle,
     Mode,
-    Orchestration,
     Outcome,
     OutcomeKind,
     Phase,
@@ -19,8 +18,6 @@ from schemas.records import (
     Work,
     WorkPhase,
 )
-
-PAIRED = (Orchestration.CONCURRENT, Orchestration.DECODE_FIRST)
 
 
 @dataclass(slots=True, eq=False)
@@ -54,7 +51,7 @@ class Job:
 
     @property
     def paired(self) -> bool:
-        return self.work.orchestration in PAIRED
+        return self.work.orchestration.is_paired
 
     @property
     def ends_request(self) -> bool:

@@ -24,7 +24,6 @@ from streams.core.fleet import Life
 from streams.core.needs import Need
 
 NOBODY: Life = ("", 0)
-PAIRINGS = (Orchestration.CONCURRENT, Orchestration.DECODE_FIRST)
 EARLY_CANCEL_MS = 60_000
 
 
@@ -94,7 +93,7 @@ class Live:
     @property
     def is_paired(self) -> bool:
         """Whether prefill and decode run as a pair."""
-        return self.orchestration in PAIRINGS
+        return self.orchestration.is_paired
 
     @property
     def working(self) -> dict[Role, Charge]:

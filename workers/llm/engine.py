@@ -50,7 +50,7 @@ class Job:
     @property
     def is_paired(self) -> bool:
         """Prefill writes the KV into decode's blocks, while both have the job."""
-        return self.orchestration in (Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
+        return self.orchestration.is_paired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from schemas.errors import KvUnavailable
 from schemas.records import KvHandle, Work, WorkPhase
-from workers.llm.stream import PAIRED, Identity
+from workers.llm.stream import Identity
 
 EpochOf = Callable[[str], int]  # the latest epoch of a worker, 0 where it is unknown
 
@@ -25,7 +25,7 @@ def usable_kv(work: Work, me: Identity, now_ms: int, epoch_of: EpochOf) -> KvHan
 
 def check_promise(work: Work, me: Identity, now_ms: int, epoch_of: EpochOf) -> None:
     """Raise KvUnavailable where paired work names no peer that can keep its promise."""
-    if work.orchestration not in PAIRED:
+    if not work.orchestration.is_paired:
         return
     name = "kv_target" if work.phase is WorkPhase.PREFILL else "kv"
     promise = work.kv_target if work.phase is WorkPhase.PREFILL else work.kv

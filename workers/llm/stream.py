@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from schemas.log.clients import Headers
 from schemas.records import (
     KvHandle,
-    Orchestration,
     Outcome,
     OutcomeKind,
     Phase,
@@ -20,8 +19,6 @@ from schemas.records import (
     WorkPhase,
 )
 from workers.frames import Columns
-
-PAIRED = (Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +57,7 @@ class Stream:
     @property
     def paired(self) -> bool:
         """Prefill and decode hold the attempt at the same time."""
-        return self.work.orchestration in PAIRED
+        return self.work.orchestration.is_paired
 
     @property
     def ends_request(self) -> bool:
