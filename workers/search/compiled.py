@@ -18,11 +18,14 @@ types: Any = numba.types
 insert_function: Any = numba.core.cgutils.get_or_insert_function
 
 
+# Where kernels are inlined from, or take constants from; numba looks at a kernel's own file itself.
+_SHARED = ("compiled", "distances", "fields", "keys", "memory", "slots")
+
+
 def _sources_digest() -> str:
-    """Of all code that a kernel may be inlined from."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
+    for name in _SHARED:
+        digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
     return digest.hexdigest()
 
 
