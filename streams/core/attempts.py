@@ -39,7 +39,8 @@ class Attempts:
         if state is not None:
             self._advance(live, state, phase, now_ms)
         elif phase.kind is PhaseKind.KV_RECEIVED:
-            learning.transferred(self._dispatcher.placer, live, phase, now_ms)
+            if not live.is_paired:  # of a pair only prefill, who writes, can tell the time
+                learning.transferred(self._dispatcher.placer, live, phase, now_ms)
         elif live.state is State.CANCELLING and phase.kind is PhaseKind.PREFILL_DONE:
             if (phase.worker_id, phase.worker_epoch) in live.holders and not live.is_paired:
                 self._dispatcher.cancelled(live, now_ms)

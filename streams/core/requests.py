@@ -32,9 +32,7 @@ class State(StrEnum):
 
     QUEUED = "queued"  # the router holds it, in admission
     PREFILLING = "prefilling"  # a prefill worker holds it
-    HANDING_OVER = (
-        "handing_over"  # the router holds it, a prefill worker its KV; no decode credit yet
-    )
+    HANDING_OVER = "handing_over"  # no decode credit yet; a prefill worker holds its KV
     ALLOCATING = "allocating"  # a decode worker makes room for what a chosen one will prefill
     PAIRED = "paired"  # a prefill and a decode worker hold it together
     DECODING = "decoding"  # a decode or replica worker holds it
@@ -182,26 +180,22 @@ class RequestTable:
     def move(self, live: Live, state: State) -> None:
         """Change a request's state, and with it the lives that it depends on, in all indexes."""
         holders = live.holders_in(state)
-        for life in live.holders:
-            if life not in holders:
-                held = self.by_life[life]
-                del held[live.request_id]
-                if not held:
-                    del self.by_life[life]
+        for life in set(live.holders) - set(holders):
+            del self.by_life[life][live.request_id]
+            if not self.by_life[life]:
+                del self.by_life[life]
         for life in holders:
-            if life not in live.holders:
-                self.by_life.setdefault(life, {})[live.request_id] = live
+            self.by_life.setdefault(life, {})[live.request_id] = live
         if live.state is State.HANDING_OVER:
             self.handovers.pop(live.request_id, None)
         if state is State.HANDING_OVER:
             self.handovers[live.request_id] = live
         self.underway += (state in _UNDERWAY) - (live.state in _UNDERWAY)
         live.state, live.holders = state, holders
-        session_id = live.request.session_id
         if state in _DECODED:
-            self.of_session[session_id] = live
-        elif state is State.QUEUED and self.of_session.get(session_id) is live:
-            del self.of_session[session_id]
+            self.of_session[live.request.session_id] = live
+        elif state is State.QUEUED and self.of_session.get(live.request.session_id) is live:
+            del self.of_session[live.request.session_id]
 
     def remove(self, live: Live, until_ms: int) -> None:
         """The request has ended; its id is remembered."""
@@ -226,13 +220,12 @@ class RequestTable:
     def cancel_early(self, request_id: str, reason: CancelReason, p: int, now_ms: int) -> None:
         """Remember a cancellation whose request is not known yet."""
         self._early.setdefault(request_id, (reason, p, now_ms))
-        if len(self._early) > self._early_max:
+        while len(self._early) > self._early_max:
             self._early.popitem(last=False)
 
     def take_early(self, request_id: str) -> CancelReason | None:
         """The cancellation that came before its request, if one did."""
-        found = self._early.pop(request_id, None)
-        return None if found is None else found[0]
+        return self._early.pop(request_id, (None, 0, 0))[0]
 
     def sweep(self, now_ms: int) -> None:
         """Forget ended ids and early cancellations whose time is over, oldest first."""

@@ -1,9 +1,8 @@
 """Prefill's side of paired orchestrations: KV that is written into a peer's blocks.
 
-With `decode_first` the job says where; what the peer holds and this engine lacks is read first.
-With `concurrent` the peer says so, before or after the KV is computed. When both are ready the
-blocks that the peer lacks are written. Whatever ends, the peer hears that it is over, once nothing
-can touch its blocks any more. Times are arguments.
+With `decode_first` the job says where, and what only the peer holds is read first; with
+`concurrent` the peer says so. When both are ready the blocks that the peer lacks are written; at
+any end it hears that it is over, once nothing can touch its blocks. Times are arguments.
 """
 
 from collections import deque
@@ -23,7 +22,7 @@ from workers.llm.sim_run import Run
 from workers.llm.sim_settings import SimSettings
 
 _WANTS_MAX = 4_096  # of jobs that have not come yet; the oldest is forgotten, and expires
-_OVER_MAX = 16_384  # keys remembered as over; far more than can be under way at once
+_OVER_MAX = 16_384  # keys remembered as over
 
 
 @dataclass(slots=True)
@@ -54,8 +53,7 @@ class Pushes:
         self._ready: deque[_Push] = deque()  # those that wait for a place in the batch
         self._wants: dict[str, KvHandle] = {}
         self._over: dict[str, WireError | None] = {}
-        self.bytes_sent = 0
-        self.bytes_read = 0
+        self.bytes_sent = self.bytes_read = 0
 
     def __len__(self) -> int:
         return len(self._open)
