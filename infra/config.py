@@ -21,6 +21,7 @@ from streams.gateway.config import GatewaySettings
 from workers.config import WorkerSettings
 from workers.llm.sim_settings import SimSettings
 from workers.llm.vllm_settings import VllmSettings
+from workers.search.settings import RetrievalSettings
 
 DEFAULT_FILE = Path("trivium.toml")
 ENGINE_SECTIONS: dict[str, type[Any]] = {"sim": SimSettings, "vllm": VllmSettings}
@@ -33,6 +34,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "gateway": GatewaySettings,
     "router": RouterSettings,
     "worker": WorkerSettings,
+    "retrieval": RetrievalSettings,
 }
 
 Flags = Mapping[str, Mapping[str, Any]]
@@ -48,6 +50,7 @@ class Settings:
     gateway: GatewaySettings = field(default_factory=GatewaySettings)
     router: RouterSettings = field(default_factory=RouterSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
+    retrieval: RetrievalSettings = field(default_factory=RetrievalSettings)
     engines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 

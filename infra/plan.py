@@ -26,14 +26,21 @@ class Plan:
     prefill: int = 1
     decode: int = 1
     replica: int = 0
+    retrieval: int = 0  # workers, dealt to the shards in turn
+    shards: int = 1
     routers: int = 1
     gateways: int = 1
     broker: bool = True
 
     def __post_init__(self) -> None:
-        for name in (*_WORKER_ROLES, "routers", "gateways"):
+        for name in (*_WORKER_ROLES, "retrieval", "routers", "gateways"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}: expected at least 0, found {getattr(self, name)}")
+        if self.shards < 1 or 0 < self.retrieval < self.shards:
+            raise ConfigError(
+                f"shards: expected 1 to {max(1, self.retrieval)}, as many as there are retrieval "
+                f"workers at most, found {self.shards}"
+            )
 
     def names(self) -> dict[str, MemberKind]:
         """Member ids in the order of starting, with their kinds."""
@@ -41,6 +48,7 @@ class Plan:
         for role in _WORKER_ROLES:
             for number in range(getattr(self, role)):
                 found[f"{role}-{number}"] = MemberKind.WORKER
+        found.update({f"retrieval-{n}": MemberKind.WORKER for n in range(self.retrieval)})
         found.update({f"gateway-{n}": MemberKind.GATEWAY for n in range(self.gateways)})
         return found
 
@@ -50,20 +58,25 @@ def process_specs(
 ) -> list[ProcessSpec]:
     """One spec for each process of the plan but the broker."""
     names = plan.names()
-    workers = [name for name, kind in names.items() if kind is MemberKind.WORKER]
+    workers = [name for name in names if name.partition("-")[0] in _WORKER_ROLES]
     shares = core_shares(sorted(os.sched_getaffinity(0)), len(workers))
     base = {**without_sections(os.environ), "TRIVIUM_HOME": str(folder)}
     base.pop("PYTHONDONTWRITEBYTECODE", None)  # the cache halves the start of vLLM's processes
     specs = []
     for name, kind in names.items():
         env, flags = {**base, **dict.fromkeys(_ONE_THREAD, "1")}, ["--id", name]
-        if kind is MemberKind.WORKER:
-            flags += ["--role", name.partition("-")[0]]
+        which, _, number = name.partition("-")
+        command_name = kind.value
+        if which == "retrieval":
+            command_name = which
+            flags += ["--shard", f"{int(number) % plan.shards}/{plan.shards}"]
+        elif kind is MemberKind.WORKER:
+            flags += ["--role", which]
             if engine == "vllm":
                 env |= _vllm_env(shares[workers.index(name)])
         if kind is MemberKind.GATEWAY and gateway_port:
-            flags += ["--port", str(gateway_port + int(name.partition("-")[2]))]
-        command = [sys.executable, "-m", "infra.cli.app", kind.value, *flags]
+            flags += ["--port", str(gateway_port + int(number))]
+        command = [sys.executable, "-m", "infra.cli.app", command_name, *flags]
         specs.append(
             ProcessSpec(
                 name=name,

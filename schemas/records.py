@@ -614,7 +614,6 @@ class Hits:
     exact: bool = False
     extends: int = 0
     distances_computed: int = 0
-    waited_ms: float = 0.0
     took_ms: float = 0.0
     at_ms: int
 

@@ -92,8 +92,7 @@ class Found:
     seeds: tuple[str, ...]
     extends: int
     distances_computed: int
-    waited_ms: float  # at the slowest shard
-    searched_ms: float  # at the slowest shard, with the wait
+    took_ms: float  # at the slowest shard, with its wait for a slot
 
     @property
     def is_complete(self) -> bool:
@@ -129,8 +128,7 @@ def merged(retrieval_id: str, answers: Mapping[int, Hits], shards: int, k: int) 
         seeds=tuple(seed for _, hits in sorted(good.items()) for seed in hits.seeds),
         extends=max(hits.extends for hits in good.values()),
         distances_computed=sum(hits.distances_computed for hits in good.values()),
-        waited_ms=max(hits.waited_ms for hits in good.values()),
-        searched_ms=max(hits.took_ms for hits in good.values()),
+        took_ms=max(hits.took_ms for hits in good.values()),
     )
 
 

@@ -12,11 +12,14 @@ import typer
 from infra.cli import (
     broker,
     chat,
+    documents,
     evaluate,
     explain,
+    index,
     misc,
     plan,
     pool,
+    search,
     service,
     stack,
     status,
@@ -41,16 +44,20 @@ app.command("down", rich_help_panel="Run")(stack.down)
 app.command("status", rich_help_panel="Run")(status.status)
 app.command("chat", rich_help_panel="Run")(chat.chat)
 app.add_typer(pool.app, name="pool", rich_help_panel="Run")
+app.command("search", rich_help_panel="Run")(search.search)
 app.command("demo", rich_help_panel="Run")(misc.demo)
 app.command("bench", rich_help_panel="Run", context_settings=misc.PASS_ON)(misc.bench)
 app.add_typer(evaluate.app, name="evaluate", rich_help_panel="Run")
 app.add_typer(plan.app, name="plan", rich_help_panel="Run")
+app.add_typer(documents.app, name="documents", rich_help_panel="Log")
+app.add_typer(index.app, name="index", rich_help_panel="Files")
 app.add_typer(broker.app, name="broker", rich_help_panel="Log")
 app.add_typer(topics.app, name="topics", rich_help_panel="Log")
 app.command("tail", rich_help_panel="Log")(tail.tail)
 app.command("explain", rich_help_panel="Log")(explain.explain)
 app.command("asyncapi", rich_help_panel="Log")(misc.asyncapi)
 app.command("worker", rich_help_panel="Single processes")(service.worker)
+app.command("retrieval", rich_help_panel="Single processes")(service.retrieval)
 app.command("router", rich_help_panel="Single processes")(service.router)
 app.command("gateway", rich_help_panel="Single processes")(service.gateway)
 app.command("version", rich_help_panel="About")(misc.version)

@@ -55,7 +55,8 @@ def roles_from(names: list[str], option: str) -> "list[Role]":
     """The roles that an option names, repeated or with commas; raises ConfigError naming it."""
     from schemas.records import Role
 
-    expected = [known.value for known in Role if known is not Role.UNKNOWN]
+    other = (Role.UNKNOWN, Role.RETRIEVAL)  # `trivium retrieval` runs the latter
+    expected = [known.value for known in Role if known not in other]
     found = [name.strip() for value in names for name in value.split(",")]
     for name in found:
         if name not in expected:

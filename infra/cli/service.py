@@ -71,6 +71,41 @@ def worker(
     _serve(run, log_level)
 
 
+def retrieval(
+    shard: Annotated[
+        str, typer.Option(help="Which part of the documents, counted from 0.", metavar="N/OF")
+    ] = "0/1",
+    member_id: Id = None,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    log_level: LogLevel = "info",
+) -> None:
+    """Run one retrieval worker: a shard of all collections, searched for prefill and decode.
+
+    Every shard needs one worker; more of them share its retrievals. Examples:
+    `trivium retrieval`, `trivium retrieval --shard 0/2 --id left-a --bootstrap kafka:9092`
+    """
+    from workers.search.settings import ShardPlace
+
+    settings, place = settings_from(config, bootstrap), ShardPlace.parse(shard)
+    name = member_id or f"{_default_id('retrieval')}-{place.shard}"
+
+    async def run(stop: asyncio.Event) -> None:
+        from schemas.registry import make_codec
+        from workers.search.pool import run_retrieval
+
+        await run_retrieval(
+            settings.log,
+            settings.retrieval,
+            place,
+            worker_id=name,
+            stop=stop,
+            codec=await asyncio.to_thread(make_codec, settings.log),
+        )
+
+    _serve(run, log_level)
+
+
 def router(
     member_id: Id = None,
     config: Config = None,

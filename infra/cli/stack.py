@@ -26,6 +26,8 @@ def up(
     prefill: Annotated[int | None, typer.Option(help="Prefill workers.", show_default="1")] = None,
     decode: Annotated[int | None, typer.Option(help="Decode workers.", show_default="1")] = None,
     replica: Annotated[int, typer.Option(help="Workers that do both in place.")] = 0,
+    retrieval: Annotated[int, typer.Option(help="Retrieval workers.")] = 0,
+    shards: Annotated[int, typer.Option(help="Parts that these divide documents in.")] = 1,
     routers: Annotated[int, typer.Option(help="Routers.")] = 1,
     gateways: Annotated[int, typer.Option(help="Gateways, on ports from --port on.")] = 1,
     engine: Annotated[str | None, typer.Option(help="vllm or sim.", show_default="vllm")] = None,
@@ -41,6 +43,7 @@ def up(
     """Start broker, routers, workers and gateways; Ctrl-C drains and stops them.
 
     Examples: `trivium up --engine sim --prefill 2`, `trivium up --replica 1 -d`,
+    `trivium up --retrieval 4 --shards 2`,
     `trivium up --bootstrap kafka:9092`
     """
     from infra.launcher import Stack
@@ -61,6 +64,8 @@ def up(
         prefill=pools if prefill is None else prefill,
         decode=pools if decode is None else decode,
         replica=replica,
+        retrieval=retrieval,
+        shards=shards,
         routers=routers,
         gateways=gateways,
         broker=bootstrap is None,

@@ -83,6 +83,8 @@ def members(fleet: "FleetWatch") -> list[dict[str, Any]]:
                 **_abilities(registration.capability),
                 "credits": credits,
                 "load": asdict(member.load),
+                "shard": asdict(registration.search) if registration.search else None,
+                "search": asdict(member.search) if member.search else None,
                 "silent_ms": max(0, now_ms - member.seen_ms),
             }
         )
@@ -99,10 +101,13 @@ def _abilities(capability: "Capability | None") -> dict[str, Any]:
 
 
 def _view(rows: list[dict[str, Any]]) -> Any:
-    """Members, and below them what the workers' engines can do, equal ones in one row."""
+    """Members, and below them what the workers' engines can do, equal ones in one row, and what
+    the retrieval workers hold and do.
+    """
     from rich.console import Group
     from rich.table import Table
 
+    parts = [_table(rows)]
     alike: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         if row["engine"]:
@@ -110,13 +115,40 @@ def _view(rows: list[dict[str, Any]]) -> Any:
             parallel = str(row["tensor_parallel"])
             told: tuple[str, ...] = (row["engine"], row["model"], parallel, ways)
             alike.setdefault(told, []).append(row["member_id"])
-    if not alike:
-        return _table(rows)
     heads = ("engine", "model", "tensor parallel", "orchestrations", "workers")
     engines = Table(*heads, box=None, padding=(0, 1, 0, 0))
     for abilities, members_alike in alike.items():
         engines.add_row(*abilities, ", ".join(members_alike))
-    return Group(_table(rows), "", engines)
+    if alike:
+        parts += ["", engines]
+    if any(row["search"] for row in rows):
+        parts += ["", _searchers(rows)]
+    return Group(*parts)
+
+
+def _searchers(rows: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    heads = ("retrieval", "shard", "documents", "running", "waiting", "wait p95 ms", "share")
+    table = Table(*heads, "searches", "missed", box=None, padding=(0, 1, 0, 0))
+    for row in rows:
+        search, shard = row["search"], row["shard"]
+        if not search or not shard:
+            continue
+        held = (f"{each['name']} {each['documents']}" for each in search["collections"])
+        waits = (search["prefill_wait_ms_p95"], search["decode_wait_ms_p95"])
+        table.add_row(
+            row["member_id"],
+            f"{shard['shard']}/{shard['shards']}",
+            ", ".join(held) or "none",
+            f"{search['running']}/{shard['slots']}",
+            f"{search['waiting_prefill']}/{search['waiting_decode']}",
+            "/".join(f"{wait:.1f}" for wait in waits),
+            f"{search['share']:.2f}",
+            str(search["searches_total"]),
+            str(search["misses_total"]),
+        )
+    return table
 
 
 def _table(rows: list[dict[str, Any]]) -> Any:

@@ -68,7 +68,7 @@ class Asker:
         self._settings = settings
         self._codec = codec
         self._producer = producer
-        self._membership = membership
+        self.membership = membership
         self._partition = membership.leases["hits"]
         self._reader = AssignedReader(
             settings, "hits", [self._partition], client_id=f"{membership.member_id}-hits"
@@ -125,7 +125,7 @@ class Asker:
         request = RetrievalRequest(
             retrieval_id=uuid.uuid4().hex,
             request_id=request_id,
-            asker_id=self._membership.member_id,
+            asker_id=self.membership.member_id,
             reply_partition=self._partition,
             collection=collection,
             vector=pack_vector(vector),
@@ -141,9 +141,9 @@ class Asker:
         return await self._ask(f"retrieval.{kind}", request)
 
     async def _ask(self, topic: str, request: RetrievalRequest) -> Found:
-        if not self._membership.is_valid():
+        if not self.membership.is_valid():
             raise BrokerUnavailable("the log does not answer; hits would not arrive")
-        layout = layout_of(self._membership.view, wall_ms())
+        layout = layout_of(self.membership.view, wall_ms())
         if not layout.living:
             raise NotReady(
                 "no retrieval worker is ready; start some with `trivium retrieval` or "

@@ -1,0 +1,135 @@
+"""`trivium documents`: puts documents with ready vectors on the topic that feeds the indexes."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from infra.cli.options import (
+    AsJson,
+    Bootstrap,
+    Config,
+    Quiet,
+    print_json,
+    settings_of_running,
+)
+from schemas.errors import ConfigError
+from schemas.settings import LogSettings
+
+app = typer.Typer(help="Load documents with ready vectors.", no_args_is_help=True)
+_UNDER_WAY = 1_000  # sent and not acknowledged
+Row = tuple[str, Any, str]  # id, vector, metadata as JSON
+
+
+@app.command("load", epilog="Example: trivium documents load books.jsonl --collection books")
+def load(
+    file: Annotated[Path, typer.Argument(help=".npy or .jsonl.", dir_okay=False)],
+    collection: Annotated[str, typer.Option("--collection", "-c", help="Where to.")] = "default",
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the file's documents to the log; retrieval workers find them at once.
+
+    A .npy file holds one vector in each row, and the row's number becomes the id. A line of a
+    .jsonl file is `{"id": "a", "vector": [0.1, 0.2], "metadata": {"year": 2020}}`. Documents with
+    the same id are replaced.
+    """
+    count, rows = _open(file)
+    if not 0 < len(collection) <= 128 or "/" in collection:
+        raise ConfigError(
+            f"--collection: expected 1 to 128 characters without a slash, found {collection!r}"
+        )
+    log = settings_of_running(config, bootstrap).log
+    asyncio.run(_load(log, collection, count, rows, shows=not (quiet or as_json)))
+    if as_json:
+        print_json({"collection": collection, "documents": count})
+    elif not quiet:
+        print(f"{count} documents are in the log, in collection {collection}")
+
+
+def _open(file: Path) -> tuple[int, Iterator[Row]]:
+    """How many rows there are, and they; the file is checked as it is read."""
+    try:
+        if file.suffix == ".npy":
+            return _open_npy(file)
+        if file.suffix == ".jsonl":
+            with file.open(encoding="utf-8") as lines:
+                return sum(1 for line in lines if line.strip()), _json_rows(file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from error
+    raise ConfigError(f"{file}: expected a file that ends in .npy or .jsonl")
+
+
+def _open_npy(file: Path) -> tuple[int, Iterator[Row]]:
+    import numpy as np
+
+    vectors = np.load(file, mmap_mode="r", allow_pickle=False)
+    if vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
+        raise ConfigError(
+            f"{file}: expected numbers in rows, found shape {vectors.shape} of {vectors.dtype}"
+        )
+    return len(vectors), ((str(row), vector, "") for row, vector in enumerate(vectors))
+
+
+def _json_rows(file: Path) -> Iterator[Row]:
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                found = json.loads(line)
+                metadata = found.get("metadata")
+                yield str(found["id"]), found["vector"], json.dumps(metadata) if metadata else ""
+            except (ValueError, KeyError, AttributeError) as error:
+                raise ConfigError(
+                    f"{file}, line {number}: expected an object with id and vector: {error!r}"
+                ) from error
+
+
+async def _load(
+    log: LogSettings, collection: str, count: int, rows: Iterator[Row], *, shows: bool
+) -> None:
+    from rich.progress import Progress
+
+    from schemas.log.clients import LogProducer
+    from schemas.registry import make_codec
+
+    codec = await asyncio.to_thread(make_codec, log)
+    producer = LogProducer(log, codec, durable=True, client_id="trivium-documents")
+    await producer.start()
+    try:
+        with Progress(disable=not shows) as progress:
+            task = progress.add_task(collection, total=count)
+            acks: list[Any] = []
+            for row in rows:
+                acks.append(await _send(log, producer, collection, row))
+                if len(acks) >= _UNDER_WAY:
+                    progress.advance(task, len(await asyncio.gather(*acks)))
+                    acks.clear()
+            progress.advance(task, len(await asyncio.gather(*acks)))
+    finally:
+        await producer.stop()
+
+
+async def _send(log: LogSettings, producer: Any, collection: str, row: Row) -> Any:
+    from schemas.log.clock import wall_ms
+    from schemas.records import Document
+    from schemas.retrieval import pack_vector
+    from schemas.topics import document_key, partition_of
+
+    document_id, vector, metadata = row
+    document = Document(
+        document_id=document_id,
+        collection=collection,
+        vector=pack_vector(vector),
+        metadata=metadata,
+        at_ms=wall_ms(),
+    )
+    key = document_key(collection, document_id)
+    partition = partition_of(key, log.document_partitions)
+    return await producer.send("documents", document, key=key, partition=partition)

@@ -1,0 +1,102 @@
+"""`trivium index`: index files without a broker: build one, look at it, check it."""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from infra.cli.options import AsJson, print_json
+from schemas.errors import ConfigError
+
+app = typer.Typer(help="Build, look at and check index files.", no_args_is_help=True)
+Target = Annotated[Path, typer.Argument(help="The index file.", dir_okay=False)]
+
+
+@app.command(epilog="Example: trivium index build vectors.npy books.index --metric cosine")
+def build(
+    vectors: Annotated[Path, typer.Argument(help="A .npy file, a vector in each row.")],
+    path: Target,
+    metric: Annotated[str, typer.Option(help="sqeuclidean, inner_product or cosine.")] = "cosine",
+    storage: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
+    degree: Annotated[int, typer.Option(min=2, help="Edges of a row in the graph.")] = 32,
+    seed: Annotated[int, typer.Option(help="Equal seeds build equal indexes.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Build an index of vectors; ids are the numbers of the rows."""
+    import numpy as np
+    from rich.console import Console
+
+    from workers.search import snapshot
+    from workers.search.index import Index
+    from workers.search.metrics import Metric, Storage
+
+    kinds = {"metric": (metric, Metric), "storage": (storage, Storage)}
+    for option, (value, kind) in kinds.items():
+        known = [each.value for each in kind]
+        if value not in known:
+            raise ConfigError(f"--{option}: expected one of {', '.join(known)}, found {value!r}")
+    try:
+        data = np.load(vectors, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{vectors}: expected a .npy file: {error}") from error
+    if data.ndim != 2 or data.dtype.kind not in "fiu":
+        raise ConfigError(
+            f"{vectors}: expected numbers in rows, found shape {data.shape} of {data.dtype}"
+        )
+    began_s = time.monotonic()
+    with Console(stderr=True).status(f"building {len(data)} rows"):
+        index = Index.build(
+            data, metric=Metric(metric), storage=Storage(storage), degree=degree, seed=seed
+        )
+        try:
+            snapshot.save(index, path)
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be written: {error}") from error
+    found = {"path": str(path), "rows": len(index), "dim": index.dim}
+    _tell({**found, "took_s": round(time.monotonic() - began_s, 3)}, as_json)
+
+
+@app.command(epilog="Example: trivium index info books.index --json | jq .live")
+def info(path: Target, as_json: AsJson = False) -> None:
+    """Show what an index file holds, without reading the vectors."""
+    from workers.search import snapshot
+
+    header = _read(snapshot.info, path)
+    shown = {name: value for name, value in header.items() if name != "sections"}
+    _tell({"path": str(path), "bytes": path.stat().st_size, **shown}, as_json)
+
+
+@app.command(epilog="Example: trivium index verify books.index && echo good")
+def verify(path: Target, as_json: AsJson = False) -> None:
+    """Read an index file whole, check its sums, and search it for some of its own rows."""
+    import numpy as np
+
+    from workers.search import snapshot
+    from workers.search.query import Effort
+
+    index = _read(snapshot.load, path)
+    view = index.view()
+    rows = view.live_rows()[:: max(1, view.live // 100)]
+    share = 1.0
+    if len(rows):
+        own = view.vectors[rows, : view.dim].astype(np.float32)
+        found, _ = index.search(own, Effort(k=min(10, view.live)))
+        share = float(np.mean([row in near for row, near in zip(rows, found, strict=True)]))
+    _tell({"path": str(path), "rows": view.live, "sums": "good", "found_itself": share}, as_json)
+
+
+def _read(reader: Any, path: Path) -> Any:
+    try:
+        return reader(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+
+
+def _tell(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    for name, value in found.items():
+        print(f"{name:12} {json.dumps(value) if isinstance(value, dict) else value}")

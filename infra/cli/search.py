@@ -1,0 +1,113 @@
+"""`trivium search`: one query through the retrieval pool."""
+
+import asyncio
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.cli.options import AsJson, Bootstrap, Config, print_json, settings_of_running
+from schemas.errors import ConfigError
+from schemas.settings import LogSettings
+
+if TYPE_CHECKING:
+    from schemas.retrieval import Found
+
+
+def search(
+    vector: Annotated[
+        str | None, typer.Option(help="Numbers with commas: `--vector=0.1,-0.2`.")
+    ] = None,
+    file: Annotated[
+        Path | None, typer.Option(help="A .npy file with one vector instead.", dir_okay=False)
+    ] = None,
+    collection: Annotated[str, typer.Option("--collection", "-c", help="Where.")] = "default",
+    k: Annotated[int, typer.Option("-k", help="Documents wanted.")] = 10,
+    where: Annotated[
+        str, typer.Option("--filter", help="JSON over metadata, see the examples.")
+    ] = "",
+    deadline_ms: Annotated[int, typer.Option(min=1, help="Wait so long at most.")] = 5_000,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the documents nearest to a vector, in all shards.
+
+    Examples: `trivium search --vector=0.1,0.2 -c books -k 3`,
+    `trivium search --file q.npy -c books --filter '{"year": {"$gte": 2020}}' --json`
+    """
+    values = vector_from(vector, file)
+    log = settings_of_running(config, bootstrap).log
+    fields = {"collection": collection, "k": k, "filter": where}
+    found = asyncio.run(_search(log, values, deadline_ms, fields))
+    if as_json:
+        print_json(as_plain(found))
+    else:
+        _show(found)
+
+
+def vector_from(text: str | None, file: Path | None) -> Any:
+    """The vector of the options; raises ConfigError unless there is just one."""
+    import numpy as np
+
+    if (text is None) == (file is None):
+        raise ConfigError("expected one of --vector 0.1,0.2,... and --file vector.npy")
+    if text is not None:
+        try:
+            return np.array([float(each) for each in text.split(",")], np.float32)
+        except ValueError as error:
+            raise ConfigError(f"--vector: expected numbers with commas: {error}") from error
+    assert file is not None
+    try:
+        values = np.load(file, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: expected a .npy file: {error}") from error
+    if values.ndim == 2 and len(values) == 1:
+        values = values[0]
+    if values.ndim != 1 or values.dtype.kind not in "fiu":
+        raise ConfigError(
+            f"{file}: expected one vector of numbers, found shape {values.shape} of {values.dtype}"
+        )
+    return values
+
+
+async def _search(
+    log: LogSettings, values: Any, deadline_ms: int, fields: dict[str, Any]
+) -> "Found":
+    from schemas.log.asker import asking
+    from schemas.log.clock import wall_ms
+    from schemas.registry import make_codec
+
+    codec = await asyncio.to_thread(make_codec, log)
+    async with asking(log, codec, f"search-{os.getpid()}") as asker:
+        return await asker.search(values, deadline_ms=wall_ms() + deadline_ms, **fields)
+
+
+def as_plain(found: "Found") -> dict[str, Any]:
+    """An answer as JSON shows it."""
+    return {
+        "retrieval_id": found.retrieval_id,
+        "hits": [{"id": hit.document_id, "distance": hit.distance} for hit in found.hits],
+        "shards": found.shards,
+        "missing": {str(shard): error.message for shard, error in found.missing.items()},
+        "exact": found.exact,
+        "took_ms": found.took_ms,
+        "extends": found.extends,
+        "distances_computed": found.distances_computed,
+    }
+
+
+def _show(found: "Found") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "document", "distance", box=None, padding=(0, 1, 0, 0))
+    for rank, hit in enumerate(found.hits, 1):
+        table.add_row(str(rank), hit.document_id, f"{hit.distance:.6g}")
+    console = Console()
+    console.print(table if found.hits else "no document is allowed by the filter")
+    way = "exact" if found.exact else "approximate"
+    console.print(f"{found.shards - len(found.missing)} of {found.shards} shards, {way}")
+    for shard, error in found.missing.items():
+        console.print(f"shard {shard} is missing: {error.message}", style="yellow")

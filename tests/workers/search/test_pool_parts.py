@@ -1,0 +1,167 @@
+"""Parts of a retrieval worker alone: settings, filters, receipts, fleet figures."""
+
+import functools
+import json
+from typing import Any
+
+import pytest
+
+from schemas.errors import ConfigError, InvalidRequest
+from schemas.fleet import FleetView
+from schemas.records import (
+    Capability,
+    Heartbeat,
+    Load,
+    MemberKind,
+    MemberState,
+    Registration,
+    Role,
+)
+from workers.search.expressions import parse
+from workers.search.fleet_figures import FleetFigures, stalled_share
+from workers.search.index import Index
+from workers.search.metrics import Metric
+from workers.search.query import Effort
+from workers.search.receipts import Receipts
+from workers.search.settings import METRICS, RetrievalSettings, ShardPlace
+
+BOOKS: list[dict[str, str | bool | int | float]] = [
+    {"language": "it", "year": 1980, "lent": True},
+    {"language": "en", "year": 1999, "lent": False},
+    {"language": "de", "year": 2024},
+    {"year": 2025.5},
+]
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ({"language": "it"}, [0]),
+        ({"lent": True}, [0]),
+        ({"year": {"$gte": 1999, "$lt": 2025.5}}, [1, 2]),
+        ({"year": {"$gt": 1999, "$lte": 2025.5}}, [2, 3]),
+        ({"language": {"$in": ["it", "de"]}, "year": {"$gt": 2000}}, [2]),
+        ({"language": {"$nin": ["it", "de"]}}, [1, 3]),
+        ({"language": {"$ne": "it"}, "year": {"$eq": 1999}}, [1]),
+        ({"$or": [{"language": "it"}, {"$not": {"year": {"$lt": 2025}}}]}, [0, 3]),
+        ({"$and": [{"year": {"$gte": 1990}}, {"language": "en"}]}, [1]),
+    ],
+)
+def test_a_filter_as_json_allows_what_it_says(expression: Any, expected: list[int]) -> None:
+    index = Index.build([[i, 0] for i in range(4)], metadata=BOOKS)
+    rows, _ = index.search([[0, 0]], Effort(k=4, where=parse(json.dumps(expression))))
+    assert [row for row in rows[0].tolist() if row >= 0] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "expected a JSON object"),
+        ("[" * 10_000, "expected a JSON object"),
+        ("[]", "expected an object"),
+        ("{}", "expected an object"),
+        ('{"a": {}}', "a condition on each field"),
+        ('{"a": null}', "text, a number or a truth value, found None"),
+        ('{"a": {"$like": 1}}', r"\$eq, \$ne, .* found '\$like'"),
+        ('{"$xor": []}', r"\$and, \$or, \$not or the name of a field"),
+        ('{"$or": []}', r"a list of expressions under \$or"),
+        ('{"a": {"$in": 3}}', r"a list of values under \$in"),
+        ('{"a": {"$gt": "x"}}', "a number, found 'x'"),
+        ('{"a": {"$gt": NaN}}', "a number, found nan"),
+        ('{"$not":' * 20 + '{"a":1}' + "}" * 20, "at most 16 levels"),
+        (json.dumps({"a": "x" * 20_000}), "at most 16384 characters"),
+    ],
+)
+def test_a_wrong_filter_is_refused_with_the_reason(text: str, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        parse(text)
+
+
+def test_records_are_acknowledged_in_the_order_of_their_partition() -> None:
+    acknowledged: list[str] = []
+    receipts = Receipts()
+    place, other = ("t", 0), ("t", 1)
+    first, second, third = (
+        receipts.open(place, functools.partial(acknowledged.append, name)) for name in "abc"
+    )
+    alone = receipts.open(other, lambda: acknowledged.append("x"))
+    receipts.close(place, third)
+    receipts.close(place, second)
+    assert acknowledged == []
+    receipts.close(other, alone)
+    receipts.close(place, first)
+    assert acknowledged == ["x", "a", "b", "c"]
+
+
+def test_what_was_taken_away_is_not_acknowledged() -> None:
+    acknowledged: list[str] = []
+    receipts = Receipts()
+    before = receipts.open(("t", 0), lambda: acknowledged.append("before"))
+    receipts.drop()
+    after = receipts.open(("t", 0), lambda: acknowledged.append("after"))
+    receipts.close(("t", 0), before)
+    assert acknowledged == []
+    receipts.close(("t", 0), after)
+    assert acknowledged == ["after"]
+
+
+def beat(name: str, seq: int, at_ms: int, load: Load, epoch: int = 1) -> Heartbeat:
+    state = MemberState.READY
+    return Heartbeat(member_id=name, epoch=epoch, seq=seq, at_ms=at_ms, state=state, load=load)
+
+
+def test_kv_per_second_is_summed_over_the_workers_that_live() -> None:
+    view, figures = FleetView(), FleetFigures()
+
+    def tell(found: Heartbeat) -> None:
+        view.apply(found, 0, found.at_ms)
+        figures.fold(found)
+
+    capability = Capability(
+        model="m", engine="sim", engine_id="e", block_size=16, max_model_len=9, running_max=4
+    )
+    for name, able in (("p", capability), ("d", capability), ("r", None)):
+        registration = Registration(
+            member_id=name,
+            epoch=1,
+            kind=MemberKind.WORKER,
+            roles=(Role.DECODE,),
+            started_ms=0,
+            capability=able,
+        )
+        view.apply(registration, 0, 0)
+        tell(beat(name, 1, 0, Load(kv_bytes_received=500)))
+    assert figures.link_bytes_per_s(view, 0) is None
+    assert stalled_share(view, 0) is None
+    tell(beat("p", 2, 500, Load(kv_bytes_received=1_500, stalled_share=0.5)))
+    tell(beat("d", 2, 1_000, Load(kv_bytes_received=2_500, stalled_share=0.25)))
+    tell(beat("r", 2, 1_000, Load(kv_bytes_received=99_999)))
+    assert figures.link_bytes_per_s(view, 1_000) == 2_000 + 2_000
+    assert stalled_share(view, 1_000) == 0.375
+    assert figures.link_bytes_per_s(view, 3_200) == 2_000, "p is lost"
+    figures.fold(beat("d", 1, 1_500, Load(kv_bytes_received=0), epoch=2))
+    assert figures.link_bytes_per_s(view, 1_500) == 2_000, "d began anew"
+
+
+def test_settings_are_checked() -> None:
+    settings = RetrievalSettings(metrics=("a=sqeuclidean",), share=0.25, wait_target_ms=7)
+    assert Metric(settings.metric_of("a")) is Metric.SQEUCLIDEAN
+    assert Metric(settings.metric_of("b")) is Metric.COSINE
+    assert set(METRICS) == {metric.value for metric in Metric}
+    assert settings.scheduler().share == 0.25 and settings.control().wait_target_ms == 7
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"metrics": ("a=euclid",)}, "collection=metric .* found 'a=euclid'"),
+        ({"top_m": 0}, "top_m: expected at least 1"),
+        ({"share": 2.0}, "share: expected 0 to 1"),
+    ]
+    for wrong, said in cases:
+        with pytest.raises(ConfigError, match=said):
+            RetrievalSettings(**wrong)
+
+
+def test_a_shard_is_named_by_its_number_and_how_many_there_are() -> None:
+    assert ShardPlace.parse("1/3") == ShardPlace(1, 3)
+    assert str(ShardPlace(1, 3)) == "1/3"
+    for text in ("", "1", "3/3", "-1/2", "a/b", "1/0"):
+        with pytest.raises(ConfigError, match="expected SHARD/SHARDS"):
+            ShardPlace.parse(text)

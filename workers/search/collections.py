@@ -1,0 +1,114 @@
+"""The collections of one shard: an index each, made by the first document and fed with changes."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.errors import InvalidRequest, TriviumError, UnknownCollection
+from schemas.records import CollectionState, Document
+from schemas.retrieval import unpack_vector
+from workers.search.columns import Value
+from workers.search.index import Index
+from workers.search.metrics import Metric
+from workers.search.settings import RetrievalSettings
+
+NAME_CHARS_MAX = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What happened to a document; none is left of it where `document` is None."""
+
+    collection: str
+    document_id: str
+    document: Document | None
+
+
+class Collections:
+    """By name. Changes come from one caller at a time; searches read views meanwhile."""
+
+    def __init__(self, settings: RetrievalSettings) -> None:
+        self._settings = settings
+        self.indexes: dict[str, Index] = {}
+
+    def get(self, name: str) -> Index:
+        """The index of a collection; raises UnknownCollection naming those there are."""
+        index = self.indexes.get(name)
+        if index is None:
+            known = ", ".join(sorted(self.indexes)[:10]) or "none yet"
+            raise UnknownCollection(f"no collection {name!r} on this shard; there are: {known}")
+        return index
+
+    def states(self) -> tuple[CollectionState, ...]:
+        """What is held, for the fleet."""
+        return tuple(
+            CollectionState(
+                name=name, dim=index.dim, metric=index.metric.value, documents=len(index)
+            )
+            for name, index in sorted(self.indexes.items())
+        )
+
+    def apply(self, changes: Iterable[Change]) -> list[tuple[Change, TriviumError]]:
+        """Bring the indexes up to date, and return what could not be done; the last change of a
+        document counts. Blocks.
+        """
+        last = {(each.collection, each.document_id): each for each in changes}
+        by_collection: dict[str, list[Change]] = {}
+        for change in last.values():
+            by_collection.setdefault(change.collection, []).append(change)
+        failed: list[tuple[Change, TriviumError]] = []
+        for name, group in by_collection.items():
+            gone = [each.document_id for each in group if each.document is None]
+            if gone and name in self.indexes:
+                self.indexes[name].delete(gone)
+            failed += self._upsert(name, [each for each in group if each.document is not None])
+        return failed
+
+    def _upsert(self, name: str, group: Sequence[Change]) -> list[tuple[Change, TriviumError]]:
+        """All at once; one by one only where one of them is wrong."""
+        if not group:
+            return []
+        try:
+            self._add(name, group)
+        except TriviumError as error:
+            if len(group) == 1:
+                return [(group[0], error)]
+            return [each for change in group for each in self._upsert(name, [change])]
+        return []
+
+    def _add(self, name: str, group: Sequence[Change]) -> None:
+        documents = [each.document for each in group if each.document is not None]
+        vectors = [unpack_vector(document.vector) for document in documents]
+        index = self.indexes.get(name) or self._make(name, len(vectors[0]))
+        if any(len(vector) != index.dim for vector in vectors) and len(vectors) > 1:
+            raise InvalidRequest("vectors of several dimensions")  # the caller goes one by one
+        metadata = [_metadata(document.metadata) for document in documents]
+        index.upsert([each.document_id for each in group], vectors, metadata)
+        self.indexes[name] = index
+
+    def _make(self, name: str, dim: int) -> Index:
+        if not 0 < len(name) <= NAME_CHARS_MAX or "/" in name:
+            raise InvalidRequest(
+                f"collection: expected a name of 1 to {NAME_CHARS_MAX} characters without a slash, "
+                f"found {name!r:.200}"
+            )
+        if len(self.indexes) >= self._settings.collections_max:
+            raise InvalidRequest(
+                f"{len(self.indexes)} collections are held already; raise [retrieval] "
+                "collections_max"
+            )
+        settings = self._settings
+        return Index(dim, metric=Metric(settings.metric_of(name)), degree=settings.degree)
+
+
+def _metadata(text: str) -> dict[str, Value]:
+    if not text:
+        return {}
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"metadata: expected a JSON object: {error}", "metadata") from error
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"metadata: expected a JSON object, found {found!r:.80}", "metadata")
+    return {name: value for name, value in found.items() if value is not None}

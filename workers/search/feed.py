@@ -1,0 +1,126 @@
+"""Follows the topic `documents`: all that is there, or what came after a snapshot, then live.
+
+The worker reads all partitions with no consumer group, since every replica of a shard needs every
+document of it; documents of other shards are skipped by their id.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from aiokafka import ConsumerRecord
+
+from schemas.codec import Codec
+from schemas.errors import RecordError, TriviumError
+from schemas.log.clients import AssignedReader, LogProducer, bury
+from schemas.log.clock import wall_ms
+from schemas.records import Document
+from schemas.retrieval import shard_of
+from schemas.settings import LogSettings
+from schemas.topics import check_record, document_key
+from workers.search.collections import Change, Collections
+from workers.search.settings import ShardPlace
+
+log = logging.getLogger("trivium.retrieval")
+_BATCH_MAX = 2_000
+
+
+class DocumentFeed:
+    """`start` rebuilds, `run` follows until cancelled."""
+
+    def __init__(
+        self,
+        settings: LogSettings,
+        codec: Codec,
+        producer: LogProducer,
+        collections: Collections,
+        place: ShardPlace,
+        *,
+        client_id: str,
+    ) -> None:
+        self._codec = codec
+        self._producer = producer
+        self._collections = collections
+        self._place = place
+        partitions = range(settings.document_partitions)
+        self._reader = AssignedReader(
+            settings, "documents", partitions, client_id=f"{client_id}-documents"
+        )
+        self.offsets: dict[int, int] = dict.fromkeys(partitions, 0)  # after the last one applied
+
+    async def start(self, offsets: dict[int, int] | None = None) -> int:
+        """Everything up to the end as of now, from `offsets` on; returns the number of records."""
+        started_ms, count = wall_ms(), 0
+        await self._reader.start(offsets or "earliest")
+        self.offsets.update(offsets or {})
+        ends = await self._reader.end_offsets()
+        async for batch in self._reader.until(ends):
+            count += len(batch)
+            await self._apply(batch, live=False)
+        log.info("read %d documents in %d ms", count, wall_ms() - started_ms)
+        return count
+
+    async def fits(self, offsets: dict[int, int]) -> bool:
+        """Whether the topic still holds everything from these offsets on."""
+        await self._reader.start("latest")
+        try:
+            ends = await self._reader.end_offsets()
+        finally:
+            await self._reader.stop()
+        return offsets.keys() == ends.keys() and all(offsets[p] <= end for p, end in ends.items())
+
+    async def run(self) -> None:
+        """Apply what comes."""
+        while True:
+            batch = await self._reader.batch(max_records=_BATCH_MAX)
+            if batch:
+                await self._apply(batch, live=True)
+
+    async def stop(self) -> None:
+        """Close."""
+        await self._reader.stop()
+
+    async def _apply(self, batch: Sequence[ConsumerRecord], *, live: bool) -> None:
+        """Records that cannot be used are buried, by each worker of their shard."""
+        changes: dict[tuple[str, str], tuple[Change, ConsumerRecord]] = {}
+        for record in batch:
+            try:
+                change = self._change(record)
+            except RecordError as error:
+                await self._refuse(record, error, live and self._place.shard == 0)
+                continue
+            if shard_of(change.document_id, self._place.shards) == self._place.shard:
+                changes[change.collection, change.document_id] = (change, record)
+        failed = await asyncio.to_thread(
+            self._collections.apply, [change for change, _ in changes.values()]
+        )
+        for record in batch:
+            self.offsets[record.partition] = record.offset + 1
+        for change, wrong in failed:
+            await self._refuse(changes[change.collection, change.document_id][1], wrong, live)
+
+    def _change(self, record: ConsumerRecord) -> Change:
+        if record.value:
+            document = self._codec.decode(record.value)
+            check_record("documents", document)
+            assert isinstance(document, Document)
+            key = document_key(document.collection, document.document_id).encode()
+            if record.key != key:
+                raise RecordError(f"documents: expected the key {key!r:.200}, found {record.key!r}")
+            kept = None if document.deleted else document
+            return Change(document.collection, document.document_id, kept)
+        try:
+            collection, slash, document_id = (record.key or b"").decode().partition("/")
+        except UnicodeDecodeError as error:
+            raise RecordError(f"documents: expected a key in UTF-8: {error}") from error
+        if not slash:
+            raise RecordError(
+                f"documents: expected the key collection/document_id, found {record.key!r:.200}"
+            )
+        return Change(collection, document_id, None)
+
+    async def _refuse(self, record: ConsumerRecord, error: TriviumError, buries: bool) -> None:
+        place = f"{record.topic}[{record.partition}] {record.offset}"
+        log.warning("%s: not taken: %s", place, error.message)
+        if buries:  # what was there before the start, an earlier life has buried
+            await bury(self._producer, record, error)

@@ -1,0 +1,220 @@
+"""A retrieval worker process: one shard of all collections, between Kafka and the search engine.
+
+Theory of operation. The worker joins the fleet, loads its snapshots if it has any, reads the rest
+of `documents` and links what is new; then its Faust agents join the group of the shard's replicas
+and hand retrievals to the engine in the same process. It is ready once the group has given it
+partitions. Documents go on coming in, rows without edges are linked in the background, and the
+control loop moves the scheduler. To drain is to take no more, to answer what is under way, and to
+leave.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+from schemas.codec import Codec
+from schemas.errors import LeaseError
+from schemas.log.clients import LogProducer
+from schemas.log.clock import wall_ms
+from schemas.log.faust_app import add_agents, make_app, run_app
+from schemas.log.membership import Membership
+from schemas.records import (
+    Heartbeat,
+    MemberKind,
+    MemberState,
+    Registration,
+    Role,
+    SearchCapability,
+    SearchLoad,
+)
+from schemas.settings import LogSettings
+from workers import tasks
+from workers.search import group
+from workers.search.collections import Collections
+from workers.search.engine import EngineSettings, SearchEngine
+from workers.search.feed import DocumentFeed
+from workers.search.fleet_figures import FleetFigures
+from workers.search.query import Kind
+from workers.search.serving import Server, Serving
+from workers.search.settings import RetrievalSettings, ShardPlace
+from workers.search.snapshots import Snapshots
+from workers.search.steering import Steering
+from workers.search.taking import TOPICS, Taking
+from workers.search.upkeep import Upkeep
+
+log = logging.getLogger("trivium.retrieval")
+_BUFFERED_MAX = 64  # records that Faust holds for each agent; the rest stays in the log
+
+
+async def run_retrieval(
+    log_settings: LogSettings,
+    settings: RetrievalSettings,
+    place: ShardPlace,
+    *,
+    worker_id: str,
+    stop: asyncio.Event,
+    codec: Codec | None = None,
+) -> None:
+    """Serve until `stop` is set and what is under way is answered; raises what ended it else."""
+    worker = RetrievalWorker(log_settings, settings, place, worker_id, codec or Codec())
+    await worker.run(stop)
+
+
+class RetrievalWorker:
+    """One life of a retrieval worker; `run` once."""
+
+    def __init__(
+        self,
+        log_settings: LogSettings,
+        settings: RetrievalSettings,
+        place: ShardPlace,
+        worker_id: str,
+        codec: Codec,
+    ) -> None:
+        self._log = log_settings
+        self._settings = settings
+        self._place = place
+        self._producer = LogProducer(log_settings, codec, durable=True, client_id=worker_id)
+        self._figures = FleetFigures()
+        self.membership = Membership(
+            log_settings,
+            codec,
+            self._producer,
+            member_id=worker_id,
+            kind=MemberKind.WORKER,
+            roles=[Role.RETRIEVAL],
+            on_record=self._fleet_record,
+        )
+        self.collections = Collections(settings)
+        self.engine = SearchEngine(EngineSettings(scheduler=settings.scheduler()))
+        server = Server(worker_id=worker_id, place=place)
+        self.serving = Serving(self.engine, self.collections, settings, server)
+        self._feed = DocumentFeed(
+            log_settings, codec, self._producer, self.collections, place, client_id=worker_id
+        )
+        self._snapshots = Snapshots(
+            settings, self.collections, place, worker_id, lambda: dict(self._feed.offsets)
+        )
+        self._upkeep = Upkeep(settings, self.collections)
+        self._taking = Taking(
+            log_settings, codec, self._producer, self.serving, settings.pending_max
+        )
+        self._steering = Steering(
+            settings.control(),
+            self.engine,
+            settings.share,
+            settings.flush_ms,
+            self._figures,
+            self.membership,
+            self._producer,
+        )
+        self._app = make_app(
+            log_settings,
+            group=group.group_id(log_settings, place),
+            member_id=worker_id,
+            buffer_max=_BUFFERED_MAX,
+        )
+        add_agents(self._app, log_settings.topic_prefix, "retrieval", tuple(TOPICS), self._taking)
+        self._tasks = tasks.Tasks()
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """The whole life."""
+        try:
+            await self._join()
+            await self._tasks.until(self._load())
+            self._serve()
+            await self._tasks.until(stop.wait())
+            await self._drain()
+            await self._snapshots.save_if_wanted()
+        finally:
+            await self._close()
+
+    async def _join(self) -> None:
+        load = self.engine.load()
+        self.membership.search = SearchCapability(
+            shard=self._place.shard, shards=self._place.shards, backend="cpu", slots=load.places
+        )
+        self.membership.search_source = self._load_now
+        await self._producer.start()
+        await self.membership.join()
+        self._tasks.spawn("membership", self.membership.run())
+
+    async def _load(self) -> None:
+        offsets = await asyncio.to_thread(self._snapshots.load)
+        if offsets is not None and not await self._feed.fits(offsets):
+            log.warning("no snapshot is used: the topic `documents` is another one")
+            self.collections.indexes.clear()
+            offsets = None
+        await self._feed.start(offsets)
+        await self._upkeep.finish()
+        await group.begin(self._log, self._place)
+
+    def _serve(self) -> None:
+        self._app.on_partitions_assigned.connect(self._assigned)
+        self._app.on_partitions_revoked.connect(self._revoked)
+        self._tasks.spawn("documents", self._feed.run())
+        self._tasks.spawn("snapshots", self._snapshots.run())
+        self._tasks.spawn("upkeep", self._upkeep.run())
+        self._tasks.spawn("control", self._steering.run())
+        self._tasks.spawn("failure", self._taking.failure())
+        self._tasks.spawn("agents", run_app(self._app))
+
+    async def _assigned(self, sender: Any, assigned: Any, **_: Any) -> None:
+        own = sorted({each.partition for each in assigned})
+        log.info("shard %s: serves partitions %s", self._place, own)
+        if self.membership.state is MemberState.STARTING:
+            self.membership.set_state(MemberState.READY)
+
+    async def _revoked(self, sender: Any, revoked: Any, **_: Any) -> None:
+        self._taking.revoked()
+
+    def _fleet_record(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:
+        if isinstance(record, Heartbeat):
+            self._figures.fold(record)
+        elif record.member_id == self.membership.member_id:
+            if record.epoch > self.membership.epoch > 0:
+                raise LeaseError(
+                    f"{record.member_id}: another process took its place; two have its name"
+                )
+
+    def _load_now(self) -> SearchLoad:
+        load, now_ms = self.engine.load(), wall_ms()
+        shares = (0.5, 0.95)
+        prefill = self.engine.waits_ms(Kind.PREFILL, shares, now_ms) or [0.0, 0.0]
+        decode = self.engine.waits_ms(Kind.DECODE, shares, now_ms) or [0.0, 0.0]
+        return SearchLoad(
+            running=load.running,
+            parked=load.parked,
+            occupancy=load.running / load.places,
+            waiting_prefill=load.waiting[Kind.PREFILL],
+            waiting_decode=load.waiting[Kind.DECODE],
+            ms_per_extend=load.ms_per_extend,
+            prefill_wait_ms_p50=prefill[0],
+            prefill_wait_ms_p95=prefill[1],
+            decode_wait_ms_p50=decode[0],
+            decode_wait_ms_p95=decode[1],
+            share=self._steering.share,
+            flush_ms=self._steering.flush_ms,
+            searches_total=self.serving.searches_total,
+            misses_total=self.serving.misses_total,
+            collections=self.collections.states(),
+        )
+
+    async def _drain(self) -> None:
+        self.membership.set_state(MemberState.DRAINING)
+        try:
+            async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
+                await self._tasks.until(self._taking.drain())
+        except TimeoutError:
+            log.warning("%s: retrievals left after the drain", self.membership.member_id)
+
+    async def _close(self) -> None:
+        """Commit and stop reading first, say goodbye last."""
+        close_ms = self._settings.close_timeout_ms
+        await tasks.close("agents", self._app.stop(), close_ms)
+        await self._taking.cancel()
+        await self._tasks.cancel()
+        await tasks.close("reader of documents", self._feed.stop(), close_ms)
+        await tasks.close("membership", self.membership.leave(), close_ms)
+        await tasks.close("engine", self.engine.close(), close_ms)
+        await tasks.close("producer", self._producer.stop(), close_ms)
