@@ -25,6 +25,8 @@ from schemas.errors import ClientError, ConfigError, TopicError, TriviumError
 # milliseconds each time. The second is for engines, which start slowly.
 _FREEZE_S = (3, 60)
 _DRAIN_MAX_S = 60
+# They tell every step of every start and stop; Faust's services by the modules of their classes.
+_TALKATIVE = ("aiokafka", "faust", "mode", "schemas.log.faust_app")
 _HOPELESS = (ClientError, ConfigError, TopicError)
 LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
 Id = Annotated[
@@ -177,7 +179,7 @@ def _serve(run: Callable[[asyncio.Event], Awaitable[None]], log_level: str) -> N
     logging.basicConfig(
         level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    for library in ("aiokafka", "faust", "mode"):  # they tell every step of every start and stop
+    for library in _TALKATIVE:
         logging.getLogger(library).setLevel(max(level, logging.WARNING))
     try:
         uvloop.run(_until_stopped(run))

@@ -13,7 +13,7 @@ from schemas.errors import ConfigError
 
 COMMANDS = (
     "up down status chat pool demo bench broker topics tail explain asyncapi worker router gateway "
-    "version"
+    "retrieval search documents index version"
 ).split()
 NOWHERE = "127.0.0.1:1"
 

@@ -1,0 +1,102 @@
+"""`trivium index`, `documents` and `search`, as somebody types them."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from schemas.codec import Codec
+from schemas.settings import LogSettings
+from tests.waiting import until
+from workers.search.pool import RetrievalWorker
+from workers.search.settings import RetrievalSettings, ShardPlace
+
+VECTORS = np.random.default_rng(0).standard_normal((200, 6)).astype(np.float32)
+
+
+def trivium(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "infra.cli.app", *arguments]
+    env = {**os.environ, **environ}
+    return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+
+
+def test_an_index_file_is_built_shown_and_checked(tmp_path: Path) -> None:
+    vectors, path = tmp_path / "v.npy", tmp_path / "v.index"
+    np.save(vectors, VECTORS)
+    built = trivium("index", "build", str(vectors), str(path), "--degree", "8", "--json")
+    assert built.returncode == 0, built.stderr
+    assert json.loads(built.stdout)["rows"] == 200
+    shown = json.loads(trivium("index", "info", str(path), "--json").stdout)
+    assert (shown["rows"], shown["dim"], shown["metric"]) == (200, 6, "cosine")
+    checked = json.loads(trivium("index", "verify", str(path), "--json").stdout)
+    assert (checked["sums"], checked["found_itself"]) == ("good", 1.0)
+    path.write_bytes(path.read_bytes()[:5_000])
+    cut = trivium("index", "verify", str(path))
+    assert cut.returncode == 2 and "no snapshot that can be read" in cut.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("search",), "expected one of --vector"),
+        (("search", "--vector", "a,b"), "--vector: expected numbers"),
+        (("documents", "load", "x.txt"), "a file that ends in .npy or .jsonl"),
+        (("documents", "load", "none.npy"), "none.npy: cannot be read"),
+        (("index", "info", "none.index"), "none.index: cannot be read"),
+        (("retrieval", "--shard", "2/2"), "--shard: expected SHARD/SHARDS"),
+        (("worker", "--role", "retrieval"), "--role: expected prefill, decode, replica"),
+        (("up", "--retrieval", "1", "--shards", "2"), "shards: expected 1 to 1"),
+    ],
+)
+def test_wrong_input_is_one_line_that_says_what_to_do(
+    arguments: tuple[str, ...], said: str
+) -> None:
+    done = trivium(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.kafka
+async def test_documents_are_loaded_and_searched(kafka: LogSettings, tmp_path: Path) -> None:
+    lines = [
+        json.dumps({"id": f"d{i}", "vector": row.tolist(), "metadata": {"part": i % 2}})
+        for i, row in enumerate(VECTORS)
+    ]
+    (tmp_path / "v.jsonl").write_text("\n".join(lines) + "\n")
+    np.save(tmp_path / "q.npy", VECTORS[7])
+    config = tmp_path / "c.toml"
+    config.write_text(
+        f'[log]\ntopic_prefix = "{kafka.topic_prefix}"\n'
+        "retrieval_partitions = 2\nasker_partitions = 2\ndocument_partitions = 2\n"
+    )
+    common = ("-c", "books", "--config", str(config), "--bootstrap", kafka.bootstrap, "--json")
+    search = ("search", "--file", str(tmp_path / "q.npy"), "-k", "3", *common)
+    alone = await asyncio.to_thread(trivium, *search)
+    assert alone.returncode == 2 and "no retrieval worker is ready" in alone.stderr
+    stop = asyncio.Event()
+    worker = RetrievalWorker(kafka, RetrievalSettings(), ShardPlace(0, 1), "r", Codec())
+    life = asyncio.create_task(worker.run(stop))
+    try:
+        load = ("documents", "load", str(tmp_path / "v.jsonl"), *common)
+        loaded = await asyncio.to_thread(trivium, *load)
+        assert json.loads(loaded.stdout) == {"collection": "books", "documents": 200}
+        await until(lambda: sum(each.documents for each in worker.collections.states()) == 200)
+        await until(lambda: worker.membership.state == "ready")
+        found = json.loads((await asyncio.to_thread(trivium, *search)).stdout)
+        assert found["hits"][0]["id"] == "d7" and found["missing"] == {}
+        even = (*search, "--filter", '{"part": 0}')
+        found = json.loads((await asyncio.to_thread(trivium, *even)).stdout)
+        assert len(found["hits"]) == 3
+        assert all(int(hit["id"][1:]) % 2 == 0 for hit in found["hits"])
+        told = await asyncio.to_thread(trivium, "status", *common[2:])
+        (told_worker,) = [m for m in json.loads(told.stdout) if m["kind"] == "worker"]
+        assert told_worker["shard"]["shards"] == 1
+        assert told_worker["search"]["searches_total"] == 2
+    finally:
+        stop.set()
+        await life
