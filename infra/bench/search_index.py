@@ -164,7 +164,7 @@ def build_times(scene: Scene, measured: Curves) -> tuple[dict[str, Any], list[Ba
         name: {
             "build_s": median([system.build_s for system in systems]),
             "build_cpu_s": median([system.build_cpu_s for system in systems]),
-            "builds": len(systems),
+            "builds_s": [round(system.build_s, 2) for system in systems],
         }
         for name, systems in scene.built.items()
     }

@@ -22,7 +22,7 @@ class Options:
     probes: int = 12
     load_s: float = 4.0  # of each rate of mixed traffic
     load_shares: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)  # of the capacity
-    sched_seeds: int = 5
+    sched_seeds: int = 3
     sched_ms: int = 12_000  # of virtual time
     seed: int = 1
 
