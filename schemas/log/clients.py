@@ -185,6 +185,9 @@ class AssignedReader:
         except KafkaError as error:
             await consumer.stop()
             raise BrokerUnavailable(f"no broker at {self._bootstrap}: {error}") from error
+        except asyncio.CancelledError:
+            await consumer.stop()
+            raise
         self._consumer = consumer
         try:
             consumer.assign(self._partitions)

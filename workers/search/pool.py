@@ -121,7 +121,8 @@ class RetrievalWorker:
         """The whole life."""
         try:
             await self._join()
-            await self._tasks.until(self._load())
+            if not await self._load_unless(stop):
+                return
             self._serve()
             await self._tasks.until(stop.wait())
             await self._drain()
@@ -138,6 +139,20 @@ class RetrievalWorker:
         await self._producer.start()
         await self.membership.join()
         self._tasks.spawn("membership", self.membership.run())
+
+    async def _load_unless(self, stop: asyncio.Event) -> bool:
+        """Whether all was loaded before the worker was stopped."""
+        loading = asyncio.ensure_future(self._load())
+        stopped = asyncio.ensure_future(stop.wait())
+        try:
+            either = asyncio.wait([loading, stopped], return_when=asyncio.FIRST_COMPLETED)
+            await self._tasks.until(either)
+        finally:
+            await tasks.cancel(loading, stopped)
+        if loading.cancelled():
+            return False
+        loading.result()
+        return True
 
     async def _load(self) -> None:
         offsets = await asyncio.to_thread(self._snapshots.load)

@@ -18,6 +18,7 @@ from schemas.codec import Codec
 from schemas.errors import (
     DeadlineExceeded,
     EmptyIndex,
+    EngineDead,
     InvalidRequest,
     InvalidVector,
     TriviumError,
@@ -34,7 +35,9 @@ from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
 from tests.waiting import pass_time, until
 from tests.workers.search.scenes import gaussian, nearest
+from workers.search.index import Index
 from workers.search.pool import RetrievalWorker
+from workers.search.query import Query
 from workers.search.settings import RetrievalSettings, ShardPlace
 
 pytestmark = pytest.mark.kafka
@@ -259,6 +262,18 @@ async def bad_records(books: Library, running: RetrievalWorker) -> None:
 
     await until(all_buried)
     await until(lambda: running.serving.misses_total == misses + 1)
+
+
+async def test_a_worker_that_is_stopped_while_it_loads_leaves_and_says_so(
+    kafka: LogSettings,
+) -> None:
+    stop = asyncio.Event()
+    stop.set()
+    running = RetrievalWorker(kafka, SETTINGS, ShardPlace(0, 1), "early", CODEC)
+    await running.run(stop)
+    assert running.membership.state is MemberState.GONE
+    with pytest.raises(EngineDead):
+        await running.engine.search(Index.build([[0.0]]), Query(vector=[0.0], k=1))
 
 
 @contextmanager

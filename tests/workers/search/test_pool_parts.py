@@ -1,15 +1,18 @@
-"""Parts of a retrieval worker alone: settings, filters, receipts, fleet figures."""
+"""Parts of a retrieval worker alone: filters, receipts, figures, documents, upkeep, settings."""
 
+import asyncio
 import functools
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from schemas.errors import ConfigError, InvalidRequest
 from schemas.fleet import FleetView
 from schemas.records import (
     Capability,
+    Document,
     Heartbeat,
     Load,
     MemberKind,
@@ -17,6 +20,10 @@ from schemas.records import (
     Registration,
     Role,
 )
+from schemas.retrieval import pack_vector
+from tests.waiting import until
+from tests.workers.search.scenes import gaussian
+from workers.search.collections import Change, Collections
 from workers.search.expressions import parse
 from workers.search.fleet_figures import FleetFigures, stalled_share
 from workers.search.index import Index
@@ -24,6 +31,7 @@ from workers.search.metrics import Metric
 from workers.search.query import Effort
 from workers.search.receipts import Receipts
 from workers.search.settings import METRICS, RetrievalSettings, ShardPlace
+from workers.search.upkeep import Upkeep
 
 BOOKS: list[dict[str, str | bool | int | float]] = [
     {"language": "it", "year": 1980, "lent": True},
@@ -141,6 +149,48 @@ def test_kv_per_second_is_summed_over_the_workers_that_live() -> None:
     assert figures.link_bytes_per_s(view, 3_200) == 2_000, "p is lost"
     figures.fold(beat("d", 1, 1_500, Load(kv_bytes_received=0), epoch=2))
     assert figures.link_bytes_per_s(view, 1_500) == 2_000, "d began anew"
+
+
+def change(name: str, vector: Any, collection: str = "c", **fields: Any) -> Change:
+    document = Document(
+        document_id=name, collection=collection, vector=pack_vector(vector), at_ms=0, **fields
+    )
+    return Change(collection, name, document)
+
+
+def test_one_wrong_document_of_many_is_left_out_alone() -> None:
+    held = Collections(RetrievalSettings(collections_max=1))
+    wrong = [
+        change("short", [1]),
+        change("nan", [1, np.nan]),
+        change("list", [1, 1], metadata="[1]"),
+        change("slash", [1, 1], "a/b"),
+        change("second", [1, 1], "d"),
+    ]
+    good = [change("a", [1, 0]), change("b", [0, 1]), change("a", [1, 1]), Change("c", "b", None)]
+    failed = held.apply([good[0], *wrong, *good[1:]])
+    assert {each.document_id for each, _ in failed} == {each.document_id for each in wrong}
+    (state,) = held.states()
+    assert (state.name, state.dim, state.documents) == ("c", 2, 1)
+    assert held.apply([Change("nowhere", "x", None)]) == []
+
+
+async def test_new_rows_are_linked_once_they_rest_and_deleted_ones_compacted() -> None:
+    settings = RetrievalSettings(upkeep_interval_ms=1)
+    held = Collections(settings)
+    rows = gaussian(1_500, 4)
+    held.apply([change(str(i), row) for i, row in enumerate(rows)])
+    upkeep = Upkeep(settings, held)
+    await upkeep.finish()
+    index = held.get("c")
+    assert index.loose == 0
+    held.apply([change(f"new{i}", row) for i, row in enumerate(gaussian(50, 4, seed=1))])
+    assert index.loose == 50
+    running = asyncio.create_task(upkeep.run())
+    await until(lambda: index.loose == 0)
+    held.apply([Change("c", str(i), None) for i in range(600)])
+    await until(lambda: index.rows.count == len(index) == 950)
+    running.cancel()
 
 
 def test_settings_are_checked() -> None:
