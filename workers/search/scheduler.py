@@ -6,9 +6,9 @@ once per turn and does what it says; `control.py` moves the share and the flush 
 Theory of operation. Prefill searches wait by slack, that is deadline minus now minus the expected
 time of their extends: least first. Decode searches wait first in, first out. Of B free places
 ceil(share * B) are prefill's while it waits; what either class cannot use goes to the other at
-once. So that one place at a time does not always count as prefill's, decode's turn comes after
-share / (1 - share) prefill admissions in a row. Prefill searches that can no longer meet their
-deadline wait behind all others: saving one of them would only lose another. The third class, links
+once. Places mostly fall free one at a time, and of such places prefill gets its share as a running
+count, with decode first in between. Prefill searches that can no longer meet their deadline wait
+behind all others: saving one of them would only lose another. The third class, links
 of new rows, gets what is left. A prefill search that has waited for the flush timeout, or would
 lose its deadline by waiting for the next place to fall free, takes the place of a link or decode
 search, which is parked and resumes before any new search of its class, with no work lost. Each
@@ -33,6 +33,7 @@ from workers.search.query import Kind
 
 _SMOOTHING = 0.1  # weight of the latest extend in the measured time
 _NEVER_MS = math.inf
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +132,7 @@ class Scheduler:
         self._decode: deque[Item] = deque()
         self._link: deque[Item] = deque()
         self._counts = dict.fromkeys(Kind, 0)
-        self._in_a_row = 0  # prefill admissions while decode waited
+        self._credit = 1 - self.share  # of prefill, in places that fall free one at a time
         self._serial = 0
 
     def __len__(self) -> int:
@@ -209,7 +210,6 @@ class Scheduler:
         self._admit(plan, room, self._next_prefill, reserved, now_ms)
         for search in parked[: room.places]:
             plan.resume.append(search.slot)
-            self._count_turn(search.kind)
             room.places -= 1
         for take in (self._next_decode, self._next_prefill, self._next_late, self._next_link):
             self._admit(plan, room, take, room.places, now_ms)
@@ -227,7 +227,6 @@ class Scheduler:
             if item is None:
                 return
             plan.admit.append(item)
-            self._count_turn(item.kind)
             room.places -= 1
             room.slots -= 1
 
@@ -235,17 +234,15 @@ class Scheduler:
         """Places of prefill's own."""
         if not decode_waits or self.share >= 1:
             return places
-        wanted = math.ceil(self.share * places)
         if places > 1:
-            return min(wanted, places - 1)
-        runs_max = math.ceil(self.share / (1 - self.share))
-        return wanted if self._in_a_row < runs_max else 0
-
-    def _count_turn(self, kind: Kind) -> None:
-        if kind is Kind.DECODE:
-            self._in_a_row = 0
-        elif kind is Kind.PREFILL and self._counts[Kind.DECODE]:
-            self._in_a_row += 1
+            return min(math.ceil(self.share * places), places - 1)
+        if not places or not self.share or not self._counts[Kind.PREFILL]:
+            return 0
+        self._credit += self.share
+        if self._credit < 1 - _ROUNDING:
+            return 0
+        self._credit -= 1
+        return 1
 
     def _next_prefill(self, now_ms: float) -> Item | None:
         """The search with the least slack that can still meet its deadline."""
