@@ -41,6 +41,7 @@ from workers.search.snapshots import Snapshots
 from workers.search.steering import Steering
 from workers.search.taking import TOPICS, Taking
 from workers.search.upkeep import Upkeep
+from workers.search.watchdog import watch
 
 log = logging.getLogger("trivium.retrieval")
 _BUFFERED_MAX = 64  # records that Faust holds for each agent; the rest stays in the log
@@ -115,6 +116,7 @@ class RetrievalWorker:
             buffer_max=_BUFFERED_MAX,
         )
         add_agents(self._app, log_settings.topic_prefix, "retrieval", tuple(TOPICS), self._taking)
+        self._owned: set[tuple[str, int]] = set()  # topic and partition
         self._tasks = tasks.Tasks()
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -171,16 +173,21 @@ class RetrievalWorker:
         self._tasks.spawn("snapshots", self._snapshots.run())
         self._tasks.spawn("upkeep", self._upkeep.run())
         self._tasks.spawn("control", self._steering.run())
+        watching = watch(self._log, lambda: self._owned, self._taking.read)
+        self._tasks.spawn("watchdog", watching)
         self._tasks.spawn("failure", self._taking.failure())
         self._tasks.spawn("agents", run_app(self._app))
 
     async def _assigned(self, sender: Any, assigned: Any, **_: Any) -> None:
-        own = sorted({each.partition for each in assigned})
+        prefix = self._log.topic_prefix
+        self._owned = {(each.topic.removeprefix(prefix), each.partition) for each in assigned}
+        own = sorted({partition for _, partition in self._owned})
         log.info("shard %s: serves partitions %s", self._place, own)
         if self.membership.state is MemberState.STARTING:
             self.membership.set_state(MemberState.READY)
 
     async def _revoked(self, sender: Any, revoked: Any, **_: Any) -> None:
+        self._owned = set()
         self._taking.revoked()
 
     def _fleet_record(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:

@@ -16,7 +16,7 @@ from schemas.records import RetrievalRequest
 from schemas.settings import LogSettings
 from schemas.topics import check_record
 from workers.search.query import Kind
-from workers.search.receipts import Receipts
+from workers.search.receipts import Place, Receipts
 from workers.search.serving import Serving
 
 TOPICS = {"retrieval.prefill": Kind.PREFILL, "retrieval.decode": Kind.DECODE}
@@ -42,6 +42,7 @@ class Taking:
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.draining = False
+        self.read: dict[Place, int] = {}  # offset after the last record taken
 
     async def take(self, topic: str, event: Any) -> None:
         """One record, from an agent. Nothing leaves it: Faust would acknowledge and go on."""
@@ -57,6 +58,7 @@ class Taking:
     async def _take(self, topic: str, event: Any) -> None:
         record = consumer_record(event.message)
         place = (topic, record.partition)
+        self.read[place] = record.offset + 1
         receipt = self._receipts.open(place, event.ack)
         try:
             request = self._decoded(topic, record.value)
@@ -103,6 +105,7 @@ class Taking:
     def revoked(self) -> None:
         """The partitions were taken away: what is under way is answered, not acknowledged."""
         self._receipts.drop()
+        self.read.clear()
 
     async def drain(self) -> None:
         """Take no more, and wait for what is under way."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.errors import ConfigError, InvalidRequest
+from schemas.errors import BrokerUnavailable, ConfigError, InvalidRequest
 from schemas.fleet import FleetView
 from schemas.records import (
     Capability,
@@ -32,6 +32,7 @@ from workers.search.query import Effort
 from workers.search.receipts import Receipts
 from workers.search.settings import METRICS, RetrievalSettings, ShardPlace
 from workers.search.upkeep import Upkeep
+from workers.search.watchdog import STALL_MS, Progress
 
 BOOKS: list[dict[str, str | bool | int | float]] = [
     {"language": "it", "year": 1980, "lent": True},
@@ -191,6 +192,19 @@ async def test_new_rows_are_linked_once_they_rest_and_deleted_ones_compacted() -
     held.apply([Change("c", str(i), None) for i in range(600)])
     await until(lambda: index.rows.count == len(index) == 950)
     running.cancel()
+
+
+def test_a_consumer_that_reads_nothing_though_there_is_something_ends_the_worker() -> None:
+    progress, place, other = Progress(), ("retrieval.decode", 0), ("retrieval.decode", 1)
+    progress.look({place: 100}, {}, 0)
+    progress.look({place: 100}, {}, 10 * STALL_MS)  # what was there before is not counted
+    progress.look({place: 105}, {place: 103}, 10 * STALL_MS + 1)
+    progress.look({place: 105}, {place: 104}, 11 * STALL_MS)  # slow, and alive
+    with pytest.raises(BrokerUnavailable, match="1 retrievals to read"):
+        progress.look({place: 105}, {place: 104}, 12 * STALL_MS + 1)
+    progress.look({other: 7}, {}, 13 * STALL_MS)
+    with pytest.raises(BrokerUnavailable, match="2 retrievals to read"):
+        progress.look({other: 9}, {}, 14 * STALL_MS + 1)
 
 
 def test_settings_are_checked() -> None:
