@@ -86,13 +86,17 @@ async def test_documents_are_loaded_and_searched(kafka: LogSettings, tmp_path: P
         loaded = await asyncio.to_thread(trivium, *load)
         assert json.loads(loaded.stdout) == {"collection": "books", "documents": 200}
         await until(lambda: sum(each.documents for each in worker.collections.states()) == 200)
-        await until(lambda: worker.membership.state == "ready")
-        found = json.loads((await asyncio.to_thread(trivium, *search)).stdout)
+        await until(lambda: worker.membership.view.members["r"].state == "ready")  # in the log
+        searched = await asyncio.to_thread(trivium, *search)
+        assert searched.returncode == 0, searched.stderr
+        found = json.loads(searched.stdout)
         assert found["hits"][0]["id"] == "d7" and found["missing"] == {}
         even = (*search, "--filter", '{"part": 0}')
         found = json.loads((await asyncio.to_thread(trivium, *even)).stdout)
         assert len(found["hits"]) == 3
         assert all(int(hit["id"][1:]) % 2 == 0 for hit in found["hits"])
+        members = worker.membership.view.members
+        await until(lambda: (beat := members["r"].search) is not None and beat.searches_total == 2)
         told = await asyncio.to_thread(trivium, "status", *common[2:])
         (told_worker,) = [m for m in json.loads(told.stdout) if m["kind"] == "worker"]
         assert told_worker["shard"]["shards"] == 1
