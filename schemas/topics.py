@@ -8,6 +8,7 @@ import zlib
 from dataclasses import dataclass, field
 
 from schemas.errors import RecordError
+from schemas.records import Role
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -236,6 +237,9 @@ TOPICS: dict[str, Topic] = {
         ),
     )
 }
+
+# Where workers of a role take their work; each leases a partition.
+WORK_TOPICS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.REPLICA: "decode"}
 
 DEAD_LETTER_SUFFIX = ".dlq"
 DEAD_LETTER_RETENTION_MS = 14 * DAY_MS

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from schemas.errors import ConfigError, LeaseError
 from schemas.records import AssignRoles, Capability, Role
+from schemas.topics import WORK_TOPICS
 from workers.llm.stream import Identity
 
 log = logging.getLogger("trivium.worker")
@@ -23,8 +24,7 @@ def lease_topics(roles: Iterable[Role]) -> list[str]:
         raise ConfigError("worker roles: expected prefill, decode or replica")
     if {Role.DECODE, Role.REPLICA} <= roles:
         raise ConfigError("worker roles: decode and replica share their credits; choose one")
-    topics = ["prefill"] if Role.PREFILL in roles else []
-    return topics + (["decode"] if roles - {Role.PREFILL} else [])
+    return list(dict.fromkeys(topic for role, topic in WORK_TOPICS.items() if role in roles))
 
 
 def check_roles(roles: Sequence[Role], capability: Capability) -> None:

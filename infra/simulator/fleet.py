@@ -16,16 +16,16 @@ from schemas.records import (
     Registration,
     Role,
 )
+from schemas.topics import WORK_TOPICS
 
 MODEL = "simulated"
 FleetRecord = Registration | Heartbeat
-_TOPIC = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.REPLICA: "decode"}
 
 
 def registration(worker: SimWorker, orchestrations: tuple[Orchestration, ...]) -> Registration:
     """A worker introduces this life of itself."""
     setup = worker.setup
-    topics = sorted({_TOPIC[role] for role in worker.roles})
+    topics = sorted({WORK_TOPICS[role] for role in worker.roles})
     capability = Capability(
         model=MODEL,
         engine="sim",

@@ -12,11 +12,11 @@ import numpy as np
 
 from schemas.fleet import HEARTBEAT_MS, LEASE_MS, FleetView
 from schemas.records import Heartbeat, MemberKind, Registration, Role
+from schemas.topics import WORK_TOPICS
 from streams.core.pool import NOT_LISTED, Life, Pool, Worker
 
 __all__ = ["Fleet", "Life", "Worker"]
 
-TOPIC_OF = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.REPLICA: "decode"}
 # No record from anyone for so long: it is this router, or the broker, that is deaf.
 DEAF_MS = 2 * HEARTBEAT_MS
 FORGET_MS = 600_000
@@ -28,7 +28,7 @@ class Fleet:
     def __init__(self, router_id: str) -> None:
         self.router_id = router_id
         self.view = FleetView()
-        self.pools: dict[Role, Pool] = {role: Pool() for role in TOPIC_OF}
+        self.pools: dict[Role, Pool] = {role: Pool() for role in WORK_TOPICS}
         self._workers: dict[tuple[str, Role], Worker] = {}
         self._heard_ms = 0
         self._hearing_since_ms = 0
@@ -146,7 +146,7 @@ class Fleet:
         """
         member = self.view.members[member_id]
         leases = {lease.topic: lease.partition for lease in member.registration.leases}
-        for role, topic in TOPIC_OF.items():
+        for role, topic in WORK_TOPICS.items():
             known = self._workers.get((member_id, role))
             if known is not None and known.epoch != member.epoch:
                 del self._workers[member_id, role]
@@ -169,6 +169,6 @@ class Fleet:
         self.pools[role] = Pool(workers)
 
     def _drop(self, member_id: str) -> None:
-        for role in TOPIC_OF:
+        for role in WORK_TOPICS:
             if self._workers.pop((member_id, role), None) is not None:
                 self._list(member_id, role, takes=False)
