@@ -4,10 +4,10 @@ A replica's work is a decode job without KV, so it has no file of its own. Pure;
 `workers/llm/held.py`.
 """
 
-from schemas.records import Outcome, OutcomeKind, Phase, StreamEnd
+from schemas.records import Outcome, Phase, StreamEnd
 from workers.llm.engine import Output
-from workers.llm.prefill import WHOLE, unexpected
-from workers.llm.stream import Identity, Stream, ended, failed, kv_received
+from workers.llm.prefill import whole_or_failed
+from workers.llm.stream import Identity, Stream, kv_received
 
 
 def clipped_row(stream: Stream, output: Output, seq: int, chars: int) -> None:
@@ -45,14 +45,4 @@ def finish(
     stream: Stream, output: Output, me: Identity, now_ms: int
 ) -> Phase | tuple[StreamEnd, Outcome]:
     """The record of the last output of a decode job."""
-    if output.finish_reason in WHOLE:
-        return ended(
-            stream,
-            me,
-            OutcomeKind.COMPLETED,
-            now_ms,
-            finish_reason=output.finish_reason,
-            stop_reason=output.stop_reason,
-            kv=output.kv,
-        )
-    return failed(stream, me, output.error or unexpected(stream, output).to_wire(), now_ms)
+    return whole_or_failed(stream, output, me, now_ms, output.kv)

@@ -6,7 +6,7 @@ Pure; `workers/llm/held.py` calls it and sends what it returns.
 """
 
 from schemas.errors import EngineFailed
-from schemas.records import Outcome, OutcomeKind, Phase, StreamEnd
+from schemas.records import KvHandle, Outcome, OutcomeKind, Phase, StreamEnd
 from workers.llm.engine import Output
 from workers.llm.stream import Identity, Stream, ended, failed, handed_over
 
@@ -41,7 +41,14 @@ def finish(
         done = output.finish_reason == "handover" and output.kv is not None
     if done:
         return handed_over(stream, me, output.kv, output.transfer_ms, now_ms)
-    if output.finish_reason in WHOLE:  # the answer needed no decode
+    return whole_or_failed(stream, output, me, now_ms)  # whole: the answer needed no decode
+
+
+def whole_or_failed(
+    stream: Stream, output: Output, me: Identity, now_ms: int, kv: KvHandle | None = None
+) -> Phase | tuple[StreamEnd, Outcome]:
+    """The records of an answer that is whole, or the phase of one that is not."""
+    if output.finish_reason in WHOLE:
         return ended(
             stream,
             me,
@@ -49,6 +56,7 @@ def finish(
             now_ms,
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
+            kv=kv,
         )
     return failed(stream, me, output.error or unexpected(stream, output).to_wire(), now_ms)
 
