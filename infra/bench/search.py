@@ -1,8 +1,8 @@
 """The search benchmark: the vector engine beside hnswlib, faiss and usearch, in one run.
 
 `make bench-search`, or `python -m infra.bench.search --quick`. Parts: search speed at equal recall,
-separated clusters, build, mixed traffic of decode and prefill, warm-started probes, and the
-scheduler taken apart. Writes build/bench/search.json and search.png. Through Kafka and on a GPU it
+separated clusters, build, mixed traffic of decode and prefill, warm-started probes, what the log
+adds, and the scheduler taken apart. Writes build/bench/search.json and search.png. On a GPU it
 measures nothing.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from infra.bench import search_index, search_mixed, search_sched, search_warm
+from infra.bench import search_index, search_kafka, search_mixed, search_sched, search_warm
 from infra.bench.cpu import CpuMeter
 from infra.bench.report import BENCH_DIR, Bar, command_line, show_bars, write_report
 from infra.bench.search_options import QUICK, Options, Progress
@@ -24,7 +24,7 @@ from infra.bench.search_plot import plot
 from infra.bench.search_systems import installed, warm_up
 from infra.bench.search_tables import tables
 
-PARTS = ("speed", "clusters", "build", "mixed", "warm", "scheduler")
+PARTS = ("speed", "clusters", "build", "mixed", "warm", "kafka", "scheduler")
 _FILE_COLUMNS = 120  # where the output is not a terminal
 _ON_ONE_SCENE = {"speed", "build", "mixed", "warm"}
 
@@ -51,6 +51,8 @@ def run(
             found["warm"] = search_warm.warm(scene)
     if "clusters" in parts:
         found["clusters"] = search_index.clusters(options, names, progress)
+    if "kafka" in parts:
+        found["kafka"] = search_kafka.kafka(options, progress)
     if "scheduler" in parts:
         found["scheduler"] = search_sched.ablation(options, progress)
     ordered = {part: found[part] for part in PARTS if part in found}

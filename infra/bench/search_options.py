@@ -22,6 +22,9 @@ class Options:
     probes: int = 12
     load_s: float = 4.0  # of each rate of mixed traffic
     load_shares: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)  # of the capacity
+    kafka_rows: int = 20_000
+    kafka_warm_up: int = 2_000  # retrievals before any is timed, each way
+    kafka_least: int = 20  # retrievals of a repeat, however low the rate
     sched_seeds: int = 3
     sched_ms: int = 12_000  # of virtual time
     seed: int = 1
@@ -38,5 +41,8 @@ QUICK = Options(
     sequences=200,
     load_s=1.5,
     load_shares=(0.4, 0.8, 1.0),
+    kafka_rows=5_000,
+    kafka_warm_up=600,
+    kafka_least=5,
     sched_seeds=2,
 )

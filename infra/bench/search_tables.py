@@ -9,7 +9,7 @@ def tables(figures: dict[str, Any]) -> list[Table]:
     """One table for each part that was measured."""
     makers = {
         "speed": _speed, "clusters": _clusters, "build": _build, "mixed": _mixed, "warm": _warm,
-        "scheduler": _scheduler,
+        "kafka": _kafka, "scheduler": _scheduler,
     }  # fmt: skip
     return [makers[part](found) for part, found in figures.items() if part in makers]
 
@@ -78,6 +78,22 @@ def _warm(figures: dict[str, Any]) -> Table:
         f"Probes 2 on: recall {figures['warm_recall']:.3f} at {figures['warm_distances']:.0f} "
         f"distances; cold at equal recall: {_number(cold)}."
     )
+    return table
+
+
+def _kafka(figures: dict[str, Any]) -> Table:
+    table = Table(
+        "retrievals/s", "way", "ms p50", "ms p99", "recall@10", "errors", "CPU ms of a retrieval",
+        title="One retrieval worker, one asker",
+    )  # fmt: skip
+    for rate, row in figures["at_rate"].items():
+        for way, found in row["ways"].items():
+            cpu = ", ".join(f"{name} {_number(used)}" for name, used in found["cpu_ms"].items())
+            times = (_number(found["ms_p50"]), _number(found["ms_p99"]))
+            table.add_row(rate, way, *times, f"{found['recall']:.3f}", str(found["errors"]), cpu)
+        added = (_number(row["added_ms_p50"]), _number(row["added_ms_p99"]))
+        table.add_row(rate, "added, median of the repeats", *added, "", "", "")
+        table.add_section()
     return table
 
 

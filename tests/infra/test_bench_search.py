@@ -1,21 +1,25 @@
 """The search benchmark at toy size: that every part runs and is reported, not how fast that is."""
 
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from infra.bench import search, search_mixed, search_sched, search_systems
+from infra.bench import search, search_kafka, search_mixed, search_sched, search_systems
 from infra.bench.search_options import QUICK
 from infra.bench.search_systems import Point, at_rate, at_recall
+from schemas.settings import LogSettings
 from workers.search.query import Kind
 from workers.search.scheduler import Scheduler
 
 TOY = replace(
     QUICK, rows=2_000, dim=32, queries=60, efforts=(10, 16, 32, 96), repeats=1,
     separated_rows=1_500, clusters=10, sequences=10, probes=3, load_s=0.2, load_shares=(0.8,),
-    sched_seeds=1, sched_ms=400,
+    sched_seeds=1, sched_ms=400, kafka_rows=300, kafka_warm_up=20, kafka_least=3,
 )  # fmt: skip
 
 
@@ -28,12 +32,13 @@ def test_every_part_runs_and_is_reported(
     monkeypatch.setattr(search, "warm_up", lambda dim: None)
     for module in (search, search_mixed):
         monkeypatch.setattr(module, "BENCH_DIR", tmp_path)
-    search.main(["--quick", "--json"])
+    parts = [part for part in search.PARTS if part != "kafka"]
+    search.main(["--quick", "--json", "--only", *parts])
     told = json.loads(capsys.readouterr().out)
     assert told == json.loads((tmp_path / "search.json").read_text())
     assert (tmp_path / "search.png").stat().st_size > 10_000
     figures = told["figures"]
-    assert set(search.PARTS) <= set(figures)
+    assert set(parts) <= set(figures)
     assert set(figures["speed"]["curves"]) == set(told["load"]["indexes"])
     assert figures["clusters"]["trivium"]["recall"] >= 0.99
     assert figures["warm"]["warm_distances"] > 0
@@ -41,6 +46,24 @@ def test_every_part_runs_and_is_reported(
         unloaded = server["unloaded"]
         done = unloaded["decode_searches"] + unloaded["prefill_searches"]
         assert done + unloaded["prefill_misses"] + unloaded["errors"] >= 40, name
+
+
+@pytest.mark.timeout(120)
+def test_what_the_log_adds_is_measured_both_ways(
+    kafka: LogSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    @contextmanager
+    def running_broker(_folder: Path) -> Iterator[tuple[LogSettings, int]]:
+        yield kafka, os.getpid()
+
+    monkeypatch.setattr(search_kafka, "running_broker", running_broker)
+    monkeypatch.setattr(search_kafka, "BENCH_DIR", tmp_path)
+    found, bars = search_kafka.kafka(TOY, lambda _text: None)
+    assert len(bars) == 3 and set(found["at_rate"]) == {"1", "200"}
+    for row in found["at_rate"].values():
+        assert row["added_ms_p50"] is not None
+        for way in row["ways"].values():
+            assert way["retrievals"] >= 3 and way["errors"] == 0 and way["recall"] == 1
 
 
 def test_a_peer_that_is_missing_is_left_out_with_a_sentence(
