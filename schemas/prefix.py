@@ -22,9 +22,10 @@ Words = npt.NDArray[np.uint64]
 _MASK = (1 << 64) - 1
 STRIDE = np.uint64(0x9E3779B97F4A7C15)  # odd: positions stay apart
 _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_V1, _V2 = np.uint64(_M1), np.uint64(_M2)
 _I1, _I2 = pow(_M1, -1, 1 << 64), pow(_M2, -1, 1 << 64)
-_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
+# Arrays without dimensions: numpy takes them as operands sooner than scalars.
+_V1, _V2 = np.array(_M1, np.uint64), np.array(_M2, np.uint64)
+_S30, _S27, _S31 = (np.array(shift, np.uint64) for shift in (30, 27, 31))
 _STRIDES = np.arange(1, 65_537, dtype=np.uint64) * STRIDE  # of the first positions
 
 
@@ -76,10 +77,10 @@ def chain(
     full = len(tokens) // block_size
     if not full:
         return np.empty(0, np.uint64)
-    sums = terms(tokens[: full * block_size], first).cumsum(dtype=np.uint64)
-    ends = sums[block_size - 1 :: block_size]
-    before = 0 if previous is None else unmix(previous) - 1
-    return _mix_in_place(ends + np.uint64((before + 1) & _MASK))
+    blocks = terms(tokens[: full * block_size], first).reshape(full, block_size)
+    sums: Words = np.add.reduce(blocks, axis=1).cumsum()
+    sums += np.uint64(1 if previous is None else unmix(previous))
+    return _mix_in_place(sums)
 
 
 def extend(previous: int | None, tokens: Sequence[int], first: int) -> int:
