@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from schemas.prefix import Words
 from schemas.records import Candidate, Reason, Role, Session
 from streams.core.estimates import Speeds
 from streams.core.fleet import Fleet
@@ -33,7 +32,6 @@ class View:
         self._by_slot: Numbers | None = None
         self._prefill_ms: Numbers | None = None
         self.load = load(fleet, now_ms)
-        self._open: dict[Role, Flags] = {}
         self.home: Worker | None = None  # the living worker that holds the session's KV
         self.away = Reason.FIRST_TURN  # why the request goes elsewhere, if it does
         if need.session is not None:
@@ -60,15 +58,15 @@ class View:
         if known is None:
             if self._by_slot is None:
                 self._by_slot = self._prefixes.tokens_by_slot(self._chain)
-            pool, session = self.fleet.pools[role], self.need.session
-            known = self._by_slot[self._prefixes.slots_of(pool)]
-            if self.home is not None and session is not None and self.home.role is role:
-                row, context_tokens = self.home.row, session.context_tokens
-                known[row] = max(known[row], min(context_tokens, self.need.prompt_tokens))
+            home, session = self.home, self.need.session
+            known = self._by_slot.take(self._prefixes.slots_of(self.fleet.pools[role]))
+            if home is not None and session is not None and home.role is role:
+                tokens = min(session.context_tokens, self.need.prompt_tokens)
+                known[home.row] = max(known.item(home.row), tokens)
             self._held[role] = known
         return known
 
-    def _chain(self, block_size: int) -> Words:
+    def _chain(self, block_size: int) -> list[int]:
         need, slot, tokens = self.need, NO_SLOT, 0
         if self.home is not None and need.session is not None:
             slot, tokens = self._prefixes.slot(self.home.life), need.session.context_tokens
@@ -76,7 +74,7 @@ class View:
 
     def held_at(self, worker: Worker | None) -> int:
         """Leading prompt tokens that one worker is thought to hold."""
-        return 0 if worker is None else int(self.held(worker.role)[worker.row])
+        return 0 if worker is None else int(self.held(worker.role).item(worker.row))
 
     def to_compute(self, role: Role) -> Numbers:
         """Per row: prompt tokens to compute; engines compute at least the last one."""
@@ -84,10 +82,7 @@ class View:
 
     def open(self, role: Role) -> Flags:
         """Which rows of a pool take the request."""
-        known = self._open.get(role)
-        if known is None:
-            known = self._open[role] = self.fleet.pools[role].open(self.now_ms)
-        return known
+        return self.fleet.pools[role].open(self.now_ms)
 
     def prefill_ms(self) -> Numbers:
         """Per row of the prefill pool: time until the prompt would be computed there."""
@@ -155,9 +150,10 @@ def load(fleet: Fleet, now_ms: int) -> float:
     for roles in ((Role.PREFILL, Role.DECODE), (Role.REPLICA,)):
         requests, workers = 0.0, 0
         for role in roles:
-            living = fleet.pools[role].living(now_ms)
-            requests += float(fleet.pools[role].requests @ living)
-            workers += fleet.pools[role].living_count
+            pool = fleet.pools[role]
+            pool.living(now_ms)
+            requests += pool.living_requests
+            workers += pool.living_count
         if workers:
             return requests / workers
     return 0.0

@@ -88,7 +88,7 @@ class Fleet:
         """Count a request that was dispatched."""
         worker.running += 1
         worker.work_ahead_tokens += tokens
-        self.pools[worker.role].update(worker)
+        self.pools[worker.role].count(worker)
 
     def release(self, life: Life, role: Role, tokens: int) -> None:
         """Count a request that left; earlier lives hold nothing."""
@@ -96,26 +96,28 @@ class Fleet:
         if worker is not None and worker.epoch == life[1]:
             worker.running -= 1
             worker.work_ahead_tokens -= tokens
-            self.pools[role].update(worker)
+            self.pools[role].count(worker)
 
     def pause(self, life: Life, role: Role) -> None:
         """The worker refused work: it gets no more until its next heartbeat."""
         worker = self._workers.get((life[0], role))
         if worker is not None and worker.epoch == life[1]:
             worker.paused = True
-            self.pools[role].update(worker)
+            self.pools[role].count(worker)
 
     def occupy(self, worker: Worker, until_ms: float) -> None:
         """Note until when the prompts dispatched to a decode or replica worker keep it busy."""
         worker.busy_until_ms = until_ms
-        self.pools[worker.role].update(worker)
+        if worker.row != NOT_LISTED:
+            self.pools[worker.role].busy_until_ms[worker.row] = until_ms
 
     def set_pace(self, life: Life, role: Role, pace: float) -> None:
         """Note how long the worker takes for the same work, over its pool's average."""
         worker = self._workers.get((life[0], role))
         if worker is not None and worker.epoch == life[1]:
             worker.pace = pace
-            self.pools[role].update(worker)
+            if worker.row != NOT_LISTED:
+                self.pools[role].pace[worker.row] = pace
 
     def forget(self, now_ms: int) -> list[str]:
         """Drop members that have been silent for long, so that the tables stay bounded; returns

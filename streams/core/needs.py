@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from schemas.prefix import Words, chain
+from schemas.prefix import chain
 from schemas.records import Priority, Request, Session
 from streams.core.estimates import Note
 from streams.core.prefixes import NO_SLOT, PrefixIndex
 
 UNTICKETED = 0
 _PROBE_TOKENS = 2_048  # of a prompt are hashed at first
-_NOTHING: Words = np.empty(0, np.uint64)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -36,7 +35,7 @@ class Need:
     underway: int = 0  # remote placements that wait for their decode worker
     ticket: int = UNTICKETED
     note: Note | None = None  # what lay before it when it was placed
-    _chains: dict[int, Words] = field(default_factory=dict)
+    _chains: dict[int, list[int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, request: Request) -> "Need":
@@ -53,25 +52,22 @@ class Need:
             w_tpot=request.w_tpot,
         )
 
-    def chain(self, block_size: int, index: PrefixIndex, home_slot: int, home_tokens: int) -> Words:
+    def chain(
+        self, block_size: int, index: PrefixIndex, home_slot: int, home_tokens: int
+    ) -> list[int]:
         """Hashes of the prompt's first blocks, as far as somebody may hold them.
 
         More are computed only while some worker holds the last one so far. The session's worker
         does not count where it is known anyway to hold so many tokens.
         """
-        known, done = self._chains.get(block_size, _NOTHING), 0
+        known = self._chains.setdefault(block_size, [])
+        done = len(known) * block_size
         while self.prompt_tokens - done >= block_size:
-            done = known.size * block_size
             but_for = home_slot if done <= home_tokens else NO_SLOT
-            if done and not index.is_held(int(known[-1]), block_size, but_for):
+            if done and not index.is_held(known[-1], block_size, but_for):
                 break
             count = min(max(done, _PROBE_TOKENS, block_size), self.prompt_tokens - done)
             tokens = np.frombuffer(self.prompt, "<i4", count, 4 * done)
-            if done:
-                more = chain(tokens, block_size, int(known[-1]), done)
-                known = np.concatenate([known, more])
-            else:
-                known = chain(tokens, block_size)
-            self._chains[block_size] = known
-            done = known.size * block_size
+            known += chain(tokens, block_size, known[-1] if known else None, done).tolist()
+            done = len(known) * block_size
         return known

@@ -199,7 +199,7 @@ class Placer:
         living = pool.living(view.now_ms)
         prefill = view.prefill(living)
         assert prefill is not None
-        waiting = float(pool.requests @ living) + max(0, need.waiting - 1)
+        waiting = pool.living_requests + max(0, need.waiting - 1)
         w_ttft, w_tpot = self._weights_of(need)
         append_tokens = max(1, need.prompt_tokens - view.held_at(home))
         prefill_tokens = max(1, need.prompt_tokens - view.held_at(prefill))

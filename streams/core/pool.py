@@ -76,8 +76,11 @@ class Pool:
         self.others_tokens = np.zeros(rows)  # those of other routers
         self.busy_until_ms = np.zeros(rows)
         self.pace = np.ones(rows)
-        self.living_count = 0
+        # Of the rows that live, as of the last call of `living`:
+        self.living_count = self.living_credits = 0
+        self.living_requests = 0.0
         self._living: Flags = np.zeros(rows, np.bool_)
+        self._open: Flags = np.zeros(rows, np.bool_)
         self._living_from_ms = self._living_until_ms = 0  # when these flags hold; never at first
         self.slots: Rows = np.zeros(rows, np.int64)  # in the prefix index, as of its version
         self.slots_version = -1
@@ -97,12 +100,25 @@ class Pool:
         self.seen_ms[row] = worker.member.seen_ms if ready else _NEVER_MS
         if ready != self._living[row]:
             self._living_until_ms = 0
-        self.free[row] = 0 if worker.paused else max(0, worker.window - worker.running)
-        self.requests[row] = worker.running + worker.others_running
-        self.tokens[row] = worker.work_ahead_tokens + worker.others_tokens
         self.others_tokens[row] = worker.others_tokens
         self.busy_until_ms[row] = worker.busy_until_ms
         self.pace[row] = worker.pace
+        self.count(worker)
+
+    def count(self, worker: Worker) -> None:
+        """Bring up to date what changes with each request that comes or goes."""
+        row = worker.row
+        if row == NOT_LISTED:
+            return
+        free = 0 if worker.paused else max(0, worker.window - worker.running)
+        requests = float(worker.running + worker.others_running)
+        if self._living.item(row):
+            self.living_credits += free - self.free.item(row)
+            self.living_requests += requests - self.requests.item(row)
+            self._open[row] = free > 0
+        self.free[row] = free
+        self.requests[row] = requests
+        self.tokens[row] = worker.work_ahead_tokens + worker.others_tokens
 
     def living(self, now_ms: int) -> Flags:
         """Which rows are ready and were heard of within their lease; not to be written to.
@@ -113,6 +129,9 @@ class Pool:
             self._living = self.seen_ms >= now_ms - LEASE_MS
             self.living_count = int(np.count_nonzero(self._living))
             self._living_from_ms, self._living_until_ms = now_ms, now_ms + LEASE_MS
+            self.living_credits = int(self.free @ self._living)
+            self.living_requests = float(self.requests @ self._living)
+            self._open = (self.free > 0) & self._living
             if self.living_count:
                 self._living_until_ms = int(self.seen_ms[self._living].min()) + LEASE_MS + 1
         return self._living
@@ -123,10 +142,11 @@ class Pool:
         return self.living_count > 0
 
     def open(self, now_ms: int) -> Flags:
-        """Which rows take one more request."""
-        flags: Flags = (self.free > 0) & self.living(now_ms)
-        return flags
+        """Which rows take one more request; not to be written to."""
+        self.living(now_ms)
+        return self._open
 
     def credits(self, now_ms: int) -> int:
         """Credits of all rows that live."""
-        return int(self.free @ self.living(now_ms))
+        self.living(now_ms)
+        return self.living_credits

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from schemas.prefix import Words, unpack
+from schemas.prefix import unpack
 from schemas.records import KvEvents
 from streams.core.pool import Life, Numbers, Pool, Rows
 
@@ -108,12 +108,15 @@ class PrefixIndex:
             pool.slots_version = self.version
         return pool.slots
 
-    def tokens_by_slot(self, chain_of: Callable[[int], Words]) -> Numbers:
+    def tokens_by_slot(self, chain_of: Callable[[int], Sequence[int]]) -> Numbers:
         """Leading tokens that each slot's worker holds of the prompt whose chain per block size is
         given; one more place at the end, for NO_SLOT, is 0."""
         found = np.zeros(len(self._slots) + 1)
         for block_size in self._of_size:
             for blocks, mask in self.levels(chain_of(block_size), block_size):
+                if not mask & (mask - 1):  # a single worker, as at the end of most sessions
+                    found[mask.bit_length() - 1] = blocks * block_size
+                    continue
                 flags = np.frombuffer(mask.to_bytes(len(found) // 8 + 1, "little"), np.uint8)
                 held = np.unpackbits(flags, count=len(found), bitorder="little")
                 found[held.view(np.bool_)] = blocks * block_size
@@ -128,7 +131,7 @@ class PrefixIndex:
         mask = self._masks.get(value, 0) & self._of_size.get(block_size, 0)
         return bool(mask if but_for == NO_SLOT else mask & ~(1 << but_for))
 
-    def levels(self, hashes: Words | Sequence[int], block_size: int) -> Levels:
+    def levels(self, hashes: Sequence[int], block_size: int) -> Levels:
         """How many leading blocks of a chain which workers hold, for those that hold any.
 
         Exact for the `DEPTHS_MAX` greatest depths. Costs about log2(len(hashes)) look-ups each.
@@ -136,8 +139,8 @@ class PrefixIndex:
         count, masks = len(hashes), self._masks
         if not count:
             return []
-        first = masks.get(int(hashes[0]), 0) & self._of_size.get(block_size, 0)
-        last = masks.get(int(hashes[-1]), 0) & first
+        first = masks.get(hashes[0], 0) & self._of_size.get(block_size, 0)
+        last = masks.get(hashes[-1], 0) & first
         levels: Levels = [(count, last)] if last else []
         pending = [(0, count - 1, first, last)]
         while pending:
@@ -148,12 +151,12 @@ class PrefixIndex:
                 levels.append((low + 1, held & ~kept))
                 continue
             middle = (low + high) // 2
-            through = masks.get(int(hashes[middle]), 0) & held | kept
+            through = masks.get(hashes[middle], 0) & held | kept
             pending.append((low, middle, held, through))
             pending.append((middle, high, through, kept))
         return levels
 
-    def depths(self, hashes: Words | Sequence[int], block_size: int) -> dict[Life, int]:
+    def depths(self, hashes: Sequence[int], block_size: int) -> dict[Life, int]:
         """Cached leading blocks of a chain by worker life; as `levels`."""
         found: dict[Life, int] = {}
         for blocks, mask in self.levels(hashes, block_size):

@@ -45,7 +45,7 @@ def test_depths_of_each_worker() -> None:
     index = two_workers()
     assert index.depths(PROMPT, BLOCK) == {("a", 1): 10, ("b", 1): 25}
     assert index.depths(PROMPT[:1], BLOCK) == {("a", 1): 1, ("b", 1): 1}
-    assert index.depths(chain(range(8), BLOCK), BLOCK) == {("a", 1): 2, ("b", 1): 2}
+    assert index.depths(hashes(*range(8)), BLOCK) == {("a", 1): 2, ("b", 1): 2}
     assert index.depths([], BLOCK) == index.depths(hashes(9, 9, 9, 9), BLOCK) == {}
     assert index.depths(PROMPT, 2 * BLOCK) == {}
 
