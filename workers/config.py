@@ -28,6 +28,7 @@ _AT_LEAST = {
     "kv_events_blocks_max": 1,
     "kv_snapshot_interval_s": 1,
     "frame_interval_ms": 0,
+    "frame_interval_ms_max": 0,
     "frame_at_once_max": 0,
 }
 
@@ -48,8 +49,9 @@ class WorkerSettings:
         1_024  # phases and outcomes without acknowledgement; then no new work
     )
     report_tries_max: int = 5  # sends of one phase or outcome before the worker gives up
-    frame_interval_ms: int = 10  # between frames to a gateway, where many streams share them
-    frame_at_once_max: int = 16  # frames of so few streams leave at once; first tokens always do
+    frame_interval_ms: int = 10  # between frames to a gateway; grows with streams beyond 64
+    frame_interval_ms_max: int = 32  # a reader still sees 30 updates a second
+    frame_at_once_max: int = 16  # tokens of so few streams leave at once; first tokens always do
     kv_events_interval_ms: int = 200  # between batches of what the prefix cache holds
     kv_events_blocks_max: int = 4_096  # blocks in a batch
     kv_snapshot_interval_s: int = 60  # between tellings of everything that it holds

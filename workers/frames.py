@@ -1,12 +1,11 @@
-"""Coalesces tokens: one `TokenFrame` per gateway partition and engine step, built column by column.
+"""Coalesces tokens: one `TokenFrame` per gateway partition and engine step.
 
-Rows are appended straight to the columns, because this runs for every token; nothing is sent here.
-While a partition's last frame is not acknowledged, its next one waits and a stream's further tokens
-join the row that it has: the producer would hold that frame back in any case, and under load fewer,
-larger frames cost everybody less.
+What a client notices at once goes at once: first tokens, ends and the reports that ride with them
+stand in front, and leave alone while the later tokens of many streams wait for the interval. A
+stream's further tokens join the row that it has: under load fewer, larger rows cost everybody less.
 An outcome rides with the frame that ends its stream, and a hand-over with that of its tokens, so
 that the runtime can write them once that frame is in the log. Filled by `workers/llm/held.py`,
-emptied by `workers/loops.py`.
+emptied by `workers/loops.py`; nothing is sent here.
 """
 
 from collections.abc import Container, Sequence
@@ -36,119 +35,147 @@ class Batch:
     reports: Sequence[HeldReport]
 
 
+@dataclass(slots=True)
+class _Row:
+    """Consecutive tokens of one stream; `seq` and `char` count what the answer has before them."""
+
+    request_id: str
+    attempt: int
+    seq: int
+    char: int
+    ids: list[int]
+    text: str
+
+    def joins(self, attempt: int, seq: int, char: int) -> bool:
+        """Whether tokens that begin there follow on this row."""
+        return (
+            self.attempt == attempt
+            and self.seq + len(self.ids) == seq
+            and self.char + len(self.text) == char
+        )
+
+
 class Columns:
     """The rows of one gateway partition since its last frame."""
 
     __slots__ = (
-        "attempts",
+        "_closed",
+        "_ends",
+        "_first",
+        "_frames",
+        "_later",
+        "_logprobs",
+        "_reports",
+        "_starts",
         "dirty",
-        "ends",
-        "first_chars",
-        "first_seqs",
-        "frames",
-        "ids",
-        "logprobs",
         "partition",
-        "reports",
-        "request_ids",
-        "rows",
-        "starts",
-        "texts",
-        "token_counts",
+        "urgent",
     )
 
     def __init__(self, partition: int, frames: "Frames") -> None:
         self.partition = partition
-        self.frames = frames
+        self._frames = frames
+        self._later: dict[str, _Row] = {}  # tokens that may wait, by stream
         self._reset()
 
     def _reset(self) -> None:
         self.dirty = False
-        self.request_ids: list[str] = []
-        self.attempts: list[int] = []
-        self.first_seqs: list[int] = []
-        self.first_chars: list[int] = []
-        self.token_counts: list[int] = []
-        self.ids: list[Sequence[int]] = []
-        self.texts: list[str] = []
-        self.rows: dict[str, int] = {}  # the row that a stream's next tokens may join
-        self.logprobs: list[StreamLogprobs] = []
-        self.starts: list[StreamStart] = []
-        self.ends: list[StreamEnd] = []
-        self.reports: list[HeldReport] = []
+        self.urgent = False  # a stream begins or ends, or a report waits
+        self._closed: list[_Row] = []  # rows that nothing joins any more; they go first
+        self._first: dict[str, _Row] = {}
+        self._logprobs: list[StreamLogprobs] = []
+        self._starts: list[StreamStart] = []
+        self._ends: list[StreamEnd] = []
+        self._reports: list[HeldReport] = []
+
+    @property
+    def streams(self) -> int:
+        """How many streams have tokens here."""
+        return len(self._first) + len(self._later)
 
     def row(
         self, request_id: str, attempt: int, seq: int, char: int, ids: Sequence[int], text: str
     ) -> None:
         """Tokens of one stream; `seq` and `char` count what the answer has before them."""
         if not self.dirty:
-            self.frames.touch(self)
-        row = self.rows.get(request_id)
-        if (
-            row is not None
-            and self.attempts[row] == attempt
-            and self.first_seqs[row] + self.token_counts[row] == seq
-            and self.first_chars[row] + len(self.texts[row]) == char
-        ):
-            self.ids[row] = (*self.ids[row], *ids)
-            self.token_counts[row] += len(ids)
-            self.texts[row] += text
-            return
-        if not seq:
-            self.frames.urgent = True
-        self.rows[request_id] = len(self.request_ids)
-        self.request_ids.append(request_id)
-        self.attempts.append(attempt)
-        self.first_seqs.append(seq)
-        self.first_chars.append(char)
-        self.token_counts.append(len(ids))
-        self.ids.append(ids)
-        self.texts.append(text)
+            self._frames.touch(self)
+        row = self._first.get(request_id) or self._later.get(request_id)
+        if row is not None:
+            if row.joins(attempt, seq, char):
+                row.ids += ids
+                row.text += text
+                return
+            self._close(request_id)
+        row = _Row(request_id, attempt, seq, char, list(ids), text)
+        if seq:
+            self._later[request_id] = row
+        else:
+            self._first[request_id] = row
+            self._urge()
+
+    def _urge(self) -> None:
+        self.urgent = self._frames.urgent = True
+
+    def _close(self, request_id: str) -> None:
+        """The stream's row goes with the next frame, as it is."""
+        row = self._first.pop(request_id, None) or self._later.pop(request_id, None)
+        if row is not None:
+            self._closed.append(row)
 
     def start(self, start: StreamStart) -> None:
         """A stream begins on this worker; told with its first row, or whatever leaves before."""
-        self.starts.append(start)
+        self._starts.append(start)
 
     def add_logprobs(
         self, request_id: str, attempt: int, seq: int, tokens: Sequence[TokenLogprob]
     ) -> None:
         """Log-probabilities that belong to the row just added, which is now complete."""
-        self.rows.pop(request_id, None)
-        self.logprobs.append(
+        self._close(request_id)
+        self._logprobs.append(
             StreamLogprobs(request_id=request_id, attempt=attempt, first_seq=seq, tokens=tokens)
         )
 
     def end(self, end: StreamEnd, outcome: Outcome, headers: Headers) -> None:
-        """A stream ends with this frame."""
-        if not self.dirty:
-            self.frames.touch(self)
-        self.ends.append(end)
-        self.reports.append((outcome, headers))
+        """A stream ends with the next frame."""
+        self._ends.append(end)
+        self._last(end.request_id, (outcome, headers))
 
     def report(self, phase: Phase, headers: Headers) -> None:
         """A phase that others must not act on before the tokens so far are in the log."""
-        if not self.dirty:
-            self.frames.touch(self)
-        self.reports.append((phase, headers))
+        self._last(phase.request_id, (phase, headers))
 
-    def take(self, worker_id: str, now_ms: int) -> Batch:
-        """The frame of what was collected; the columns start anew."""
+    def _last(self, request_id: str, report: HeldReport) -> None:
+        if not self.dirty:
+            self._frames.touch(self)
+        self._close(request_id)
+        self._reports.append(report)
+        self._urge()
+
+    def take(self, worker_id: str, now_ms: int, *, later: bool) -> Batch:
+        """The frame of what was collected, with or without the tokens that may wait."""
+        rows = [*self._closed, *self._first.values()]
+        waiting = bool(self._later)
+        if later:
+            rows += self._later.values()
+            self._later = {}
+            waiting = False
         frame = TokenFrame(
             worker_id=worker_id,
             at_ms=now_ms,
-            request_ids=self.request_ids,
-            attempts=self.attempts,
-            first_seqs=self.first_seqs,
-            first_chars=self.first_chars,
-            token_counts=self.token_counts,
-            token_ids=list(chain.from_iterable(self.ids)),
-            texts=self.texts,
-            logprobs=self.logprobs,
-            ends=self.ends,
-            starts=self.starts,
+            request_ids=[row.request_id for row in rows],
+            attempts=[row.attempt for row in rows],
+            first_seqs=[row.seq for row in rows],
+            first_chars=[row.char for row in rows],
+            token_counts=[len(row.ids) for row in rows],
+            token_ids=list(chain.from_iterable([row.ids for row in rows])),
+            texts=[row.text for row in rows],
+            logprobs=self._logprobs,
+            ends=self._ends,
+            starts=self._starts,
         )
-        batch = Batch(partition=self.partition, frame=frame, reports=self.reports)
+        batch = Batch(partition=self.partition, frame=frame, reports=self._reports)
         self._reset()
+        self.dirty = waiting
         return batch
 
 
@@ -159,7 +186,7 @@ class Frames:
         self._worker_id = worker_id
         self._columns: dict[int, Columns] = {}
         self._touched: list[Columns] = []
-        self.urgent = False  # a first token is among the rows
+        self.urgent = False  # something among it must leave at once
 
     def columns(self, partition: int) -> Columns:
         """The columns of one gateway partition; streams keep the reference."""
@@ -175,19 +202,30 @@ class Frames:
 
     @property
     def streams(self) -> int:
-        """How many rows wait to be sent."""
-        return sum(len(columns.request_ids) for columns in self._touched)
+        """How many streams have tokens that wait to be sent."""
+        return sum(columns.streams for columns in self._touched)
 
     def pending(self, busy: Container[int] = ()) -> bool:
         """Whether there is anything to send to partitions other than these."""
         return any(columns.partition not in busy for columns in self._touched)
 
-    def take(self, now_ms: int, busy: Container[int] = ()) -> list[Batch]:
-        """One frame per gateway partition that has something, in the order of first touch."""
-        touched = [columns for columns in self._touched if columns.partition not in busy]
-        self._touched = [columns for columns in self._touched if columns.partition in busy]
-        self.urgent = self.urgent and bool(self._touched)
-        return [columns.take(self._worker_id, now_ms) for columns in touched]
+    def take(
+        self, now_ms: int, busy: Container[int] = (), *, urgent_only: bool = False
+    ) -> list[Batch]:
+        """One frame per gateway partition that has something, in the order of first touch; with
+        `urgent_only`, of what must leave at once, while later tokens go on waiting.
+        """
+        batches, kept = [], []
+        for columns in self._touched:
+            if columns.partition in busy or (urgent_only and not columns.urgent):
+                kept.append(columns)
+                continue
+            batches.append(columns.take(self._worker_id, now_ms, later=not urgent_only))
+            if columns.dirty:
+                kept.append(columns)
+        self._touched = kept
+        self.urgent = any(columns.urgent for columns in kept)
+        return batches
 
     def clear(self) -> None:
         """Forget what was not sent; a fenced worker says nothing any more."""

@@ -26,6 +26,8 @@ from workers.llm.engine import Engine, Output
 from workers.llm.held import Held
 from workers.outbox import Outbox
 
+_INTERVAL_STREAMS = 64  # so many share frames at the shortest interval
+
 
 class Loops:
     """What the tasks of a worker share while it serves."""
@@ -112,16 +114,19 @@ class Loops:
             raise EngineDead(f"the engine failed: {type(error).__name__}: {error}") from error
 
     async def flush(self, *, at_once: bool = False) -> None:
-        """Send what the frames hold, or arm the timer that does.
+        """Send what the frames hold: all of it, or what is urgent while the timer runs.
 
         Raises LeaseError when the lease is in doubt.
         """
-        if not self._frames.pending(self._busy) or (self._may_wait() and not at_once):
+        if not self._frames.pending(self._busy):
+            return
+        urgent_only = not at_once and self._may_wait()
+        if urgent_only and not self._frames.urgent:
             return
         async with self._sending:
             if not self._membership.is_valid():
                 raise LeaseError(f"{self._membership.member_id}: the lease is in doubt; no tokens")
-            for batch in self._frames.take(wall_ms(), self._busy):
+            for batch in self._frames.take(wall_ms(), self._busy, urgent_only=urgent_only):
                 self._busy.add(batch.partition)
                 ack = await self._tokens.send(
                     "tokens", batch.frame, key=str(batch.partition), partition=batch.partition
@@ -131,17 +136,18 @@ class Loops:
                 )
 
     def _may_wait(self) -> bool:
-        """Whether what is pending is many streams' later tokens, too soon after the last frame."""
-        frames, settings = self._frames, self._settings
-        loop = asyncio.get_running_loop()
+        """Whether later tokens of many streams are pending, too soon after their last frame.
+
+        The more streams, the longer they wait: their cost per token falls with every one that joins
+        a frame, and what beginnings and ends then find free is their latency.
+        """
+        settings, loop = self._settings, asyncio.get_running_loop()
         now_s = loop.time()
-        wait = (
-            now_s < self._next_s
-            and not frames.urgent
-            and frames.streams > settings.frame_at_once_max
-        )
+        wait = now_s < self._next_s and self._frames.streams > settings.frame_at_once_max
         if not wait:
-            self._next_s = now_s + settings.frame_interval_ms / 1000
+            longer = max(1.0, len(self._held) / _INTERVAL_STREAMS)
+            most_ms = max(settings.frame_interval_ms, settings.frame_interval_ms_max)
+            self._next_s = now_s + min(settings.frame_interval_ms * longer, most_ms) / 1000
         elif self._alarm is None:
             self._alarm = loop.call_at(self._next_s, self._ring)
         return wait

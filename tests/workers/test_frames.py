@@ -18,6 +18,21 @@ ROWS = st.lists(
 )
 
 
+def ending(request_id: str) -> tuple[StreamEnd, Outcome, list[tuple[str, bytes]]]:
+    """The last word of a stream, with its outcome."""
+    kind = OutcomeKind.CANCELLED
+    end = StreamEnd(request_id=request_id, attempt=1, seq=0, chars=0, kind=kind)
+    outcome = Outcome(
+        request_id=request_id,
+        session_id="s",
+        attempt=1,
+        kind=kind,
+        written_by="w1",
+        ended_ms=1,
+    )
+    return end, outcome, [("traceparent", b"t")]
+
+
 @settings(deadline=None)  # a shared machine may stall
 @given(ROWS)
 def test_rows_come_out_as_they_went_in(rows: list[tuple[int, str, list[int], str]]) -> None:
@@ -89,20 +104,12 @@ def test_a_busy_partition_keeps_what_it_has() -> None:
 
 def test_an_end_takes_its_outcome_along() -> None:
     frames = Frames("w1")
-    end = StreamEnd(request_id="r1", attempt=1, seq=0, chars=0, kind=OutcomeKind.CANCELLED)
-    outcome = Outcome(
-        request_id="r1",
-        session_id="s",
-        attempt=1,
-        kind=OutcomeKind.CANCELLED,
-        written_by="w1",
-        ended_ms=1,
-    )
-    frames.columns(0).end(end, outcome, [("traceparent", b"t")])
+    end, outcome, headers = ending("r1")
+    frames.columns(0).end(end, outcome, headers)
     assert frames.pending()
     (batch,) = frames.take(1)
     assert list(batch.frame.ends) == [end]
-    assert list(batch.reports) == [(outcome, [("traceparent", b"t")])]
+    assert list(batch.reports) == [(outcome, headers)]
 
 
 def test_logprobs_name_their_first_token() -> None:
@@ -113,6 +120,51 @@ def test_logprobs_name_their_first_token() -> None:
     (found,) = frames.take(1)[0].frame.logprobs
     assert (found.request_id, found.attempt, found.first_seq) == ("r1", 2, 4)
     assert list(found.tokens) == [logprob]
+
+
+def test_only_what_begins_or_ends_is_urgent() -> None:
+    frames = Frames("w1")
+    columns = frames.columns(3)
+    columns.row("r1", 1, 5, 5, [7], "a")
+    columns.row("r2", 1, 9, 9, [8], "b")
+    assert not frames.urgent
+    assert frames.take(1, urgent_only=True) == []
+    columns.row("r2", 1, 10, 10, [9], "c")
+    columns.end(*ending("r2"))
+    columns.row("r3", 1, 0, 0, [4], "x")
+    assert frames.urgent
+    (batch,) = frames.take(1, urgent_only=True)
+    assert (batch.frame.request_ids, batch.frame.texts) == (["r2", "r3"], ["bc", "x"])
+    assert [end.request_id for end in batch.frame.ends] == ["r2"]
+    assert len(batch.reports) == 1
+    assert frames.pending()
+    assert not frames.urgent
+    columns.row("r1", 1, 6, 6, [7], "d")
+    assert [batch.frame.texts for batch in frames.take(1)] == [["ad"]]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["r1", "r2", "r3"]), st.booleans()), max_size=40))
+def test_each_stream_arrives_whole_and_in_order(steps: list[tuple[str, bool]]) -> None:
+    """Whatever is taken when: urgent alone, or all."""
+    frames, sent, got = Frames("w1"), dict[str, int](), dict[str, int]()
+    for request_id, urgent_only in [*steps, ("r1", False)]:
+        seq = sent.get(request_id, 0)
+        frames.columns(0).row(request_id, 1, seq, seq, [seq], "a")
+        sent[request_id] = seq + 1
+        if sent[request_id] % 4 == 0:
+            frames.columns(0).add_logprobs(request_id, 1, seq, [])
+        for batch in frames.take(1, urgent_only=urgent_only):
+            rows = zip(
+                batch.frame.request_ids,
+                batch.frame.first_seqs,
+                batch.frame.token_counts,
+                strict=True,
+            )
+            for name, first_seq, count in rows:
+                assert first_seq == got.get(name, 0)
+                got[name] = first_seq + count
+    assert got == sent
 
 
 def test_what_is_cleared_is_never_sent() -> None:

@@ -206,7 +206,7 @@ async def test_tokens_come_together_while_the_last_frame_is_not_acknowledged() -
         found.log.held_acks["tokens"][1].set_result(None)
 
 
-async def test_frames_of_many_streams_keep_their_interval_but_first_tokens_do_not_wait() -> None:
+async def test_frames_of_many_streams_keep_their_interval_but_first_and_last_do_not_wait() -> None:
     async with life(running_max=8, frame_interval_ms=200, frame_at_once_max=2) as found:
         names = [f"r{n}" for n in range(4)]
         await found.held(*(work(name) for name in names))
@@ -219,9 +219,12 @@ async def test_frames_of_many_streams_keep_their_interval_but_first_tokens_do_no
         await found.held(work("late"))
         found.engine.say(out("late.1", [7], "x"))
         await until(lambda: len(found.log.of(TokenFrame)) == 2)
-        assert list(found.log.of(TokenFrame)[1].texts) == ["yy"] * 4 + ["x"]
-        found.engine.say(*(out(f"{name}.1", [9], "z") for name in names))
-        await until(lambda: len(found.log.of(TokenFrame)) == 3)  # when the interval is over
+        assert list(found.log.of(TokenFrame)[1].texts) == ["x"]
+        found.engine.say(out("r0.1", [9], "z", finish_reason="length"))
+        await until(lambda: found.log.of(Outcome) != [])
+        assert list(found.log.of(TokenFrame)[2].texts) == ["yyz"]  # its end, with all before it
+        await until(lambda: len(found.log.of(TokenFrame)) == 4)  # when the interval is over
+        assert list(found.log.of(TokenFrame)[3].texts) == ["yy"] * 3
 
 
 async def test_the_last_tokens_of_many_streams_leave_although_the_timer_is_early(
@@ -235,11 +238,10 @@ async def test_the_last_tokens_of_many_streams_leave_although_the_timer_is_early
         await until(lambda: len(found.log.of(TokenFrame)) == 1)
         with monkeypatch.context() as early:
             early.setattr(loop, "call_at", lambda _, ring, *args: loop.call_soon(ring, *args))
-            last = (out(f"{name}.1", [8], "y", finish_reason="length") for name in names)
-            found.engine.say(*last)
+            found.engine.say(*(out(f"{name}.1", [8], "y") for name in names))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
-        await until(lambda: len(found.log.of(Outcome)) == 4)
+        await until(lambda: len(found.log.of(TokenFrame)) == 2)
 
 
 async def test_a_frame_that_is_not_written_ends_the_worker_without_an_outcome() -> None:
