@@ -116,11 +116,13 @@ class Tokenizer:
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text; a long one is encoded in a thread, so that streams go on."""
         if len(text) <= self._inline_chars:
-            return self._raw.encode(text, add_special_tokens=add_special_tokens).ids
-        encoding = await asyncio.to_thread(
-            self._raw.encode, text, add_special_tokens=add_special_tokens
-        )
-        return encoding.ids
+            return self._ids(text, add_special_tokens)
+        return await asyncio.to_thread(self._ids, text, add_special_tokens)
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        # The fast form leaves out where in the text each token lies; it exists for batches only.
+        found = self._raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return found[0].ids
 
     def token_text(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of a token."""
