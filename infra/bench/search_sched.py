@@ -19,7 +19,8 @@ from infra.bench.report import Bar, at_least, percentile
 from infra.bench.search_options import Options, Progress
 from workers.search.control import ControlSettings, Signals, move
 from workers.search.query import Kind
-from workers.search.scheduler import Drop, Item, Plan, Running, Scheduler, SchedulerSettings
+from workers.search.queues import Item
+from workers.search.scheduler import Drop, Plan, Running, Scheduler, SchedulerSettings
 
 STEP_MS = 0.2
 PLACES, SLOTS = 8, 24

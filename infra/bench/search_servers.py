@@ -18,6 +18,7 @@ import numpy as np
 
 from workers.search import admission, metrics, steps
 from workers.search.engine import EngineSettings, SearchEngine
+from workers.search.hits import Reader
 from workers.search.index import Index
 from workers.search.query import Kind, Query
 from workers.search.slots import Slots
@@ -52,9 +53,8 @@ class Engine:
         return (await self.engine.search(self.index, query)).rows
 
     def places_used(self) -> tuple[int, int]:
-        figures = [lane.figures for lane in self.engine.lanes]
-        rounds = sum(each.rounds for each in figures)
-        return sum(each.places_used for each in figures), rounds * PLACES
+        figures = self.engine.figures()
+        return figures.places_used, figures.rounds * PLACES
 
     async def close(self) -> None:
         await self.engine.close()
@@ -101,6 +101,7 @@ class StaticBatches:
 
     def _run(self, number: int) -> None:
         slots = Slots(PLACES, top_m_max=max(TOP_M.values()), k_max=K)
+        reader = Reader(slots)
         while (first := self._inbox.get()) is not None:
             batch = [first]
             while len(batch) < PLACES and not self._inbox.empty():
@@ -113,7 +114,8 @@ class StaticBatches:
                     break
                 batch.append(another)
             self._complete(slots, batch, number)
-            rows = [admission.answered(w.search, slots, i).rows for i, w in enumerate(batch)]
+            answers = [admission.answered(w.search, slots, i, reader) for i, w in enumerate(batch)]
+            rows = [answer.rows for answer in answers if answer is not None]
             self._loop.call_soon_threadsafe(_resolve, batch, rows)
 
     def _complete(self, slots: Slots, batch: Sequence[_Waiting], number: int) -> None:

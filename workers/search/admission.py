@@ -7,18 +7,19 @@ that is too small: `rescanned` then makes it a scan, so that no search silently 
 min(k, rows allowed). Which way depends on the request and the snapshot alone.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from schemas.errors import EmptyIndex, InvalidRequest
 from workers.search import fields
 from workers.search.filters import Allowed
-from workers.search.keys import EMPTY, FLAG, held
+from workers.search.hits import Reader
+from workers.search.keys import EMPTY, FLAG
 from workers.search.query import Answer, Effort
-from workers.search.slots import TASKS_MAX, Slots, hash_places
-from workers.search.view import IndexView, address
+from workers.search.slots import ROWS_A_STEP, TASKS_MAX, Slots, hash_places
+from workers.search.view import COMPILED_MAX, IndexView, address
 
 Array = np.ndarray[Any, Any]
 
@@ -27,7 +28,17 @@ ENTRIES = 16  # representatives that a walk begins at
 TOP_M_MAX, K_MAX = 512, 512
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+class Way(NamedTuple):
+    """How searches of one effort go in one snapshot; nothing of a request."""
+
+    row: Array  # int64, `fields.COUNT`, without the query
+    extends: int  # about how many it takes
+    exact: bool  # it scans all rows that it may return
+    allowed: int  # live rows that it may return
+    where: Allowed | None
+
+
+@dataclass(slots=True, eq=False)
 class Search:
     """A search that is ready for a slot, with all that the slot will point to."""
 
@@ -35,25 +46,28 @@ class Search:
     view: IndexView
     query: Array  # (1 or more, padded dim), float32
     k: int
-    allowed: int  # live rows that it may return
-    where: Allowed | None = None
+    way: Way
     warm: Array | None = None
 
     @property
     def exact(self) -> bool:
         """Whether it scans all rows that it may return."""
-        row = self.row
-        return bool(row[fields.LIST_COUNT]) or not row[fields.REPS_COUNT]
+        return self.way.exact
+
+    @property
+    def where(self) -> Allowed | None:
+        """The filter, as far as it has one."""
+        return self.way.where
+
+    @property
+    def allowed(self) -> int:
+        """Live rows that it may return."""
+        return self.way.allowed
 
     @property
     def extends(self) -> int:
         """About how many extends it takes."""
-        row = self.row
-        seeds = row[fields.LIST_COUNT] or (
-            row[fields.REPS_COUNT] + row[fields.LOOSE_LAST] - row[fields.LOOSE_FIRST]
-        )
-        walk = 0 if self.exact else row[fields.TOP_M] // row[fields.WIDTH] + 3
-        return int(-(-seeds // 64) + walk)
+        return self.way.extends
 
 
 def check(
@@ -78,15 +92,36 @@ def admission(
     scanned_rows_max: int = SCANNED_ROWS_MAX, top_m_max: int = TOP_M_MAX,
 ) -> Search:  # fmt: skip
     """A search of prepared queries (`metrics.prepared`); the effort is checked already."""
+    if effort.where is None:  # the usual case: what it shares with others is looked up
+        key = (
+            effort.k, effort.top_m, effort.width, effort.patience, scanned_rows_max, top_m_max
+        )  # fmt: skip
+        way = view.ways.get(key)
+        if way is None:
+            while len(view.ways) >= COMPILED_MAX:
+                view.ways.pop(next(iter(view.ways)), None)
+            view.ways[key] = way = _way(effort, view, scanned_rows_max, top_m_max)
+    else:
+        way = _way(effort, view, scanned_rows_max, top_m_max)
+    row = way.row.copy()
+    row[fields.QUERY] = address(query)
+    search = Search(row, view, query, effort.k, way)
+    if len(seeds) and row[fields.REPS_COUNT]:
+        warm = np.asarray(seeds, np.int64)[: row[fields.TOP_M]]
+        search.warm = warm = np.ascontiguousarray(warm[(warm >= 0) & (warm < view.linked)])
+        row[fields.WARM], row[fields.WARM_COUNT] = address(warm), len(warm)
+    return search
+
+
+def _way(effort: Effort, view: IndexView, scanned_rows_max: int, top_m_max: int) -> Way:
     row = view.template.copy()
-    row[fields.K], row[fields.QUERY], row[fields.WIDTH] = effort.k, address(query), effort.width
+    row[fields.K], row[fields.WIDTH] = effort.k, effort.width
     row[fields.PATIENCE] = effort.patience
-    top_m = max(effort.top_m, effort.k)
-    search = Search(row, view, query, effort.k, view.live)
+    top_m, allowed, where = max(effort.top_m, effort.k), view.live, None
     if effort.where is not None:
         where = view.allowed(effort.where)
         row[fields.SCREENED], row[fields.ALLOWED] = 1, address(where.bits)
-        search = replace(search, allowed=where.count, where=where)
+        allowed = where.count
         if where.rows is not None:
             _list(row, where.rows)
         else:
@@ -95,12 +130,12 @@ def admission(
     row[fields.ENTRIES] = min(ENTRIES, top_m)
     if view.linked == 0 or view.count <= max(scanned_rows_max, effort.k):
         _all(row, view)
-    elif len(seeds):
-        warm = np.asarray(seeds, np.int64)[:top_m]
-        warm = np.ascontiguousarray(warm[(warm >= 0) & (warm < view.linked)])
-        row[fields.WARM], row[fields.WARM_COUNT] = address(warm), len(warm)
-        search = replace(search, warm=warm)
-    return search
+    exact = bool(row[fields.LIST_COUNT]) or not row[fields.REPS_COUNT]
+    seeds = row[fields.LIST_COUNT] or (
+        row[fields.REPS_COUNT] + row[fields.LOOSE_LAST] - row[fields.LOOSE_FIRST]
+    )
+    extends = -(-seeds // ROWS_A_STEP) + (0 if exact else top_m // effort.width + 3)
+    return Way(row, int(extends), exact, allowed, where)
 
 
 def _list(row: Array, rows: Array) -> None:
@@ -117,7 +152,8 @@ def _all(row: Array, view: IndexView) -> None:
 def rescanned(search: Search, slots: Slots, slot: int) -> bool:
     """Whether a search that ended has too few hits, and was made a scan of all rows instead."""
     row = slots.fields[slot]
-    if search.exact or keys_of(slots, slot)[min(search.k, search.allowed) - 1] < EMPTY - FLAG:
+    wanted = min(search.k, search.way.allowed)
+    if search.way.exact or keys_of(slots, slot)[wanted - 1] < EMPTY - FLAG:
         return False
     _all(row, search.view)
     row[fields.STATUS] = fields.FRESH
@@ -132,18 +168,22 @@ def keys_of(slots: Slots, slot: int) -> Array:
     return found
 
 
-def answered(search: Search, slots: Slots, slot: int) -> Answer:
-    """The answer of a search that is done."""
-    row, names = slots.fields[slot], search.view.ids
-    keys, top = keys_of(slots, slot), slots.top[slot, : row[fields.TOP_M]]
-    rows, distances = held(keys[: np.searchsorted(keys, EMPTY - FLAG)])
+def answered(search: Search, slots: Slots, slot: int, reader: Reader) -> Answer | None:
+    """The answer of a search that is done; None if it is to be run again, as a scan."""
+    view = search.view
+    hits, entries, extends, computed, scanned = reader.read(slot)
+    if hits < min(search.k, search.way.allowed) and not search.way.exact and not scanned:
+        assert rescanned(search, slots, slot)
+        return None
+    rows = reader.rows[:hits].copy()
+    names = view.ids
     return Answer(
         rows=rows,
         ids=[names[i] for i in rows.tolist()],
-        distances=search.view.metric.shown(distances),
-        extends=int(row[fields.EXTENDS]),
-        computed=int(row[fields.DISTANCES]),
-        exact=not row[fields.REPS_COUNT],
-        top_keys=top[: np.searchsorted(top, EMPTY - FLAG)].copy(),
+        distances=view.metric.shown(reader.distances[:hits]),
+        extends=extends,
+        computed=computed,
+        exact=bool(scanned),
+        top_keys=slots.top[slot, :entries].copy(),
         names=names,
     )

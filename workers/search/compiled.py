@@ -5,6 +5,7 @@ The only file that imports numba; `distances.py` and `keys.py` write LLVM code t
 
 import hashlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,16 +21,15 @@ insert_function: Any = numba.core.cgutils.get_or_insert_function
 
 # Where kernels are inlined from, or take constants from; numba looks at a kernel's own file itself.
 _SHARED = ("compiled", "distances", "fields", "keys", "memory", "slots")
+_CALLED = {"workers.search.turns": ("shared", "steps")}  # by the module that calls
 
 
-def _sources_digest() -> str:
+@cache
+def _sources_digest(module: str) -> str:
     digest = hashlib.sha256()
-    for name in _SHARED:
+    for name in (*_SHARED, *_CALLED.get(module, ())):
         digest.update(Path(__file__).with_name(f"{name}.py").read_bytes())
     return digest.hexdigest()
-
-
-_DIGEST = _sources_digest()
 
 
 def kernel(function: AnyFunction) -> AnyFunction:
@@ -37,7 +37,8 @@ def kernel(function: AnyFunction) -> AnyFunction:
     compiled: Any = numba.njit(nogil=True, cache=True)(function)
     # numba's cache looks at one file only, and would keep what it inlined from a changed one
     cached = compiled._cache._cache_file  # noqa: SLF001 - it has no public name
-    cached._source_stamp = (*cached._source_stamp, _DIGEST)  # noqa: SLF001
+    digest = _sources_digest(function.__module__)
+    cached._source_stamp = (*cached._source_stamp, digest)  # noqa: SLF001
     return compiled  # type: ignore[no-any-return]
 
 

@@ -15,7 +15,8 @@ from workers.search.compiled import inlined, insert_function, intrinsic, types
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
-def _pointer(builder: Any, base: Any, i: Any, element: Any, size: int) -> Any:
+def pointer(builder: Any, base: Any, i: Any, element: Any, size: int) -> Any:
+    """Of element `i` of an array at `base`, while code is generated."""
     offset = builder.mul(i, ir.Constant(_I64, size))
     return builder.inttoptr(builder.add(base, offset), element.as_pointer())
 
@@ -25,7 +26,7 @@ def _getter(kind: Any, element: Any, size: int) -> Any:
     def get(context: Any, base: Any, i: Any) -> Any:
         def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             base, i = arguments
-            return builder.load(_pointer(builder, base, i, element, size))
+            return builder.load(pointer(builder, base, i, element, size))
 
         return kind(types.intp, types.intp), generate
 
@@ -37,7 +38,7 @@ def _setter(kind: Any, element: Any, size: int) -> Any:
     def put(context: Any, base: Any, i: Any, value: Any) -> Any:
         def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
             base, i, value = arguments
-            builder.store(value, _pointer(builder, base, i, element, size))
+            builder.store(value, pointer(builder, base, i, element, size))
             return _context.get_dummy_value()
 
         return types.void(types.intp, types.intp, kind), generate

@@ -5,6 +5,7 @@ Cosine is the inner product of vectors that were normalised on the way in; a zer
 and is at distance 1 of everything.
 """
 
+import math
 from enum import StrEnum
 from typing import Any
 
@@ -64,6 +65,11 @@ def prepared(vectors: Any, dim: int, metric: Metric, storage: Storage = Storage.
     `vectors` has shape (count, dim) or (dim,). Raises WrongDimension and InvalidVector.
     """
     given = np.asarray(vectors, np.float32)
+    if given.shape == (dim,) and metric is not Metric.COSINE and storage is Storage.FLOAT32:
+        if math.isfinite(given @ given):  # then all values are; the usual query, for short
+            out = np.empty((1, padded(dim)), np.float32)
+            out[0, :dim], out[0, dim:] = given, 0
+            return out
     if given.ndim == 1:
         given = given[None]
     if given.ndim != 2 or given.shape[1] != dim:

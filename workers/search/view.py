@@ -18,7 +18,7 @@ from workers.search.query import ExternalId
 
 Array = np.ndarray[Any, Any]
 
-COMPILED_MAX = 64  # filters that a view remembers
+COMPILED_MAX = 64  # filters that a view remembers, and ways to search it
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +38,7 @@ class IndexView:
     ids: list[ExternalId]
     columns: Columns
     epoch: int
+    ways: dict[Any, Any] = field(default_factory=dict)  # of `admission.py`
     _filters: dict[str, Allowed] = field(default_factory=dict)
 
     @cached_property

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import itertools
 import weakref
 from collections.abc import AsyncIterator
 from typing import Any
@@ -35,10 +34,11 @@ async def engine() -> AsyncIterator[SearchEngine]:
 
 
 def assert_nothing_is_left(engine: SearchEngine) -> None:
-    for lane in engine.lanes:
-        assert lane.load == lane.running == lane.parked == 0
-        assert not lane._slots.fields.any()
-        assert sorted(lane._free) == list(range(lane._slots.count))
+    dispatcher = engine._dispatcher
+    assert dispatcher.running == dispatcher.parked == len(dispatcher.scheduler) == 0
+    assert dispatcher._active == [0] * dispatcher.lanes.count
+    assert not dispatcher._slots.fields.any()
+    assert sorted(sum(dispatcher._free, [])) == list(range(dispatcher._slots.count))
 
 
 async def test_single_and_bulk_searches_agree(engine: SearchEngine, index: Index) -> None:
@@ -106,34 +106,61 @@ async def test_bad_requests_are_refused_at_once(engine: SearchEngine, index: Ind
     assert_nothing_is_left(engine)
 
 
-async def test_a_deadline_ends_a_search_that_runs(index: Index) -> None:
-    ticks = itertools.count()  # a turn reads the clock several times, a walk takes many turns
-    engine = SearchEngine(EngineSettings(lanes=1, extends_max=1), clock_ms=lambda: next(ticks))
+class Clock:
+    """Time that stands still until it is moved."""
+
+    now_ms = 0.0
+
+    def __call__(self) -> float:
+        return self.now_ms
+
+
+def long_index() -> Index:
+    """Scanned whole by each search: without edges."""
+    index = Index(64)
+    index.upsert(range(50_000), np.zeros((50_000, 64)))
+    return index
+
+
+LONG = np.zeros((64, 64), np.float32)
+
+
+async def test_a_deadline_ends_a_search_that_runs_and_one_that_waits(index: Index) -> None:
+    clock = Clock()
+    engine = SearchEngine(EngineSettings(lanes=1, places=1, slots=1), clock_ms=clock)
+    long = asyncio.create_task(engine.search_many(long_index(), LONG, deadline_ms=2))
+    await until(lambda: engine.load().running == 1)
+    behind = asyncio.create_task(engine.search(index, Query(vector=QUERIES[0])))
+    last = asyncio.create_task(engine.search(index, Query(vector=QUERIES[0], deadline_ms=1)))
+    await until(lambda: engine.load().waiting[Kind.DECODE] == 2)
+    clock.now_ms = 1.0
+    with pytest.raises(DeadlineExceeded, match="before the search had a slot"):
+        await last
+    assert not long.done()
+    assert engine.load().waiting[Kind.DECODE] == 1
+    clock.now_ms = 2.0
     with pytest.raises(DeadlineExceeded, match="during the search"):
-        await engine.search(index, Query(vector=QUERIES[0], top_m=128, deadline_ms=40))
+        await long
+    assert len((await behind).rows) == 10
     with pytest.raises(DeadlineExceeded, match="before the search had a slot"):
         await engine.search(index, Query(vector=QUERIES[0], deadline_ms=0))
-    with pytest.raises(DeadlineExceeded):
-        deadline_ms = next(ticks) + 100
-        await engine.search_many(index, QUERIES, Effort(top_m=256), deadline_ms=deadline_ms)
-    await until(lambda: engine.load().running == 0)
     assert_nothing_is_left(engine)
     await engine.close()
 
 
 async def test_cancelling_the_caller_frees_the_slot(index: Index) -> None:
-    settings = EngineSettings(lanes=1, places=1, slots=1, extends_max=1, scanned_rows_max=10**9)
-    engine = SearchEngine(settings)
-    long = Index(64)
-    long.upsert(range(50_000), np.zeros((50_000, 64)))  # scanned, a few rows a turn
-    tasks = [
-        asyncio.create_task(engine.search(long, Query(vector=np.zeros(64)))) for _ in range(20)
-    ]
-    await until(lambda: engine.load().running == 1)
-    for task in tasks[:-1]:
+    engine = SearchEngine(EngineSettings(lanes=1, places=1, slots=1))
+    searched = long_index()
+    many = [asyncio.create_task(engine.search_many(searched, LONG)) for _ in range(3)]
+    await until(lambda: engine.load().running == 1 and engine.load().waiting[Kind.DECODE] == 2)
+    last = asyncio.create_task(engine.search(searched, Query(vector=LONG[0])))
+    await asyncio.sleep(0)
+    for task in many:
         task.cancel()
-    assert (await tasks[-1]).rows.tolist() == list(range(10))
-    await asyncio.gather(*tasks, return_exceptions=True)
+    assert (await last).rows.tolist() == list(range(10))
+    assert all(isinstance(each, asyncio.CancelledError)
+               for each in await asyncio.gather(*many, return_exceptions=True))  # fmt: skip
+    assert engine.load().searches_total == 1
     assert_nothing_is_left(engine)
     await engine.close()
 
@@ -154,7 +181,7 @@ async def test_bounds_and_close(index: Index) -> None:
     await asyncio.gather(late, return_exceptions=True)
     with pytest.raises(EngineDead):
         await engine.search(index, Query(vector=QUERIES[0]))
-    assert not any(lane._thread.is_alive() for lane in engine.lanes)
+    assert not engine._dispatcher.lanes.alive
 
 
 async def test_urgent_searches_park_others_and_change_nothing(index: Index) -> None:

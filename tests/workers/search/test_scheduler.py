@@ -11,7 +11,8 @@ from schemas.errors import ConfigError
 from workers.search import control
 from workers.search.control import ControlSettings, Signals
 from workers.search.query import Kind
-from workers.search.scheduler import Drop, Item, Plan, Running, Scheduler, SchedulerSettings
+from workers.search.queues import Item
+from workers.search.scheduler import Drop, Plan, Running, Scheduler, SchedulerSettings
 
 
 def scheduler(**settings: float) -> Scheduler:
@@ -120,9 +121,36 @@ def test_deadlines_that_passed_are_told() -> None:
     plan = to.plan(30, 4, 4)
     assert {item.search for item, _ in plan.dropped} == {"p", "d"}
     assert {why for _, why in plan.dropped} == {Drop.DEADLINE_PASSED}
-    assert not plan.admit and not len(to) and not late.is_gone and not late_decode.is_gone
+    assert not plan.admit and not len(to) and not late.waits and not late_decode.waits
     gone = Item(kind=Kind.DECODE, extends=1, arrived_ms=9, deadline_ms=9)
     assert to.arrive(gone, 9) is Drop.DEADLINE_PASSED
+
+
+def test_a_deadline_counts_wherever_the_search_waits() -> None:
+    to = scheduler()
+    first, brief, last = (
+        arrive(to, Kind.DECODE, name, by_ms=by_ms)
+        for name, by_ms in (("first", 1e6), ("brief", 20), ("last", 1e6))
+    )
+    plan = to.plan(19, 0, 9)
+    assert not plan.dropped and plan.wake_ms == 20
+    plan = to.plan(20, 0, 9)
+    assert plan.dropped == [(brief, Drop.DEADLINE_PASSED)] and plan.wake_ms == 1e6
+    assert to.plan(21, 9, 9).admit == [first, last] and not len(to)
+
+
+def test_what_has_left_is_forgotten() -> None:
+    """However many are cancelled while nothing is admitted."""
+    to = scheduler(queue_max=10)
+    stays = decode(to, "stays")
+    for i in range(1_000):
+        for item in (prefill(to, "p", by_ms=1e5, extends=i % 7), decode(to, "d")):
+            to.cancel(item)
+    kept = sum(map(len, (to._decode, to._deadlines._heap, *to._prefill._heaps.values())))
+    assert kept < 500
+    assert to.plan(0, 9, 9).admit == [stays]
+    decode(to, "waits"), prefill(to, "too")
+    assert {item.search for item in to.cleared()} == {"waits", "too"} and not len(to)
 
 
 def test_queues_are_bounded_by_class() -> None:

@@ -1,0 +1,274 @@
+"""Between callers and lanes: which search waits, which has which slot, when to look again.
+
+Theory of operation. All of it runs in the event loop of the callers, and nothing here waits. What
+has arrived during an iteration of the loop, and what lanes have ended meanwhile, is looked at in
+one *turn*: answer what ended, end what is late, plan (`scheduler.py`), and tell lanes what to run,
+park and resume. A turn follows arrivals, the lanes' bell, and the moment that the last plan named.
+A search that is given up while it runs keeps its slot, and the memory that it points to, until its
+lane has let go of it.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from schemas.errors import DeadlineExceeded, EngineDead, QueueFull, TriviumError
+from workers.search import admission, bulk, fields
+from workers.search.hits import Reader
+from workers.search.lane import Lanes
+from workers.search.query import Kind
+from workers.search.queues import Deadlines, Item
+from workers.search.scheduler import Drop, Running, Scheduler, SchedulerSettings
+from workers.search.slots import Slots
+
+if TYPE_CHECKING:
+    from workers.search.admission import Search
+
+Array = np.ndarray[Any, Any]
+
+_WAITS_MAX = 4_096
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Ticket(Item):
+    """A search on its way; `reply` is its caller's."""
+
+    search: "Search"
+    reply: "asyncio.Future[Any]"
+    source: Array | None = None  # a feed: several queries, one after the other
+    keeps: Any = None  # what the feed points to
+    slot: int = -1
+    was_parked: bool = False
+    is_over: bool = False  # nobody wants its outcome any more
+
+
+class Dispatcher:
+    """`submit` and `cancel` from one event loop."""
+
+    def __init__(
+        self, slots: Slots, lanes: int, places: int, scheduler: SchedulerSettings,
+        clock_ms: Callable[[], float], *, extends_max: int,
+    ) -> None:  # fmt: skip
+        self.scheduler, self.places, self.searches = Scheduler(scheduler), places, 0
+        self.waits: deque[tuple[Kind, float, float]] = deque(maxlen=_WAITS_MAX)
+        self.closed = ""  # why, once it is
+        self.lanes = Lanes(slots, lanes, extends_max=extends_max, name="search")
+        self._slots, self._clock_ms, self._reader = slots, clock_ms, Reader(slots)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._held: dict[int, Ticket] = {}  # by slot, parked ones too
+        self._parked: list[int] = []
+        each = self.lanes.slots_each
+        self._free = [list(range(i * each, (i + 1) * each))[::-1] for i in range(lanes)]
+        self._active = [0] * lanes  # searches in a place
+        self._deadlines = Deadlines(lambda ticket: ticket.slot >= 0 and not ticket.is_over)
+        self._is_due = False
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_ms = math.inf
+
+    @property
+    def running(self) -> int:
+        """Searches in a place."""
+        return len(self._held) - len(self._parked)
+
+    @property
+    def parked(self) -> int:
+        """Searches that gave their place away."""
+        return len(self._parked)
+
+    def submit(self, ticket: Ticket, loop: asyncio.AbstractEventLoop) -> None:
+        """Take a search; its outcome comes to its `reply`. Raises why not."""
+        if self._loop is not loop:
+            self._begin(loop)
+        if self.closed:
+            raise EngineDead(self.closed)
+        refused = self.scheduler.arrive(ticket, ticket.arrived_ms)
+        if refused is not None:
+            raise self._why(refused)
+        if not self._is_due:
+            self._is_due = True
+            loop.call_soon(self._turn)
+
+    def cancel(self, ticket: Ticket) -> None:
+        """The outcome is not wanted any more."""
+        if ticket.waits:
+            self.scheduler.cancel(ticket)
+        elif ticket.slot >= 0 and not ticket.is_over:
+            self._give_up(ticket)
+
+    def hang_up(self, why: str) -> None:
+        """Take no more and hear nothing any more; before lanes are closed."""
+        self.closed = self.closed or why
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._loop is not None:
+            self._loop.remove_reader(self.lanes.bell)
+
+    def end_all(self) -> None:
+        """No caller may wait for an outcome that does not come; lanes are closed."""
+        for ticket in list(self._held.values()):
+            self._release(ticket)
+            _settle(ticket, EngineDead(self.closed))
+        for item in self.scheduler.cleared():
+            _settle(cast("Ticket", item), EngineDead(self.closed))
+
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
+        assert self._loop is None, "an engine belongs to one event loop"
+        self._loop = loop
+        if not self.closed:
+            loop.add_reader(self.lanes.bell, self._rung)
+
+    def _rung(self) -> None:
+        self.lanes.hush()
+        self._turn()
+
+    def _turn(self) -> None:
+        """Answer, end, plan, run."""
+        self._is_due = False
+        if self.closed:
+            return
+        if self.lanes.failure is not None:
+            self.hang_up(f"the engine failed: {self.lanes.failure!r}; restart the worker")
+            self.end_all()
+            return
+        for slot in self.lanes.ended():
+            self._ended(self._held[slot])
+        if (ms_per_extend := self.lanes.ms_per_extend()) is not None:
+            self.scheduler.measured(ms_per_extend)
+        now_ms = self._clock_ms()
+        for ticket in self._deadlines.passed(now_ms):
+            late = DeadlineExceeded("the deadline passed during the search; give it more time")
+            _settle(ticket, late)
+            self._give_up(ticket)
+        wake_ms = min(self._deadlines.next_ms(), self._plan(now_ms))
+        if wake_ms < self._alarm_ms:
+            self._set_alarm(wake_ms, now_ms)
+
+    def _set_alarm(self, wake_ms: float, now_ms: float) -> None:
+        """One that rings earlier than is needed finds the next moment by itself."""
+        assert self._loop is not None
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_ms = wake_ms
+        self._alarm = self._loop.call_later(max(0.0, wake_ms - now_ms) / 1_000, self._rang)
+
+    def _rang(self) -> None:
+        self._alarm, self._alarm_ms = None, math.inf
+        self._turn()
+
+    def _plan(self, now_ms: float) -> float:
+        """Do what the scheduler says; when to ask it again."""
+        if not len(self.scheduler) and not self._parked:
+            return math.inf
+        parked = [self._running(slot) for slot in self._parked]
+        free_places = self.places - self.running
+        free_slots = self._slots.count - len(self._held)
+        plan = self.scheduler.plan(now_ms, free_places, free_slots, self._in_places(), parked)
+        for slot in plan.park:
+            self._park(slot)
+        for slot in plan.resume:
+            self._parked.remove(slot)
+            self._active[slot // self.lanes.slots_each] += 1
+            self.lanes.resume(slot)
+        for item in plan.admit:
+            self._admit(cast("Ticket", item), now_ms)
+        for item, why in plan.dropped:
+            _settle(cast("Ticket", item), self._why(why))
+        return plan.wake_ms
+
+    def _in_places(self) -> Iterator[Running]:
+        return (self._running(slot) for slot in self._held if slot not in self._parked)
+
+    def _running(self, slot: int) -> Running:
+        ticket = self._held[slot]
+        done = int(self._slots.fields[slot, fields.EXTENDS])
+        return Running(
+            slot=slot,
+            kind=ticket.kind,
+            extends_left=max(1, ticket.extends - done),
+            may_park=not ticket.was_parked and not ticket.is_over,
+        )
+
+    def _park(self, slot: int) -> None:
+        self._held[slot].was_parked = True
+        self._parked.append(slot)
+        self._active[slot // self.lanes.slots_each] -= 1
+        self.lanes.park(slot)
+
+    def _admit(self, ticket: Ticket, now_ms: float) -> None:
+        """To the lane with the fewest searches of those that have a slot left."""
+        lane = min((i for i, free in enumerate(self._free) if free), key=self._active.__getitem__)
+        ticket.slot = slot = self._free[lane].pop()
+        self._held[slot] = ticket
+        self._active[lane] += 1
+        self.waits.append((ticket.kind, now_ms - ticket.arrived_ms, now_ms))
+        self._deadlines.add(ticket)
+        if ticket.source is None:
+            self._slots.fields[slot] = ticket.search.row
+        else:
+            bulk.take(self._slots, slot, ticket.search, ticket.source)
+        self.lanes.run(slot)
+
+    def _give_up(self, ticket: Ticket) -> None:
+        ticket.is_over = True
+        self.lanes.end(ticket.slot)
+
+    def _ended(self, ticket: Ticket) -> None:
+        """A lane has let go of a search."""
+        if not ticket.is_over:
+            outcome: Any = ticket.source
+            if outcome is None:
+                found = admission.answered(ticket.search, self._slots, ticket.slot, self._reader)
+                if (outcome := found) is None:
+                    self._run_again(ticket.slot)
+                    return
+            self.searches += 1
+            _settle(ticket, outcome)
+        self._release(ticket)
+
+    def _run_again(self, slot: int) -> None:
+        self.lanes.run(slot)
+        if slot in self._parked:  # it ended before its lane heard that it is parked
+            self.lanes.park(slot)
+
+    def _release(self, ticket: Ticket) -> None:
+        slot, ticket.slot = ticket.slot, -1
+        lane = slot // self.lanes.slots_each
+        del self._held[slot]
+        if slot in self._parked:
+            self._parked.remove(slot)
+        else:
+            self._active[lane] -= 1
+        self._slots.fields[slot] = fields.FREE  # it points to nothing any more
+        self._free[lane].append(slot)
+
+    def _why(self, why: Drop) -> TriviumError:
+        if why is Drop.QUEUE_FULL:
+            most = self.scheduler.settings.queue_max
+            return QueueFull(f"expected fewer than {most} waiting searches; try again later")
+        return DeadlineExceeded(
+            f"the deadline passed, or cannot be met any more, before the search had a slot: {why}; "
+            "give it more time, or add workers"
+        )
+
+    def waits_ms(
+        self, kind: Kind, shares: Sequence[float], now_ms: float, window_ms: float
+    ) -> list[float] | None:
+        """Waits for a slot below which these shares of a class lie; None where there were none."""
+        found = sorted(
+            waited for of, waited, at_ms in self.waits if of is kind and now_ms - at_ms <= window_ms
+        )
+        return [found[min(len(found) - 1, int(s * len(found)))] for s in shares] if found else None
+
+
+def _settle(ticket: Ticket, outcome: Any) -> None:
+    if ticket.reply.done():
+        return
+    if isinstance(outcome, BaseException):
+        ticket.reply.set_exception(outcome)
+    else:
+        ticket.reply.set_result(outcome)
