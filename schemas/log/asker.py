@@ -2,8 +2,11 @@
 
 Whoever asks is a member of the fleet that leases a partition of `hits`. Each shard's workers share
 the partitions of the retrieval topics among them, so one whose worker has just died is silent until
-the others take it over. A retrieval that lacks shards after a share of its time is therefore sent
-once more, to another partition, and the silent one is avoided for a while.
+the others take it over, ten seconds later. So a retrieval that lacks a shard after a share of its
+time, on a partition from which that shard answers nobody any more, is sent once more, to the
+partition farthest away: groups assign ranges, so that is another worker's if there is one. The
+silent one is avoided until the group has noticed. Where workers are only slow nothing is sent
+twice, which would make them slower.
 """
 
 import asyncio
@@ -11,7 +14,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from aiokafka.errors import KafkaError
@@ -36,7 +39,7 @@ from schemas.topics import check_record
 log = logging.getLogger("trivium.asker")
 PENDING_MAX = 4_096
 SENT_AGAIN_AFTER = 0.4  # of the time that a retrieval has
-AVOIDED_MS = 5_000
+AVOIDED_MS = 10_000  # the session of the workers' groups
 SEEDS_MAX = 4_096
 
 
@@ -73,9 +76,10 @@ class Asker:
         self._reader = AssignedReader(
             settings, "hits", [self._partition], client_id=f"{membership.member_id}-hits"
         )
-        self._pending: dict[str, _Pending] = {}
+        self._pending: dict[str, tuple[_Pending, int]] = {}  # by id, with the partition asked
         self._next = 0
         self._avoided_ms: dict[int, int] = {}  # until when, by partition
+        self._heard_ms: dict[tuple[int, int], int] = {}  # when last, by partition and shard
 
     async def start(self) -> None:
         """From now on no hits are missed."""
@@ -95,9 +99,10 @@ class Asker:
                 except RecordError as error:
                     await bury(self._producer, record, error)
                     continue
-                waiting = self._pending.get(hits.retrieval_id)
-                if waiting is not None:  # else it was answered already, or given up
-                    waiting.take(hits)
+                pending, partition = self._pending.get(hits.retrieval_id, (None, 0))
+                if pending is not None:  # else it was answered already, or given up
+                    self._heard_ms[partition, hits.shard] = wall_ms()
+                    pending.take(hits)
 
     async def search(
         self,
@@ -151,13 +156,14 @@ class Asker:
             )
         if len(self._pending) >= PENDING_MAX:
             raise QueueFull(f"{PENDING_MAX} retrievals are under way; ask less at once")
-        pending = self._pending[request.retrieval_id] = _Pending(layout)
+        pending = _Pending(layout)
         try:
             await self._until_answered(topic, request, pending)
         except TimeoutError:
             log.info("%s: the deadline passed", request.retrieval_id)
         finally:
-            del self._pending[request.retrieval_id]
+            for retrieval_id in (request.retrieval_id, _second(request).retrieval_id):
+                self._pending.pop(retrieval_id, None)
         return merged(request.retrieval_id, pending.answers, layout.shards, request.k)
 
     async def _until_answered(
@@ -167,27 +173,36 @@ class Asker:
         if left_ms <= 0:
             raise DeadlineExceeded(f"the deadline passed {-left_ms} ms ago; ask with a later one")
         async with asyncio.timeout(left_ms / 1000):
-            partition = self._choose()
-            await self._send(topic, request, partition)
+            partition = self._next = self._choose(self._next + 1)
+            await self._send(topic, request, partition, pending)
+            wait_ms = SENT_AGAIN_AFTER * left_ms
             try:
-                async with asyncio.timeout(SENT_AGAIN_AFTER * left_ms / 1000):
+                async with asyncio.timeout(wait_ms / 1000):
                     await pending.done.wait()
                     return
             except TimeoutError:
-                self._avoided_ms[partition] = wall_ms() + AVOIDED_MS
-            await self._send(topic, request, self._choose())
+                if self._is_silent(pending, partition, wall_ms() - wait_ms / 2):
+                    self._avoided_ms[partition] = wall_ms() + AVOIDED_MS
+                    far = self._choose(partition + self._settings.retrieval_partitions // 2)
+                    await self._send(topic, _second(request), far, pending)
             await pending.done.wait()
 
-    def _choose(self) -> int:
-        """The next partition in turn; those avoided only where all are."""
-        count, now_ms = self._settings.retrieval_partitions, wall_ms()
-        self._next += 1
-        turns = [(self._next + ahead) % count for ahead in range(count)]
-        found = [p for p in turns if self._avoided_ms.get(p, 0) <= now_ms]
-        self._next = (found or turns)[0]
-        return self._next
+    def _is_silent(self, pending: _Pending, partition: int, since_ms: float) -> bool:
+        """Whether one of the shards that lack has answered nothing from a partition since then."""
+        lacking = pending.layout.living - pending.answers.keys()
+        return any(self._heard_ms.get((partition, shard), 0) < since_ms for shard in lacking)
 
-    async def _send(self, topic: str, request: RetrievalRequest, partition: int) -> None:
+    def _choose(self, first: int) -> int:
+        """The first partition from there on; those avoided only where all are."""
+        count, now_ms = self._settings.retrieval_partitions, wall_ms()
+        turns = [(first + ahead) % count for ahead in range(count)]
+        found = [p for p in turns if self._avoided_ms.get(p, 0) <= now_ms]
+        return (found or turns)[0]
+
+    async def _send(
+        self, topic: str, request: RetrievalRequest, partition: int, pending: _Pending
+    ) -> None:
+        self._pending[request.retrieval_id] = (pending, partition)
         try:
             await (
                 await self._producer.send(
@@ -196,6 +211,11 @@ class Asker:
             )
         except KafkaError as error:
             raise BrokerUnavailable(f"the retrieval was not sent: {error}") from error
+
+
+def _second(request: RetrievalRequest) -> RetrievalRequest:
+    """The same under an id of its own, so that its hits tell which partition they come from."""
+    return replace(request, retrieval_id=request.retrieval_id + "-2")
 
 
 @asynccontextmanager

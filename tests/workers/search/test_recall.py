@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.workers.search.scenes import nearest, overlapping, recall, separated
+from infra.bench import vectors as bundled
+from tests.workers.search.scenes import gaussian, nearest, overlapping, recall, separated
 from workers.search import graph
 from workers.search.filters import Equal
 from workers.search.index import Index
@@ -76,3 +77,35 @@ def test_images_of_patches() -> None:
     vectors, queries = patches[chosen[200:]], patches[chosen[:200]]
     found, _ = Index.build(vectors).search(queries, Effort(k=10, top_m=64))
     assert recall(found, nearest(vectors, queries, 10)) >= 0.98
+
+
+@pytest.mark.parametrize(
+    ("data", "floor"),
+    [
+        (bundled.digits(200), 0.99),
+        (bundled.patches(20_000, 200), 0.97),
+        (bundled.overlapping(20_000, 200), 0.93),
+    ],
+    ids=["digits", "photographs", "overlapping"],
+)
+def test_bundled_data_with_the_usual_settings(
+    data: tuple[np.ndarray, np.ndarray], floor: float
+) -> None:
+    """Degree 32 and a list of 64: 1 797 digits, 8 x 8 pixels of photographs, the benchmark's."""
+    vectors, queries = data
+    found, _ = Index.build(vectors, degree=32).search(queries, Effort(k=10, top_m=64))
+    assert bundled.recall(found, bundled.truth(vectors, queries, 10)) >= floor
+
+
+def test_two_components() -> None:
+    """Two clouds with no edge between them: rows of both are found, whichever is asked for."""
+    clouds = [gaussian(2_000, 12), 100 + gaussian(2_000, 12, seed=1)]
+    vectors = np.concatenate(clouds)
+    index = Index.build(vectors, degree=16)
+    assert len(np.unique(graph.components(index.graph))) == 2
+    queries = np.concatenate([gaussian(50, 12, seed=2), 100 + gaussian(50, 12, seed=3)])
+    found, _ = index.search(queries, Effort(k=10, top_m=64))
+    assert recall(found, nearest(vectors, queries, 10)) >= 0.99
+    between = np.full((1, 12), 50.0, np.float32)
+    found, _ = index.search(between, Effort(k=10, top_m=64))
+    assert recall(found, nearest(vectors, between, 10)) >= 0.9

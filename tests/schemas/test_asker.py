@@ -1,0 +1,222 @@
+"""The asker against a pool that is a function: whom it asks, whom again, what it believes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from schemas.codec import Codec
+from schemas.errors import (
+    BrokerUnavailable,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotReady,
+    QueueFull,
+    WrongDimension,
+)
+from schemas.fleet import FleetView
+from schemas.log import asker as module
+from schemas.log.asker import Asker
+from schemas.log.clock import wall_ms
+from schemas.records import (
+    Heartbeat,
+    Hits,
+    Load,
+    MemberKind,
+    MemberState,
+    Registration,
+    RetrievalRequest,
+    Role,
+    SearchCapability,
+)
+from schemas.retrieval import Found, pack_vector
+from schemas.settings import LogSettings
+from tests.waiting import pass_time, until
+
+CODEC = Codec()
+Answers = Callable[["Pool", int, RetrievalRequest], None]
+
+
+def hits(request: RetrievalRequest, shard: int = 0, *, shards: int = 1, **fields: Any) -> Hits:
+    found: dict[str, float] = fields.pop("found", {"a": 1.0})
+    return Hits(
+        retrieval_id=request.retrieval_id,
+        request_id="",
+        worker_id="w",
+        shard=shard,
+        shards=shards,
+        collection="c",
+        document_ids=tuple(found),
+        distances=pack_vector(list(found.values())),
+        at_ms=0,
+        **fields,
+    )
+
+
+class Pool:
+    """Producer, membership and reader of an asker at once; `answers` is called for each record."""
+
+    member_id = "asker"
+
+    def __init__(self, shards: int, answers: Answers) -> None:
+        self.leases = {"hits": 0}
+        self.view = FleetView()
+        self.valid = True
+        self.asked: list[int] = []  # partitions, in order
+        self.ids: list[str] = []
+        self._answers = answers
+        self._records: asyncio.Queue[Any] = asyncio.Queue()
+        now_ms = wall_ms()
+        for shard in range(shards):
+            part = SearchCapability(shard=shard, shards=shards, backend="cpu", slots=8)
+            name = f"w{shard}"
+            joined = Registration(
+                member_id=name, epoch=1, kind=MemberKind.WORKER, roles=(Role.RETRIEVAL,),
+                started_ms=0, search=part,
+            )  # fmt: skip
+            self.view.apply(joined, shard, now_ms)
+            beat = Heartbeat(
+                member_id=name, epoch=1, seq=1, at_ms=0, state=MemberState.READY, load=Load()
+            )
+            self.view.apply(beat, shard, now_ms)
+
+    def is_valid(self) -> bool:
+        return self.valid
+
+    async def send(self, topic: str, record: Any, *, key: str, partition: int) -> Any:
+        assert topic == "retrieval.decode" and key == record.retrieval_id
+        self.asked.append(partition)
+        self.ids.append(record.retrieval_id)
+        ack = asyncio.get_running_loop().create_future()
+        ack.set_result(None)
+        self._answers(self, partition, record)
+        return ack
+
+    def answer(self, found: Hits) -> None:
+        self._records.put_nowait(SimpleNamespace(value=CODEC.encode(found)))
+
+    async def batch(self) -> list[Any]:
+        return [await self._records.get()]
+
+
+@asynccontextmanager
+async def asking(shards: int, answers: Answers) -> AsyncIterator[tuple[Asker, Pool]]:
+    pool = Pool(shards, answers)
+    settings = LogSettings(retrieval_partitions=4)
+    found = Asker(settings, CODEC, pool, pool)  # type: ignore[arg-type]  # fakes
+    found._reader = pool  # type: ignore[assignment]  # the same
+    life = asyncio.create_task(found.run())
+    try:
+        yield found, pool
+    finally:
+        life.cancel()
+
+
+async def ask(asker: Asker, within_ms: int = 300) -> Found:
+    return await asker.search([1.0], collection="c", deadline_ms=wall_ms() + within_ms)
+
+
+async def test_partitions_take_turns_and_all_shards_are_merged() -> None:
+    def both(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
+        pool.answer(hits(request, 1, shards=2, found={"b": 0.5}))
+        pool.answer(hits(request, 0, shards=2))
+
+    async with asking(2, both) as (asker, pool):
+        for _ in range(5):
+            found = await ask(asker)
+            assert [hit.document_id for hit in found.hits] == ["b", "a"] and found.is_complete
+        assert pool.asked == [1, 2, 3, 0, 1]
+
+
+async def test_a_silent_partition_is_left_for_the_one_farthest_away_and_then_avoided() -> None:
+    """Partitions 0 and 1 were those of a worker that died."""
+
+    def half(pool: Pool, partition: int, request: RetrievalRequest) -> None:
+        if partition >= 2:
+            pool.answer(hits(request))
+
+    async with asking(1, half) as (asker, pool):
+        for _ in range(6):
+            assert (await ask(asker)).is_complete
+        assert pool.asked == [1, 3, 2, 3, 0, 2, 2, 3]
+
+
+async def test_shards_that_are_only_slow_are_not_asked_again() -> None:
+    def slow(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
+        asyncio.get_running_loop().call_later(0.5, pool.answer, hits(request))
+
+    async with asking(1, slow) as (asker, pool):
+        tasks = []
+        for _ in range(60):
+            tasks.append(asyncio.create_task(ask(asker, within_ms=1_000)))
+            await pass_time(0.01)
+        assert all(found.is_complete for found in await asyncio.gather(*tasks))
+        again = [record for record in pool.ids if record.endswith("-2")]
+        assert len(again) < 30, "only those that were asked before the first answer came"
+
+
+async def test_one_shard_may_be_silent_where_another_answers() -> None:
+    def one(pool: Pool, partition: int, request: RetrievalRequest) -> None:
+        pool.answer(hits(request, 1, shards=2))
+        if partition == 3:
+            pool.answer(hits(request, 0, shards=2))
+
+    async with asking(2, one) as (asker, pool):
+        assert (await ask(asker)).is_complete
+        assert pool.asked == [1, 3]
+
+
+async def test_the_first_answer_of_a_shard_counts_and_late_ones_are_dropped() -> None:
+    kept: list[RetrievalRequest] = []
+
+    def twice(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
+        kept.append(request)
+        pool.answer(hits(request, 0, shards=2, found={"first": 1.0}))
+        pool.answer(hits(request, 0, shards=2, found={"second": 1.0}))
+        pool.answer(hits(request, 0, shards=3, found={"other layout": 0.0}))
+        pool.answer(hits(request, 1, shards=2, error=WrongDimension("3").to_wire()))
+        pool.answer(hits(request, 1, shards=2, found={"b": 2.0}))
+
+    async with asking(2, twice) as (asker, pool):
+        found = await ask(asker)
+        assert [hit.document_id for hit in found.hits][0] == "first"
+        pool.answer(hits(kept[0], 0, shards=2))
+        assert (await ask(asker)).hits[0].document_id == "first"
+
+
+async def test_nobody_waits_beyond_the_deadline_and_silent_shards_are_named() -> None:
+    def half(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
+        pool.answer(hits(request, 0, shards=2))
+
+    async with asking(2, half) as (asker, pool):
+        found = await ask(asker, within_ms=60)
+        assert set(found.missing) == {1} and len(pool.asked) == 2
+        assert asker._pending == {}
+    async with asking(1, lambda *_: None) as (asker, pool):
+        with pytest.raises(DeadlineExceeded):
+            await ask(asker, within_ms=40)
+        with pytest.raises(DeadlineExceeded, match="passed 7 ms ago|passed [789] ms ago"):
+            await ask(asker, within_ms=-7)
+        assert asker._pending == {}
+
+
+async def test_what_cannot_be_asked_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asking(0, lambda *_: None) as (asker, pool):
+        with pytest.raises(NotReady, match="no retrieval worker is ready"):
+            await ask(asker)
+    async with asking(1, lambda *_: None) as (asker, pool):
+        with pytest.raises(InvalidRequest, match="at most 4096 seeds, found 5000"):
+            await asker.search([1], collection="c", deadline_ms=0, seeds=["s"] * 5_000)
+        monkeypatch.setattr(module, "PENDING_MAX", 1)
+        first = asyncio.create_task(ask(asker, within_ms=100))
+        await until(lambda: len(pool.asked) == 1)
+        with pytest.raises(QueueFull, match="1 retrievals are under way"):
+            await ask(asker)
+        with pytest.raises(DeadlineExceeded):
+            await first
+        pool.valid = False
+        with pytest.raises(BrokerUnavailable, match="hits would not arrive"):
+            await ask(asker)
