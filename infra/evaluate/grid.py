@@ -1,9 +1,8 @@
 """The grid of the PPD paper: 18 workloads, 10 loads, 17 configurations of four GPUs.
 
-The paper gives the shape of its grid; lengths are ours, chosen by capacity alone. A prefill worker
-computes about 37 000 tokens/s, a decode worker holds about 427 000 tokens of KV. At the lowest load
-every workload is easy; at the highest, first turns of the long profile take all of one prefill
-worker, the longest inputs overload two, and the longest answers fill one decode worker.
+Lengths, loads and configurations are those of the paper (arXiv:2603.13358) and of the benchmark
+that its authors publish (github.com/freelulul/vllm-ppd, scripts/benchmark): two-turn conversations
+whose second turn follows at once, from a client that holds 50 connections at most.
 """
 
 from dataclasses import dataclass
@@ -15,13 +14,23 @@ LOADS_PER_S = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0)  # conversa
 LEVELS = {"low": LOADS_PER_S[:3], "medium": LOADS_PER_S[3:7], "high": LOADS_PER_S[7:]}
 DURATION_MS = 10_000.0
 TIMEOUT_MS = 30_000
+CONVERSATIONS_MAX = 50  # at a time
 
 FIRST_TURNS = {
-    "short": Shape(input_tokens=512, output_tokens=128),
-    "long": Shape(input_tokens=2_048, output_tokens=128),
+    "small": Shape(input_tokens=128, output_tokens=128),
+    "large": Shape(input_tokens=1_024, output_tokens=1_024),
 }
-NEW_INPUT_TOKENS = (64, 512, 2_048)
-NEW_OUTPUT_TOKENS = (64, 128, 256)
+SECOND_TURNS = {
+    "tiny": Shape(input_tokens=16, output_tokens=32),
+    "short gen": Shape(input_tokens=32, output_tokens=256),
+    "long gen": Shape(input_tokens=32, output_tokens=512),
+    "very long gen": Shape(input_tokens=64, output_tokens=1_024),
+    "small bal": Shape(input_tokens=64, output_tokens=64),
+    "mid bal": Shape(input_tokens=128, output_tokens=128),
+    "mid paste": Shape(input_tokens=256, output_tokens=64),
+    "big paste": Shape(input_tokens=512, output_tokens=64),
+    "huge paste": Shape(input_tokens=1_024, output_tokens=32),
+}
 
 RATIOS = ("1P3D", "2P2D", "3P1D")
 SHARES = {"0": 0.0, "1/3": 1 / 3, "1/2": 0.5, "2/3": 2 / 3, "1": 1.0}
@@ -42,12 +51,10 @@ class Workload:
 
 WORKLOADS = tuple(
     Workload(
-        name=f"{first}+{new_in}/{new_out}",
-        profile=Profile(
-            first=FIRST_TURNS[first], later=Shape(input_tokens=new_in, output_tokens=new_out)
-        ),
+        name=f"{first}, {second}",
+        profile=Profile(first=FIRST_TURNS[first], later=SECOND_TURNS[second], think_ms=0.0),
     )
-    for first, new_in, new_out in product(FIRST_TURNS, NEW_INPUT_TOKENS, NEW_OUTPUT_TOKENS)
+    for first, second in product(FIRST_TURNS, SECOND_TURNS)
 )
 
 
@@ -55,8 +62,9 @@ WORKLOADS = tuple(
 class Config:
     """Pools and how the router uses them.
 
-    `plain` is disaggregation as published: the prompt's whole KV moves at every turn, after the
-    prefill; otherwise what the receiver has cached stays where it is.
+    `plain` is serving as published: the prompt's whole KV moves at every turn, after the prefill,
+    over the authors' connector, and the KV of an answer is not found again; otherwise what the
+    receiver has cached stays where it is.
     """
 
     pools: str
@@ -72,34 +80,37 @@ class Config:
         how = f"x={self.share}" if self.policy == "static" else self.policy
         return f"{self.pools} {how}{' plain' if self.plain else ''}"
 
+    @property
+    def kind(self) -> str:
+        """What the paper sums up its configurations by."""
+        if "R" in self.pools:
+            return "replica" if self.policy == "replica" else "hybrid"
+        return f"x={self.share}" if self.share in ("0", "1") else "0<x<1"
+
 
 def static(pools: str, share: str, *, plain: bool = False) -> Config:
     """A fixed share of later turns is local."""
     return Config(pools=pools, policy="static", share=share, plain=plain)
 
 
-HYBRIDS = ("1P1D2R", "1P2D1R", "2P1D1R")
-CORE = (
-    Config(pools="4R", policy="replica"),
-    *(
-        config
-        for pools in RATIOS
-        for config in (static(pools, "0", plain=True), static(pools, "1/2"), static(pools, "1"))
-    ),
+_SHARES_OF = {  # one for each number of decode workers that may prefill
+    "1P3D": ("0", "1/3", "2/3", "1"),
+    "2P2D": ("0", "1/2", "1"),
+    "3P1D": ("0", "1"),
+    "1P2D1R": ("0", "1/2", "1"),
+    "2P1D1R": ("0", "1"),
+    "1P1D2R": ("0", "1"),
+}
+CONFIGS = (
+    Config(pools="4R", policy="replica", plain=True),
+    *(static(pools, share, plain=True) for pools, some in _SHARES_OF.items() for share in some),
 )
-HYBRID = (
-    *(static(pools, share) for pools in HYBRIDS for share in ("0", "1")),
-    static("1P1D2R", "1/2"),
-)
-CONFIGS = CORE + HYBRID
 # Beside the paper's: what regret is measured with, and the policies.
 OURS = tuple(
     config
     for pools in RATIOS
     for config in (
-        static(pools, "0"),
-        static(pools, "1/3"),
-        static(pools, "2/3"),
+        *(static(pools, share) for share in SHARES),
         Config(pools=pools, policy="conditional"),
         Config(pools=pools, policy="table"),
         Config(pools=pools, policy="learned"),

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.evaluate import (
+    failures,
     frontier,
     interference,
     many_turns,
     paper,
     planning,
     regret,
+    sharegpt,
     step_change,
     tables,
 )
@@ -32,9 +34,10 @@ from infra.evaluate.grid import (
     Workload,
 )
 from infra.evaluate.many_turns import Length
-from infra.evaluate.point import Point, Spec
+from infra.evaluate.point import SETUP, Point, Spec
 from infra.evaluate.regret import Regret
 from infra.evaluate.runs import Runner, points_of, runner
+from infra.evaluate.sharegpt import Served
 from infra.evaluate.step_change import Recovery
 from infra.evaluate.tables import Points
 from infra.evaluate.traffic import KV_SHARE_MAX, POOLS, Traffic, traffic
@@ -54,7 +57,7 @@ class Size:
 
 WHOLE = Size(workloads=WORKLOADS, loads_per_s=LOADS_PER_S, turns=many_turns.TURNS)
 QUICK = Size(
-    workloads=[WORKLOADS[i] for i in (0, 4, 8, 9, 13, 17)],
+    workloads=[WORKLOADS[i] for i in (0, 8, 9, 11, 14, 17)],
     loads_per_s=(1.0, 6.0, 16.0),
     turns=(2, 8),
 )
@@ -82,8 +85,13 @@ class Results:
     timeout_ms: int = TIMEOUT_MS
     table_1: list[tables.Cell] = field(default_factory=list)
     trends: dict[str, bool] = field(default_factory=dict)
-    table_2: dict[str, dict[str, list[tuple[str, float]]]] = field(default_factory=dict)
+    table_2: list[tables.Wins] = field(default_factory=list)
+    trends_2: dict[str, bool] = field(default_factory=dict)
+    unlike_winners: float = 0.0
     table_4: list[tables.Failures] = field(default_factory=list)
+    sharegpt: list[Served] = field(default_factory=list)
+    trends_4: dict[str, bool] = field(default_factory=dict)
+    why_4: list[str] = field(default_factory=list)
     headline: list[tables.Headline] = field(default_factory=list)
     interference: dict[str, float] = field(default_factory=dict)
     appends: list[tuple[int, float]] = field(default_factory=list)
@@ -100,11 +108,12 @@ class Results:
 def evaluate(*, quick: bool, seed: int, jobs: int, traces: Path | None) -> Results:
     """Run it all. Without a folder of traces that part is skipped."""
     began_s = time.monotonic()
-    size, setup = QUICK if quick else WHOLE, Setup()
+    size, setup = QUICK if quick else WHOLE, SETUP
     results = Results(seed=seed, quick=quick, setup=setup)
     with runner(jobs) as pool:
         points = _grid(pool, size, seed)
         results.points = list(points.by_key.values())
+        results.sharegpt = sharegpt.served(pool, seed, quick=quick)
         results.recovery = step_change.step_changes(pool, seed)
         results.lengths = many_turns.lengths(pool, size.turns, seed)
         results.frontier = frontier.marks(pool, points, seed)
@@ -154,7 +163,10 @@ def _fill(results: Results, points: Points, setup: Setup) -> None:
     results.table_1 = tables.table_1(points)
     results.trends = tables.trends(results.table_1)
     results.table_2 = tables.table_2(points)
+    results.trends_2 = tables.trends_2(results.table_2)
+    results.unlike_winners = tables.unlike_winners(points)
     results.table_4 = tables.table_4(points, (*CONFIGS, *OURS))
+    results.trends_4, results.why_4 = failures.trends(results.table_4, results.sharegpt)
     results.headline = tables.headline(points)
     results.interference = interference.slow_downs(setup)
     results.appends = interference.by_length(setup, APPENDS)
@@ -166,14 +178,11 @@ def _fill(results: Results, points: Points, setup: Setup) -> None:
 def bars(results: Results) -> list[Bar]:
     """What the evaluation has to show."""
     off = [cell for cell in results.table_1 if not cell.within]
-    wrong = [words for words, found in results.trends.items() if not found]
     rows = {row.config: row for row in results.regret}
     found = [
-        Bar(
-            what="trends of table 1",
-            found=f"{len(results.trends) - len(wrong)} of {len(results.trends)}; not: {wrong}",
-            holds=not wrong,
-        ),
+        _trends_bar("table 1", results.trends),
+        _trends_bar("table 2", results.trends_2),
+        _trends_bar("table 4", results.trends_4),
         Bar(
             what=f"table 1 within {paper.TABLE_1_POINTS:g} points",
             found=f"{len(results.table_1) - len(off)} of {len(results.table_1)} cells, the others "
@@ -212,6 +221,16 @@ def bars(results: Results) -> list[Bar]:
             )
         )
     return found + _traffic_bars(results.traffic)
+
+
+def _trends_bar(name: str, trends: dict[str, bool]) -> Bar:
+    wrong = [words for words, found in trends.items() if not found]
+    held = f"{len(trends) - len(wrong)} of {len(trends)}"
+    return Bar(
+        what=f"trends of {name}",
+        found=f"{held}; not: {'; '.join(wrong)}" if wrong else held,
+        holds=not wrong,
+    )
 
 
 def _traffic_bars(rows: list[Traffic]) -> list[Bar]:

@@ -4,16 +4,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infra.evaluate.grid import FIRST_TURNS, RATIOS, Config, Workload, static
+from infra.evaluate.grid import FIRST_TURNS, RATIOS, SECOND_TURNS, Config, Workload, static
 from infra.evaluate.point import Spec, make_cluster
 from infra.evaluate.runs import Runner
 from infra.simulator.cluster import READY_MS
-from infra.simulator.workload import Profile, Shape, poisson
+from infra.simulator.workload import Profile, poisson
 
 TURNS = (2, 4, 8, 16)
-LOAD_PER_S = 2.0  # conversations
-DURATION_MS = 10_000.0
-LATER = Shape(input_tokens=256, output_tokens=128)
+LOAD_PER_S = 4.0  # conversations
+DURATION_MS = 30_000.0
+LATER = SECOND_TURNS["mid bal"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ def lengths(runner: Runner, turns: tuple[int, ...], seed: int) -> list[Length]:
             config=config,
             workload=Workload(
                 name=str(count),
-                profile=Profile(first=FIRST_TURNS["short"], later=LATER, turns=count),
+                profile=Profile(first=FIRST_TURNS["small"], later=LATER, turns=count, think_ms=0.0),
             ),
             loads_per_s=(LOAD_PER_S,),
             seed=seed,
@@ -47,7 +47,7 @@ def lengths(runner: Runner, turns: tuple[int, ...], seed: int) -> list[Length]:
         for pools in RATIOS
         for config in (
             static(pools, "0", plain=True),
-            static(pools, "1"),
+            static(pools, "1", plain=True),
             Config(pools=pools, policy="learned"),
         )
         for count in turns

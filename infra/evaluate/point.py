@@ -8,14 +8,16 @@ completed requests only.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from infra.evaluate.grid import DURATION_MS, TIMEOUT_MS, Config, Workload
+from infra.evaluate import paper
+from infra.evaluate.grid import CONVERSATIONS_MAX, DURATION_MS, TIMEOUT_MS, Config, Workload
 from infra.simulator.checkers import OneOutcome
 from infra.simulator.clients import Served
 from infra.simulator.cluster import READY_MS, Checker, Cluster, Fault, Shape
-from infra.simulator.latency import Setup
+from infra.simulator.latency import H100, Setup
 from infra.simulator.script import Conversation
 from infra.simulator.workload import poisson
 from schemas.records import DecisionKind, Mode
@@ -26,6 +28,7 @@ from streams.core.table import Table
 
 TICK_MS = 250  # virtual time need not be cut finer: events place requests, ticks only expire them
 _GAP_MS = 3_000.0  # between two loads of a series
+SETUP = Setup(gpu=replace(H100, memory_share=paper.GPU_MEMORY_SHARE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +41,9 @@ class Spec:
     seed: int
     table: Table | None = None
     weights: tuple[float, float] = (-1.0, -1.0)
-    setup: Setup = Setup()
+    setup: Setup = SETUP
+    conversations_max: int = CONVERSATIONS_MAX
+    connector: bool = True  # plain runs have the authors' connector, with its costs and its bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +71,11 @@ class Point:
     later_kv_bytes: int = 0  # of it by later turns
     local: int = 0  # later turns that were placed locally
     load_seen: float = 0.0  # mean of what the router took for its load when it placed them
+    tokens_per_s: float = 0.0  # of completed answers, from the first request to the last end
+    longest_ms: float = 0.0  # the completed request that took longest
+    memory_share: float = 0.0  # most KV that requests held of a worker's memory
+    buffered_bytes: int = 0  # most that a connector held beside it
+    crashed: int = 0  # workers that died of that
 
     @property
     def failure_rate(self) -> float:
@@ -109,7 +119,8 @@ def run(spec: Spec) -> list[Point]:
         served = cluster.clients.served[before:]
         found = measure(spec, load, conversations, served, moved)
         seen = [watch.loads.get(each.request_id, 0.0) for each in served if each.turn > 1]
-        points.append(replace(found, load_seen=float(np.mean(seen or [0.0]))))
+        load_seen = float(np.mean(seen or [0.0]))
+        points.append(replace(found, load_seen=load_seen, **_pressure(cluster)))
         begin_ms = cluster.clock.now_ms + _GAP_MS
     cluster.finish()
     return points
@@ -119,6 +130,8 @@ def make_cluster(spec: Spec, *checkers: Checker, faults: Sequence[Fault] = ()) -
     """The cluster of a spec, with nothing sent yet."""
     config = spec.config
     setup = replace(spec.setup, receiver_keeps=not config.plain)
+    if config.plain and spec.connector:
+        setup = _published(setup)
     settings = RouterSettings(
         policy=config.policy,
         local_share=_share(config.share),
@@ -131,11 +144,32 @@ def make_cluster(spec: Spec, *checkers: Checker, faults: Sequence[Fault] = ()) -
         setup,
         settings,
         timeout_ms=TIMEOUT_MS,
+        conversations_max=spec.conversations_max,
         weights=spec.weights,
         table=spec.table,
         checkers=[OneOutcome(), *checkers],
         faults=faults,
     )
+
+
+def _published(setup: Setup) -> Setup:
+    """As the authors serve: a slower connector, into a buffer, and clients that send text."""
+    latency_ms = setup.link.latency_ms + paper.CONNECTOR_MS
+    return replace(
+        setup,
+        answers_found=False,
+        receive_buffer_bytes=paper.RECEIVE_BUFFER_BYTES,
+        link=replace(setup.link, latency_ms=latency_ms),
+    )
+
+
+def _pressure(cluster: Cluster) -> dict[str, Any]:
+    workers = list(cluster.workers.values())
+    return {
+        "memory_share": max(w.blocks_max / w.cache.blocks_max for w in workers),
+        "buffered_bytes": max(w.buffered_bytes_max for w in workers),
+        "crashed": sum(not w.alive for w in workers),
+    }
 
 
 def _share(name: str) -> float:
@@ -182,8 +216,16 @@ def measure(
         tpot=float(np.mean(tpot)),
         tpot_p99=float(np.percentile(tpot, 99)),
         decode_tpot=float(np.mean([_decode_tpot(each) for each in later])),
-        latency=float(np.mean([each.ended_ms - each.sent_ms for each in later])),  # type: ignore[operator]  # completed
+        latency=float(np.mean([each.took_ms for each in later])),
+        longest_ms=max(each.took_ms for each in done),
+        tokens_per_s=_tokens_per_s(done),
     )
+
+
+def _tokens_per_s(done: Sequence[Served]) -> float:
+    began_ms = min(each.sent_ms for each in done)
+    took_ms = max(each.sent_ms + each.took_ms for each in done) - began_ms
+    return 1e3 * sum(each.output_tokens for each in done) / took_ms
 
 
 def _decode_tpot(each: Served) -> float:

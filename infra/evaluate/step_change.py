@@ -9,21 +9,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infra.evaluate.grid import RATIOS, SHARES, WORKLOADS, Config, static
+from infra.evaluate.grid import RATIOS, SHARES, Config, Workload, static
 from infra.evaluate.point import Spec, make_cluster
 from infra.evaluate.regret import WEIGHTS
 from infra.evaluate.runs import Runner
 from infra.simulator.clients import Served
 from infra.simulator.cluster import READY_MS, Shape
 from infra.simulator.faults import slow_prefill
-from infra.simulator.workload import poisson
+from infra.simulator.workload import Profile, poisson
+from infra.simulator.workload import Shape as Turns
 
 CHANGE_MS = 30_000.0
 DURATION_MS = 90_000.0
 WINDOW = 100  # later turns: 200 requests
 TIMES_SLOWER = 2.0
 LOAD_PER_S = 8.0
-WORKLOAD = next(w for w in WORKLOADS if w.name == "long+512/128")
+WORKLOAD = Workload(
+    name="long prompts",
+    profile=Profile(
+        first=Turns(input_tokens=2_048, output_tokens=128),
+        later=Turns(input_tokens=512, output_tokens=128),
+    ),
+)
 REGRET_MAX = 0.10
 
 
@@ -54,7 +61,13 @@ def step_changes(runner: Runner, seed: int) -> list[Recovery]:
         )
     ]
     specs = [
-        Spec(config=config, workload=WORKLOAD, loads_per_s=(LOAD_PER_S,), seed=seed)
+        Spec(
+            config=config,
+            workload=WORKLOAD,
+            loads_per_s=(LOAD_PER_S,),
+            seed=seed,
+            conversations_max=0,
+        )
         for config in configs
     ]
     found = dict(zip(configs, runner.map("step change", _served, specs), strict=True))

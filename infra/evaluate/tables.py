@@ -25,18 +25,21 @@ class Points:
     def __getitem__(self, key: Key) -> Point:
         return self.by_key[key]
 
-    def of(self, config: Config, loads: Iterable[float] | None = None) -> list[Point]:
-        """A configuration's points at some loads, or all."""
+    def of(
+        self, config: Config, loads: Iterable[float] | None = None, named: str = ""
+    ) -> list[Point]:
+        """A configuration's points at some loads, or all, of workloads whose names begin so."""
         wanted = self.loads if loads is None else [load for load in loads if load in self.loads]
-        return [self[config, w.name, load] for w in self.workloads for load in wanted]
+        workloads = [w.name for w in self.workloads if w.name.startswith(named)]
+        return [self[config, name, load] for name in workloads for load in wanted]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """One cell of table 1: changes in percent; `why` where it is off.
 
-    The median over points stands for a cell: a change cannot fall below -100 % but has no upper
-    bound, so the mean is that of the few points where the decode workers are saturated.
+    Of long contexts, as published. The median over points stands for a cell: a change cannot fall
+    below -100 % but has no upper bound, so a mean is that of the few points where it is large.
     """
 
     pools: str
@@ -44,6 +47,7 @@ class Cell:
     paper: float
     ours: float  # median, measured as behind the paper's proxy, from plain disaggregation
     mean: float
+    both: float  # median of long and short contexts
     trivium: float  # median, measured at Trivium's clients, from Trivium's x=0
     why: str
 
@@ -68,13 +72,13 @@ def table_1(points: Points) -> list[Cell]:
     cells = []
     for pools in RATIOS:
         for level, loads in LEVELS.items():
-            plain = points.of(static(pools, "0", plain=True), loads)
-            kept = points.of(static(pools, "0"), loads)
-            full = points.of(static(pools, "1"), loads)
-            if not full:
-                continue
+            named = paper.TABLE_1_CONTEXT
+            plain = points.of(static(pools, "0", plain=True), loads, named)
+            full = points.of(static(pools, "1", plain=True), loads, named)
             published = paper.TABLE_1[pools][level]
             each = changes(plain, full, lambda p: p.decode_ttft)
+            if not each:
+                continue
             ours = median(each)
             off = abs(ours - published) > paper.TABLE_1_POINTS
             cells.append(
@@ -84,11 +88,18 @@ def table_1(points: Points) -> list[Cell]:
                     paper=published,
                     ours=ours,
                     mean=float(np.mean(each)),
-                    trivium=median(changes(kept, full, lambda p: p.ttft)),
+                    both=median(_between(points, pools, loads, plain=True)),
+                    trivium=median(_between(points, pools, loads, plain=False)),
                     why=_why(plain, full, published) if off else "",
                 )
             )
     return cells
+
+
+def _between(points: Points, pools: str, loads: Iterable[float], *, plain: bool) -> list[float]:
+    """Changes from x=0 to x=1 of all workloads, behind the paper's proxy or at our clients."""
+    old, new = (points.of(static(pools, share, plain=plain), loads) for share in ("0", "1"))
+    return changes(old, new, (lambda p: p.decode_ttft) if plain else (lambda p: p.ttft))
 
 
 def _why(plain: list[Point], full: list[Point], published: float) -> str:
@@ -100,8 +111,9 @@ def _why(plain: list[Point], full: list[Point], published: float) -> str:
     needed = append / (1 + published / 100)
     return (
         f"medians: x=0 takes {to_first:.0f} ms to the prefill worker's token and "
-        f"{hand_over:.0f} ms for the hand-over, x=1 {append:.0f} ms; the published "
-        f"{published:.0f} % would need {needed:.0f} ms at x=0"
+        f"{hand_over:.0f} ms for the hand-over, {to_first + hand_over:.0f} in all, x=1 "
+        f"{append:.0f} ms; the published {published:.0f} % would need {needed:.0f} ms at x=0, or "
+        f"{(to_first + hand_over) * (1 + published / 100):.0f} ms at x=1"
     )
 
 
@@ -129,40 +141,71 @@ def trends(cells: list[Cell]) -> dict[str, bool]:
 OBJECTIVES: dict[str, Callable[[Point], float]] = {
     "TTFT": lambda p: p.decode_ttft,
     "TPOT": lambda p: p.decode_tpot,
-    "latency": lambda p: p.latency,
+    "throughput": lambda p: -p.tokens_per_s,
 }
+KINDS = ("replica", "x=0", "0<x<1", "x=1", "hybrid")
+Winners = dict[tuple[str, float], Config]  # by workload and load
 
 
-def table_2(points: Points) -> dict[str, dict[str, list[tuple[str, float]]]]:
-    """Objective to level to the three configurations that win most points, with their share.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wins:
+    """A row of table 2: shares of the points, by kind of configuration, and at each load level."""
 
-    A configuration can win a point only if none has fewer failures there.
-    """
-    found: dict[str, dict[str, list[tuple[str, float]]]] = {}
-    for objective, figure in OBJECTIVES.items():
-        found[objective] = {}
-        for level, loads in LEVELS.items():
-            wins: Counter[str] = Counter()
-            for workload in points.workloads:
-                for load in loads:
-                    if load in points.loads:
-                        rivals = [points[config, workload.name, load] for config in CONFIGS]
-                        fewest = min(p.failed for p in rivals)
-                        rivals = [p for p in rivals if p.failed == fewest and p.later]
-                        if rivals:
-                            wins[min(rivals, key=figure).config.name] += 1
-            total = sum(wins.values())
-            if total:
-                found[objective][level] = [(n, c / total) for n, c in wins.most_common(3)]
+    objective: str
+    kinds: dict[str, float]
+    best: dict[str, list[tuple[str, float]]]  # by level, the three that win most
+
+
+def winners(points: Points, figure: Callable[[Point], float]) -> Winners:
+    """A configuration can win a point only if none has fewer failures there."""
+    found: Winners = {}
+    for workload in points.workloads:
+        for load in points.loads:
+            rivals = [points[config, workload.name, load] for config in CONFIGS]
+            fewest = min(p.failed for p in rivals)
+            able = [p for p in rivals if p.failed == fewest and p.later]
+            if able:
+                found[workload.name, load] = min(able, key=figure).config
     return found
+
+
+def table_2(points: Points) -> list[Wins]:
+    """Who wins how many points, for each objective."""
+    rows = []
+    for objective, figure in OBJECTIVES.items():
+        won = winners(points, figure)
+        kinds = Counter(config.kind for config in won.values())
+        best = {}
+        for level, loads in LEVELS.items():
+            names = Counter(config.name for (_, load), config in won.items() if load in loads)
+            if names:
+                total = sum(names.values())
+                best[level] = [(name, count / total) for name, count in names.most_common(3)]
+        shares = {kind: kinds[kind] / len(won) for kind in KINDS}
+        rows.append(Wins(objective=objective, kinds=shares, best=best))
+    return rows
+
+
+def unlike_winners(points: Points) -> float:
+    """The share of points at which TTFT and TPOT have different winners."""
+    ttft, tpot = (winners(points, OBJECTIVES[name]) for name in ("TTFT", "TPOT"))
+    return sum(ttft[at] != tpot[at] for at in ttft) / len(ttft)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """A row of table 4: percent of requests that failed, by level; how many loads were degraded."""
+    """A row of table 4: percent of requests that failed, by level; how many loads were degraded.
+
+    And what could have made them fail: the most KV that lay in a worker's memory (a share) and in a
+    connector's buffer beside it, workers that died of the latter, and the longest request.
+    """
 
     config: str
     percent: dict[str, float]
+    memory_share: float
+    buffered_bytes: int
+    crashed_points: int
+    longest_ms: float
     degraded_loads: int  # at which any workload had failures
     slow_loads: int  # at which any workload's later TTFT was above `SLOW_MS` in the 99th percentile
     loads: int
@@ -172,7 +215,7 @@ def table_4(points: Points, configs: Iterable[Config]) -> list[Failures]:
     """Failure rates."""
     rows = []
     for config in configs:
-        percent = {}
+        percent, mine = {}, points.of(config)
         for level, loads in LEVELS.items():
             at = points.of(config, loads)
             if at:
@@ -182,12 +225,27 @@ def table_4(points: Points, configs: Iterable[Config]) -> list[Failures]:
             Failures(
                 config=config.name,
                 percent=percent,
+                memory_share=max(p.memory_share for p in mine),
+                buffered_bytes=max(p.buffered_bytes for p in mine),
+                crashed_points=sum(p.crashed > 0 for p in mine),
+                longest_ms=max(p.longest_ms for p in mine),
                 degraded_loads=sum(any(p.failed for p in at) for at in at_load),
                 slow_loads=sum(any(p.ttft_p99 > SLOW_MS for p in at) for at in at_load),
                 loads=len(points.loads),
             )
         )
     return rows
+
+
+def trends_2(rows: list[Wins]) -> dict[str, bool]:
+    """What table 2 says in words: the kind of configuration that wins most points."""
+    found = {}
+    for row in rows:
+        published = paper.TABLE_2[row.objective]
+        first = max(published, key=lambda kind: published[kind])
+        ours = max(row.kinds, key=lambda kind: row.kinds[kind])
+        found[f"{row.objective}: {first} wins most points"] = ours == first
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +268,7 @@ def headline(points: Points) -> list[Headline]:
     heavy = {w.name for w in points.workloads if w.prefill_heavy}
     for pools in RATIOS:
         plain = points.of(static(pools, "0", plain=True))
-        full = points.of(static(pools, "1"))
+        full = points.of(static(pools, "1", plain=True))
         rows.append(
             Headline(
                 pools=pools,

@@ -62,7 +62,14 @@ def traffic(runner: Runner, folder: Path, seed: int, *, quick: bool) -> list[Tra
 
 def _run(task: tuple[str, Config, list[Arrival], int]) -> Traffic:
     name, config, arrivals, seed = task
-    spec = Spec(config=config, workload=WORKLOADS[0], loads_per_s=(), seed=seed)
+    spec = Spec(
+        config=config,
+        workload=WORKLOADS[0],
+        loads_per_s=(),
+        seed=seed,
+        conversations_max=0,
+        connector=False,  # its buffer is smaller than some of the prompts
+    )
     cluster = make_cluster(spec)
     conversations = traces.script(
         arrivals,

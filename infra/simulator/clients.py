@@ -1,8 +1,10 @@
 """Simulated clients: each holds a conversation, turn by turn, and notes how it was served.
 
 A turn follows the last one's end and a time to think; a turn that fails ends its conversation.
+Where so many are held at most, later ones wait for one to end, in order of their arrival.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -61,6 +63,12 @@ class Served:
         return (self.ended_ms - self.first_ms) / max(1, self.output_tokens - 1)
 
     @property
+    def took_ms(self) -> float:
+        """From sending to the end."""
+        assert self.ended_ms is not None
+        return self.ended_ms - self.sent_ms
+
+    @property
     def mode(self) -> Mode:
         return Mode.NONE if self.outcome is None else self.outcome.mode
 
@@ -79,6 +87,7 @@ class Clients:
         *,
         hop_ms: float,
         timeout_ms: int,
+        conversations_max: int = 0,  # at a time; 0: any number
         priority: Priority = Priority.STANDARD,
         weights: tuple[float, float] = (-1.0, -1.0),
     ) -> None:
@@ -88,12 +97,14 @@ class Clients:
         self._send, self._hop_ms = send, hop_ms
         self._timeout_ms, self._priority, self._weights = timeout_ms, priority, weights
         self._live: dict[str, tuple[Served, Conversation, int]] = {}
+        self._conversations_max, self._held = conversations_max, 0
+        self._waiting: deque[Conversation] = deque()
 
     def start(self, conversations: Sequence[Conversation]) -> None:
         """Have each conversation begin at its time."""
         for each in conversations:
             self.open += 1
-            self.clock.at(each.at_ms, lambda each=each: self._say(each, 0))  # type: ignore[misc]  # bound now
+            self.clock.at(each.at_ms, lambda each=each: self._begin(each))  # type: ignore[misc]  # bound now
 
     def said(self, request_id: str) -> tuple[Conversation, Turn]:
         """What a live request is about."""
@@ -125,6 +136,16 @@ class Clients:
             self.clock.after(think_ms, lambda: self._say(conversation, index + 1))
         else:
             self.open -= 1
+            self._held -= 1
+            if self._waiting:
+                self._begin(self._waiting.popleft())
+
+    def _begin(self, conversation: Conversation) -> None:
+        if self._conversations_max and self._held >= self._conversations_max:
+            self._waiting.append(conversation)
+            return
+        self._held += 1
+        self._say(conversation, 0)
 
     def _say(self, conversation: Conversation, index: int) -> None:
         turn, now_ms = conversation.turns[index], self.clock.now_ms

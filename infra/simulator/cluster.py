@@ -118,6 +118,7 @@ class Cluster:
         settings: RouterSettings,
         *,
         timeout_ms: int = 30_000,
+        conversations_max: int = 0,
         weights: tuple[float, float] = (-1.0, -1.0),
         table: Table | None = None,
         orchestrations: tuple[Orchestration, ...] = ORCHESTRATIONS,
@@ -130,7 +131,12 @@ class Cluster:
         self.links = Links(self.clock, setup)
         self.router = Router(ROUTER, settings, table)
         self.clients = Clients(
-            self.clock, self._request, hop_ms=setup.bus_ms, timeout_ms=timeout_ms, weights=weights
+            self.clock,
+            self._request,
+            hop_ms=setup.bus_ms,
+            timeout_ms=timeout_ms,
+            conversations_max=conversations_max,
+            weights=weights,
         )
         self.workers: dict[str, SimWorker] = {}
         self.checkers = list(checkers)

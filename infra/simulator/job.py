@@ -35,6 +35,7 @@ class Job:
     cached_tokens: int = 0
     first_ms: float = 0.0
     kv_bytes: int = 0
+    buffered_bytes: int = 0  # received outside the engine's memory, until the job ends
     transfer_ms: float = 0.0
     computed: bool = False  # prefill is done
     posted: bool = False  # and its KV is on the way to the decode worker

@@ -85,6 +85,13 @@ class Setup:
     block_tokens: int = 64  # granularity of prefix caches
     bus_ms: float = 3.0  # one hop over the log, produce to consume
     receiver_keeps: bool = True  # KV that the receiver has cached is not sent again
+    # Whether an answer's KV serves the next turn: not where clients send the answer's text back and
+    # it tokenizes otherwise than it was sampled.
+    answers_found: bool = True
+    # What a connector receives into, outside the engine's memory, and holds until the request ends;
+    # a worker whose buffer overflows dies. None: KV goes straight into the engine's blocks, as with
+    # NIXL.
+    receive_buffer_bytes: float | None = None
 
     @property
     def kv_blocks(self) -> int:

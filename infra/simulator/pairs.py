@@ -24,6 +24,8 @@ def pull(worker: "SimWorker", job: "Job") -> None:
         worker.compute(job)
         return
     job.kv_bytes = _bytes(worker, job.prompt_tokens - _kept(worker, job))
+    if not worker.buffer(job):
+        return
 
     def done(took_ms: float) -> None:
         source.free(key)

@@ -72,6 +72,8 @@ class SimWorker:
         self.pending: deque[Job] = deque()
         self.running = 0  # jobs that hold memory
         self.requests_total = self.tokens_total = 0
+        self.buffered_bytes = self.buffered_bytes_max = 0
+        self.blocks_max = 0  # most that were pinned at a time
 
     # What arrives
 
@@ -127,7 +129,20 @@ class SimWorker:
         self.jobs.clear()
         self.handed.clear()
         self.pending.clear()
-        self.running = 0
+        self.running = self.buffered_bytes = 0
+
+    def buffer(self, job: Job) -> bool:
+        """Take room for a job's KV outside the engine; False where that kills this life."""
+        room = self.setup.receive_buffer_bytes
+        if room is None:
+            return True
+        job.buffered_bytes = job.kv_bytes
+        self.buffered_bytes += job.kv_bytes
+        self.buffered_bytes_max = max(self.buffered_bytes_max, self.buffered_bytes)
+        if self.buffered_bytes <= room:
+            return True
+        self.crash()
+        return False
 
     # How work goes on
 
@@ -140,6 +155,7 @@ class SimWorker:
             job.held = self.cache.hold(hashes, blocks)
             if job.held is None:
                 return
+            self.blocks_max = max(self.blocks_max, self.cache.pinned)
             self.pending.popleft()
             self.running += 1
             found = len(job.held.hashes) * self.setup.block_tokens
@@ -213,7 +229,8 @@ class SimWorker:
         self._complete(job)
 
     def _complete(self, job: Job) -> None:
-        self.name_blocks(job, job.prompt_tokens + job.output_tokens - 1)
+        if self.setup.answers_found:
+            self.name_blocks(job, job.prompt_tokens + job.output_tokens - 1)
         self.tokens_total += job.output_tokens
         self.ports.outcome(job.outcome(OutcomeKind.COMPLETED, self.clock.now_ms))
         self.drop(job)
@@ -256,6 +273,8 @@ class SimWorker:
             self.cache.release(job.held)
             job.held = None
             self.running -= 1
+            self.buffered_bytes -= job.buffered_bytes
+            job.buffered_bytes = 0
 
     def _blocks(self, job: Job) -> int:
         """What it will have filled at its end; a prefill worker makes one token."""

@@ -187,3 +187,46 @@ def test_a_prompt_beyond_the_memory_fails_at_once() -> None:
     (served,) = cluster.clients.served
     assert served.outcome is not None and not served.completed
     assert served.outcome.error is not None and served.outcome.error.code == PromptTooLong.code
+
+
+def test_no_more_conversations_than_clients_hold() -> None:
+    cluster = Cluster(
+        POOLS, SETUP, RouterSettings(policy="static"), conversations_max=3, checkers=[OneOutcome()]
+    )
+    said = [
+        conversation(
+            f"c{number}",
+            READY_MS,
+            [Turn(prompt_tokens=100, output_tokens=20), Turn(prompt_tokens=200, output_tokens=20)],
+            unlike_others(number, 220),
+            SETUP.block_tokens,
+        )
+        for number in range(8)
+    ]
+    cluster.run(said)
+    cluster.finish()
+    spans: dict[str, list[float]] = {}
+    for each in cluster.clients.served:
+        assert each.completed and each.ended_ms is not None
+        began_ms, _ = spans.setdefault(each.session_id, [each.sent_ms, 0.0])
+        spans[each.session_id] = [min(began_ms, each.sent_ms), each.ended_ms]
+    assert len(spans) == 8
+    for at_ms, _ in spans.values():
+        assert sum(began <= at_ms < ended for began, ended in spans.values()) <= 3
+
+
+def test_an_answer_that_is_not_found_again_is_computed_again() -> None:
+    turns = [
+        Turn(prompt_tokens=128, output_tokens=640),
+        Turn(prompt_tokens=800, output_tokens=20),
+    ]
+    cached = {}
+    for found in (True, False):
+        setup = replace(SETUP, answers_found=found)
+        cluster = Cluster(POOLS, setup, RouterSettings(policy="static", local_share=1.0))
+        tokens = unlike_others(7, 820)
+        cluster.run([conversation("c", READY_MS, turns, tokens, SETUP.block_tokens)])
+        outcome = cluster.clients.served[-1].outcome
+        assert outcome is not None and outcome.mode is Mode.LOCAL
+        cached[found] = outcome.cached_tokens
+    assert cached == {True: 704, False: 128}

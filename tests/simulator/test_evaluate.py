@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from infra.evaluate import (
+    failures,
     interference,
     main,
     paper,
@@ -16,6 +17,7 @@ from infra.evaluate import (
     regret,
     report,
     runs,
+    sharegpt,
     step_change,
     tables,
 )
@@ -25,6 +27,7 @@ from infra.evaluate.grid import (
     LOADS_PER_S,
     RATIOS,
     SHARES,
+    TIMEOUT_MS,
     WORKLOADS,
     Config,
     static,
@@ -37,6 +40,7 @@ from infra.simulator.latency import Setup
 
 POOLS = "2P2D"
 LEARNED = Config(pools=POOLS, policy="learned")
+SHORT = [w for w in WORKLOADS if not w.name.startswith(paper.TABLE_1_CONTEXT)]
 
 
 def point(config: Config, workload: str, load: float, **figures: float) -> Point:
@@ -80,8 +84,11 @@ def test_table_1_takes_medians_and_explains_what_is_off() -> None:
     for pools in RATIOS:
         made += every(static(pools, "0", plain=True), decode_ttft=150.0, ttft=120.0)
         made += every(static(pools, "0"))
-        made += every(static(pools, "1"), decode_ttft=75.0, ttft=110.0)
-    made.append(point(static(POOLS, "1"), WORKLOADS[0].name, 20.0, decode_ttft=1e6))
+        made += every(static(pools, "1"), ttft=110.0)
+        made += every(static(pools, "1", plain=True), decode_ttft=75.0)
+    full = static(POOLS, "1", plain=True)
+    made += [point(full, w.name, load, decode_ttft=50.0) for w in SHORT for load in LOADS_PER_S]
+    made.append(point(full, WORKLOADS[9].name, 20.0, decode_ttft=1e6))
     cells = tables.table_1(Points(made))
     assert {(cell.ours, round(cell.trivium)) for cell in cells} == {(-50.0, 10)}
     assert [cell.mean > 0 for cell in cells].count(True) == 1
@@ -90,7 +97,8 @@ def test_table_1_takes_medians_and_explains_what_is_off() -> None:
         ("1P3D", "medium"),
         ("1P3D", "high"),
         ("3P1D", "high"),
-    } | (set())
+    }
+    assert {cell.both for cell in cells if cell.pools == POOLS} == {(-50.0 - 200 / 3) / 2}
     assert all(bool(cell.why) != cell.within for cell in cells)
     assert "30 ms for the hand-over" in off[0].why
 
@@ -98,7 +106,14 @@ def test_table_1_takes_medians_and_explains_what_is_off() -> None:
 def test_trends_compare_the_published_directions() -> None:
     cells = [
         tables.Cell(
-            pools=pools, level=level, paper=value, ours=value + 5, mean=0.0, trivium=0.0, why=""
+            pools=pools,
+            level=level,
+            paper=value,
+            ours=value + 5,
+            mean=0.0,
+            both=0.0,
+            trivium=0.0,
+            why="",
         )
         for pools, row in paper.TABLE_1.items()
         for level, value in row.items()
@@ -112,9 +127,12 @@ def test_failures_decide_winners_first() -> None:
     made = [p for config in CONFIGS for p in every(config)]
     made += every(CONFIGS[0], decode_ttft=1.0, failed=1)
     made += every(CONFIGS[2], decode_ttft=50.0, decode_tpot=20.0)
-    winners = tables.table_2(Points(made))
-    assert winners["TTFT"]["low"] == [(CONFIGS[2].name, 1.0)]
-    assert winners["TPOT"]["low"] == [(CONFIGS[1].name, 1.0)]
+    rows_2 = {row.objective: row for row in tables.table_2(Points(made))}
+    assert rows_2["TTFT"].best["low"] == [(CONFIGS[2].name, 1.0)]
+    assert rows_2["TPOT"].best["low"] == [(CONFIGS[1].name, 1.0)]
+    assert rows_2["TTFT"].kinds == {**dict.fromkeys(tables.KINDS, 0.0), CONFIGS[2].kind: 1.0}
+    assert tables.unlike_winners(Points(made)) == 1.0
+    assert tables.trends_2(list(rows_2.values()))["TPOT: x=0 wins most points"]
     rows = {row.config: row for row in tables.table_4(Points(made), CONFIGS)}
     assert rows[CONFIGS[0].name].percent == {"low": 10.0, "medium": 10.0, "high": 10.0}
     assert rows[CONFIGS[0].name].degraded_loads == 10
@@ -145,7 +163,8 @@ def test_a_table_is_made_of_its_half_and_the_halves_share_nothing() -> None:
     table = planning.table_of(points, POOLS, train)
     cells = list(table.cells.values())
     assert {(round(c.gain_ttft, 6), round(c.loss_tpot, 6)) for c in cells} == {(0.4, 0.1)}
-    assert {cell.bin[:3] for cell in cells} == set(product(range(2), range(3), range(3)))
+    known = {(w.profile.first, w.profile.later) for w in WORKLOADS if w.name in dict(train)}
+    assert len({cell.bin[:3] for cell in cells}) == len(known)
     assert table.from_dict(json.loads(json.dumps(table.to_dict()))).cells == table.cells
 
 
@@ -177,6 +196,52 @@ def test_loads_are_paired_with_what_they_were_run_with() -> None:
     assert asked == {p.load_per_s: p.requests for p in found}
 
 
+def test_a_full_buffer_beside_the_engine_ends_plain_disaggregation() -> None:
+    crowded = next(w for w in WORKLOADS if w.name == "large, long gen")
+    spec = Spec(config=static("3P1D", "0", plain=True), workload=crowded, loads_per_s=(8,), seed=1)
+    lost = run(spec)[0]
+    assert lost.crashed == 1 and lost.failed > lost.requests / 2
+    assert lost.buffered_bytes > paper.RECEIVE_BUFFER_BYTES
+    for config in (static("3P1D", "1", plain=True), static("3P1D", "0")):
+        kept = run(replace(spec, config=config))[0]
+        assert (kept.crashed, kept.failed) == (0, 0)
+        assert kept.longest_ms < TIMEOUT_MS and kept.tokens_per_s > 1_000
+
+
+def test_shared_conversations_are_like_the_published_ones() -> None:
+    held = sharegpt.conversations(8.0, 500, 64, 1)
+    turns = [turn for each in held for turn in each.turns]
+    assert len(turns) / len(held) == pytest.approx(2_204 / 500, rel=0.03)
+    assert min(len(each.turns) for each in held) >= 1
+    answers = [turn.output_tokens for turn in turns]
+    assert sum(answers) / len(answers) == pytest.approx(sharegpt.OUTPUT_TOKENS, rel=0.05)
+    last = max(each.turns[-1].prompt_tokens for each in held)
+    assert last <= sharegpt.CONTEXT_MAX
+
+
+def test_what_table_4_shows_is_put_in_words() -> None:
+    row = tables.Failures(
+        config="2P2D x=0 plain",
+        percent={"low": 0.0},
+        memory_share=0.3,
+        buffered_bytes=int(8e9),
+        crashed_points=0,
+        longest_ms=20_000.0,
+        degraded_loads=0,
+        slow_loads=0,
+        loads=1,
+    )
+    rows = [
+        row,
+        replace(row, config="2P2D x=1 plain"),
+        replace(row, config="3P1D x=0 plain", percent={"low": 5.0}),
+    ]
+    found, why = failures.trends(rows, [])
+    assert [words for words, holds in found.items() if not holds] == ["plain 2P2D loses requests"]
+    assert "at most 8.0 GB" in why[0] and "31 of 50" in why[1]
+    assert not failures.trends([replace(row, percent={"low": 1.0}), *rows[1:]], [])[1][1:]
+
+
 def test_traces_become_sessions(tmp_path: Path) -> None:
     lines = [
         {"timestamp": 0, "input_length": 1_200, "output_length": 5, "hash_ids": [0, 1, 2]},
@@ -205,7 +270,8 @@ def test_traces_become_sessions(tmp_path: Path) -> None:
 
 
 def test_a_tiny_evaluation_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = main.Size(workloads=WORKLOADS[3:4], loads_per_s=(0.5, 2.0), turns=(2,))
+    tiny = main.Size(workloads=WORKLOADS[15:16], loads_per_s=(0.5, 2.0), turns=(2,))
+    monkeypatch.setattr(sharegpt, "CONVERSATIONS", 50)
     monkeypatch.setattr(main, "QUICK", tiny)
     monkeypatch.setattr(step_change, "CHANGE_MS", 3_000.0)
     monkeypatch.setattr(step_change, "DURATION_MS", 8_000.0)
