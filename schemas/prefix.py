@@ -1,15 +1,18 @@
 """Names for prefixes of token sequences: one 64-bit hash per block, over all tokens up to its end.
 
-Two prompts have the same hash at a block exactly if they are equal up to the block's end (but for
-chance, about 2**-64 a pair), so the hash names a KV block that both can use. Workers publish the
-hashes of what their prefix caches hold, routers compute them for prompts.
+Two prompts have the same hash at a block exactly if they are equal up to the block's end, but for
+chance, so the hash names a KV block that both can use. Workers publish the hashes of what their
+prefix caches hold, routers compute them for prompts.
 
-Theory of operation. A token's term is a scrambled function of the token and its position; the sum
-of the terms of a prefix, modulo 2**64, scrambled once more, is its hash. Sums can be formed for
-all blocks at once, and one block can be added later, since the scrambling (splitmix64, by
-Sebastiano Vigna, after Steele, Lea and Flood, OOPSLA 2014) is a bijection. It is no cryptographic
-hash: whoever wants a wrong guess of what is cached can have one, and gains nothing, because
-engines compare tokens by their own means.
+Theory of operation. A hash is the sum of the prefix's terms modulo 2**64, and a token's term its id
+plus one, times a number that is drawn for its position: multilinear hashing (Carter and Wegman,
+JCSS 18, 1979; Lemire and Kaser, The Computer Journal 57, 2014). So hashes of all blocks come from
+one multiplication per token, and one block can be added later. Two prefixes collide with
+probability 2**(k - 64), where 2**k is the largest power of two that divides all differences between
+their tokens: in practice k is 0, and below 18 where ids are below 2**18. The numbers are
+splitmix64's (Sebastiano Vigna, after Steele, Lea and Flood, OOPSLA 2014). It is no cryptographic
+hash: whoever wants a wrong guess of what is cached can have one, and gains nothing, because engines
+compare tokens by their own means.
 """
 
 from collections.abc import Sequence
@@ -21,46 +24,34 @@ Words = npt.NDArray[np.uint64]
 
 _MASK = (1 << 64) - 1
 STRIDE = np.uint64(0x9E3779B97F4A7C15)  # odd: positions stay apart
-_M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_I1, _I2 = pow(_M1, -1, 1 << 64), pow(_M2, -1, 1 << 64)
 # Arrays without dimensions: numpy takes them as operands sooner than scalars.
-_V1, _V2 = np.array(_M1, np.uint64), np.array(_M2, np.uint64)
+_ONE = np.array(1, np.uint64)
+_V1, _V2 = np.array(0xBF58476D1CE4E5B9, np.uint64), np.array(0x94D049BB133111EB, np.uint64)
 _S30, _S27, _S31 = (np.array(shift, np.uint64) for shift in (30, 27, 31))
-_STRIDES = np.arange(1, 65_537, dtype=np.uint64) * STRIDE  # of the first positions
 
 
 def mix(values: Words) -> Words:
     """Scramble 64-bit integers, one to one."""
-    return _mix_in_place(values.copy())
+    values = (values ^ (values >> _S30)) * _V1
+    values = (values ^ (values >> _S27)) * _V2
+    return values ^ (values >> _S31)
 
 
-def _mix_in_place(values: Words) -> Words:
-    values ^= values >> _S30
-    values *= _V1
-    values ^= values >> _S27
-    values *= _V2
-    values ^= values >> _S31
-    return values
+def _factors(first: int, end: int) -> Words:
+    """What the tokens at these positions, from 0, are multiplied by."""
+    return mix(np.arange(first + 1, end + 1, dtype=np.uint64) * STRIDE)
 
 
-def unmix(value: int) -> int:
-    """The inverse of `mix`, for one integer."""
-    value ^= (value >> 31) ^ (value >> 62)
-    value = (value * _I2) & _MASK
-    value ^= (value >> 27) ^ (value >> 54)
-    value = (value * _I1) & _MASK
-    return value ^ (value >> 30) ^ (value >> 60)
+_FACTORS = _factors(0, 65_536)
 
 
 def terms(tokens: Sequence[int] | npt.NDArray[np.int32], first: int = 0) -> Words:
     """What each token adds to the sum of its prefix; `first` is the position of tokens[0]."""
     values = np.asarray(tokens).astype(np.uint64)
     end = first + len(values)
-    if end <= len(_STRIDES):
-        values += _STRIDES[first:end]
-    else:
-        values += np.arange(first + 1, end + 1, dtype=np.uint64) * STRIDE
-    return _mix_in_place(values)
+    values += _ONE
+    values *= _FACTORS[first:end] if end <= len(_FACTORS) else _factors(first, end)
+    return values
 
 
 def chain(
@@ -75,12 +66,11 @@ def chain(
     `previous`, `first` is the position of tokens[0].
     """
     full = len(tokens) // block_size
-    if not full:
-        return np.empty(0, np.uint64)
     blocks = terms(tokens[: full * block_size], first).reshape(full, block_size)
     sums: Words = np.add.reduce(blocks, axis=1).cumsum()
-    sums += np.uint64(1 if previous is None else unmix(previous))
-    return _mix_in_place(sums)
+    if previous is not None:
+        sums += np.uint64(previous)
+    return sums
 
 
 def extend(previous: int | None, tokens: Sequence[int], first: int) -> int:
@@ -88,9 +78,7 @@ def extend(previous: int | None, tokens: Sequence[int], first: int) -> int:
 
     `first` is the position of tokens[0]; without a previous block it is 0.
     """
-    total = 0 if previous is None else unmix(previous) - 1
-    total += int(np.sum(terms(tokens, first), dtype=np.uint64)) + 1
-    return int(mix(np.array([total & _MASK], np.uint64))[0])
+    return ((previous or 0) + int(np.sum(terms(tokens, first), dtype=np.uint64))) & _MASK
 
 
 def pack(hashes: Sequence[int] | Words) -> bytes:

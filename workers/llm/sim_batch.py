@@ -16,15 +16,15 @@ import numpy as np
 from schemas.prefix import STRIDE
 from schemas.prefix import mix as mix_all
 from workers.llm.blocks import BlockManager, BlockTable
-from workers.llm.sim_kv import FOLD, MASK, KvArena, sum_of
+from workers.llm.sim_kv import FOLD, MASK, KvArena
 
 _FOLD, _ONE = np.uint64(FOLD), np.uint64(1)
 _S40 = np.uint64(40)
 _FIELDS = (  # one array each: name, type
     ("folded", np.uint64),  # of all full blocks
-    ("chain", np.uint64),  # sum of terms up to the end of the last full block
+    ("chain", np.uint64),  # hash of the last full block
     ("tail", np.uint64),  # sum of terms in the open block
-    ("place", np.uint64),  # what the next token's position adds to it before it is mixed
+    ("place", np.uint64),  # mixed, the factor of the next token's term
     ("seed", np.uint64),  # 0: greedy
     ("drawn", np.int64),  # answer tokens so far
     ("event", np.int64),  # `drawn` at which the row needs a closer look
@@ -83,8 +83,8 @@ class Batch(Generic[AnyRow]):
         """Add a row; its state is read from the blocks that its table holds."""
         i, a = len(self.rows), self._a
         tail_tokens = row.prompt_tokens % self._arena.block_tokens
-        a["folded"][i], last, a["tail"][i] = self._arena.state(row.table.blocks, tail_tokens)
-        a["chain"][i] = sum_of(last)
+        state = self._arena.state(row.table.blocks, tail_tokens)
+        a["folded"][i], a["chain"][i], a["tail"][i] = state
         a["place"][i] = (row.prompt_tokens + 1) * int(STRIDE) & MASK
         a["seed"][i], a["drawn"][i] = row.seed, 0
         a["may_end"][i] = not row.ignore_end and row.min_tokens == 0
@@ -118,7 +118,7 @@ class Batch(Generic[AnyRow]):
             ended = ((raw >> _S40) % self._end_every == 0) & a["may_end"][rows]
             picks[ended] = self._end
             due |= ended
-        tail += mix_all(self._token_ids[picks] + place)
+        tail += (self._token_ids[picks] + _ONE) * mix_all(place)
         place += STRIDE
         return Drawn(picks.tolist(), raw, (np.flatnonzero(due) + first).tolist())
 
@@ -140,14 +140,11 @@ class Batch(Generic[AnyRow]):
         a, arena = self._a, self._arena
         tables = [self.rows[i].table for i in rows]
         ids = [table.blocks[-1] for table in tables]
-        sums = a["chain"][rows] + a["tail"][rows]
-        values = mix_all(sums + _ONE)
+        values = a["chain"][rows] + a["tail"][rows]
         arena.write(ids, values)
         held = arena.read(ids)
         a["folded"][rows] = mix_all(a["folded"][rows] + held * _FOLD)
-        if (held != values).any():
-            sums = np.array([sum_of(value) for value in held.tolist()], np.uint64)
-        a["chain"][rows] = sums
+        a["chain"][rows] = held
         a["tail"][rows] = 0
         for table, block, value in zip(tables, ids, values.tolist(), strict=True):
             self._blocks.remember(block, value)

@@ -33,12 +33,7 @@ def mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-EMPTY = mix(1)  # the canonical hash of no tokens
-
-
-def sum_of(value: int) -> int:
-    """The sum of terms behind a canonical hash."""
-    return (prefix.unmix(value) - 1) & MASK
+EMPTY = 0  # the canonical hash of no tokens
 
 
 @dataclass(frozen=True, slots=True)
