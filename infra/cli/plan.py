@@ -1,13 +1,31 @@
 """`trivium plan`: tables that policies look up, made by measuring beforehand."""
 
-import json
+import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infra.statefile import read_state
+from schemas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from infra.evaluate.conversations import Load
+    from streams.core.table import Table
+
 app = typer.Typer(help="Tables that policies look up, made by measuring beforehand.")
+_LIVE = "On a cluster"
+_EXAMPLES = """[bold]Examples[/]
+
+trivium plan ppd --prefill 1 --decode 3 [dim]in the simulator[/]
+
+trivium plan ppd --engine sim --quick [dim]on a cluster that starts and ends here[/]
+
+trivium plan probe, then `trivium up` with router.policy = "table" and router.table =
+"build/plan/probe.json", then trivium plan ppd --live [dim]on the cluster that runs here[/]
+"""
 
 
 @app.callback()
@@ -15,19 +33,64 @@ def _group() -> None:
     """Tables that policies look up, made by measuring beforehand."""
 
 
-@app.command("ppd")
+@app.command("probe")
+def probe(
+    out: Annotated[Path, typer.Option(help="The file.")] = Path("build/plan/probe.json"),
+) -> None:
+    """A table with which a running cluster can be measured: weights choose local or remote."""
+    from infra.evaluate import live_plan
+
+    live_plan.write(live_plan.PROBE, out)
+    print(f'written: {out}; start routers with policy = "table" and table = "{out}"')
+
+
+@app.command("ppd", epilog=_EXAMPLES)
 def ppd(
     out: Annotated[Path, typer.Option(help="The table's file.")] = Path("build/plan/ppd.json"),
     prefill: Annotated[int, typer.Option(min=1, help="Prefill workers.")] = 2,
     decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 2,
-    quick: Annotated[bool, typer.Option("--quick", help="Three loads instead of ten.")] = False,
-    seed: Annotated[int, typer.Option(help="Of arrivals.")] = 1,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Three loads instead of ten, or two kinds of turns.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of arrivals and words.")] = 1,
     jobs: Annotated[int, typer.Option(help="Processes.", show_default="one per core")] = 0,
+    live: Annotated[
+        bool, typer.Option("--live", help="The cluster that runs here.", rich_help_panel=_LIVE)
+    ] = False,
+    url: Annotated[
+        str | None,
+        typer.Option(help="A gateway of any running cluster.", rich_help_panel=_LIVE),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Start one here: sim or vllm.", rich_help_panel=_LIVE),
+    ] = None,
+    conversations: Annotated[
+        int, typer.Option(min=1, help="Per kind and x.", rich_help_panel=_LIVE)
+    ] = 20,
+    streams: Annotated[
+        int, typer.Option(min=1, help="Conversations at a time.", rich_help_panel=_LIVE)
+    ] = 2,
 ) -> None:
-    """PPD's table for the policy `table`: each kind of turn with x=0 and x=1, in the simulator.
+    """PPD's table for the policy `table`: each kind of turn with x=0 and x=1.
 
-    Then start routers with `policy = "table"` and `table = "FILE"` in the section router.
+    In the simulator, or on a cluster through its gateway. Then start routers with
+    `policy = "table"` and `table = "FILE"` in the section router.
     """
+    from infra.evaluate import live_plan
+
+    if live or url or engine:
+        loads = live_plan.kinds(
+            conversations=conversations, streams=streams, seed=seed, quick=quick
+        )
+        table = _measured(url, engine, loads, prefill, decode)
+    else:
+        table = _simulated(prefill, decode, quick, seed, jobs)
+    live_plan.write(table, out)
+    print(f"written: {out} ({len(table.cells)} cells)")
+
+
+def _simulated(prefill: int, decode: int, quick: bool, seed: int, jobs: int) -> "Table":
     from infra.evaluate.grid import LOADS_PER_S
     from infra.evaluate.planning import plan
     from infra.evaluate.runs import runner
@@ -35,7 +98,55 @@ def ppd(
 
     loads = LOADS_PER_S[1::4] if quick else LOADS_PER_S
     with runner(jobs or os.cpu_count() or 1) as pool:
-        table = plan(pool, Shape(prefill=prefill, decode=decode).name, loads, seed)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(table.to_dict(), indent=1) + "\n")
-    print(f"written: {out} ({len(table.cells)} cells)")
+        return plan(pool, Shape(prefill=prefill, decode=decode).name, loads, seed)
+
+
+def _measured(
+    url: str | None, engine: str | None, loads: "list[Load]", prefill: int, decode: int
+) -> "Table":
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from infra.evaluate import live_plan
+
+    with Progress(console=Console(stderr=True)) as bars:
+        bar = bars.add_task("x=0 and x=1", total=2 * len(loads))
+
+        def done() -> None:
+            bars.advance(bar)
+
+        if engine is None:
+            return asyncio.run(live_plan.measure(url or _here(), loads, done))
+        if engine not in ("sim", "vllm"):
+            raise ConfigError(f"--engine: expected sim or vllm, found {engine!r}")
+        return _started(engine, loads, prefill, decode, done)
+
+
+def _here() -> str:
+    state = read_state()
+    if state is None or not state.gateways:
+        raise ConfigError(
+            "plan: expected a cluster that runs here, found none; start one with `trivium up`, "
+            "name a gateway with --url, or have one started with --engine sim"
+        )
+    return state.gateways[0]
+
+
+def _started(
+    engine: str, loads: "list[Load]", prefill: int, decode: int, done: Callable[[], None]
+) -> "Table":
+    from infra.bench.report import BENCH_DIR
+    from infra.evaluate import live, live_plan
+    from infra.plan import Plan
+
+    async def run() -> "Table":
+        folder = BENCH_DIR.absolute() / "plan"
+        with live.machine(engine, folder) as made:
+            live_plan.write(live_plan.PROBE, folder / "probe.json")
+            deployment = live.DEPLOYMENTS[engine][0]
+            stack = made(deployment, Plan(prefill=prefill, decode=decode, broker=False))
+            stack.settings = live_plan.probed(stack.settings, folder / "probe.json")
+            async with stack:
+                return await live_plan.measure(stack.gateway_urls[0], loads, done)
+
+    return asyncio.run(run())

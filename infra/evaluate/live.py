@@ -1,31 +1,34 @@
 """Ways to place the turns of conversations, compared on live stacks of this machine.
 
-`python -m infra.evaluate.live --engine vllm` starts one prefill and one decode worker for each way
-that KV can move, holds the same number of conversations in every way, and one more worker that
-answers alone: every answer must have its tokens. Prints times and KV bytes of the turns after the
-first, and writes build/bench/live.json. The router starts anew for each way; workers stay.
+`trivium evaluate ppd --live` starts one prefill and one decode worker for each way that KV can
+move, holds the same conversations in every way, and one more worker that answers alone: every
+answer must have its tokens. The router starts anew for each way; workers stay.
 """
 
-import argparse
 import asyncio
 import shutil
 import signal
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from infra import config
-from infra.bench.report import BENCH_DIR, Bar, command_line, percentile, show_bars, write_report
+from infra.bench.report import BENCH_DIR, Bar, command_line, percentile, write_report
 from infra.broker.process import Broker
 from infra.broker.settings import BrokerSettings
 from infra.config import Settings
+from infra.evaluate import page, plots
 from infra.evaluate.conversations import Load, Turn, hold
+from infra.evaluate.grid import WORKLOADS
 from infra.launcher import Stack
 from infra.plan import Plan
+from schemas.errors import ConfigError
 from schemas.records import MemberKind
 from schemas.settings import LogSettings, ModelSettings
 from streams.gateway.config import GatewaySettings
@@ -33,6 +36,7 @@ from workers.config import WorkerSettings
 from workers.llm.sim_vocab import make_sim_model
 
 _RESTART_S, _POLL_S = 60.0, 0.05
+Found = dict[str, dict[str, Any]]  # by part of the grid and by way
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,15 +111,63 @@ async def switch(stack: Stack, way: Way) -> None:
     await stack.wait_ready(*before)
 
 
-async def compare(stack: Stack, alone: Stack, ways: Sequence[Way], load: Load) -> dict[str, Any]:
+def chosen(
+    workloads: Sequence[str],
+    loads_per_s: Sequence[float],
+    *,
+    turns: int,
+    conversations: int,
+    streams: int,
+    scale: float,
+    seed: int,
+) -> list[Load]:
+    """Parts of the paper's grid, with lengths scaled to small models: words asked, tokens answered.
+
+    Raises ConfigError for a workload that the grid has not.
+    """
+    known = {workload.name: workload.profile for workload in WORKLOADS}
+    found = []
+    for name in workloads:
+        if name not in known:
+            raise ConfigError(f"--workload: expected one of {'; '.join(known)}, found {name!r}")
+        first, later = known[name].first, known[name].later
+        lengths = (first.input_tokens, first.output_tokens, later.input_tokens, later.output_tokens)
+        words, answer, new_words, new_answer = (max(4, round(scale * each)) for each in lengths)
+        found += [
+            Load(
+                name=f"{name} at {per_s:g}/s",
+                conversations=conversations,
+                turns=turns,
+                streams=streams,
+                per_s=per_s,
+                first_words=words,
+                first_tokens=answer,
+                words=new_words,
+                tokens=new_answer,
+                seed=seed,
+            )
+            for per_s in loads_per_s
+        ]
+    return found
+
+
+async def compare(
+    stack: Stack,
+    alone: Stack,
+    ways: Sequence[Way],
+    load: Load,
+    done: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
     """The figures of each way, with how many of its answers differ from those given alone."""
     found = {}
     for way in ways:
         await switch(stack, way)
-        await hold(stack, replace(load, conversations=1), f"warm {way.name}", way.name)
-        turns = await hold(stack, load, way.name, way.name)
-        expected = await hold(alone, load, way.name, "alone")
+        name = f"{load.name} {way.name}".strip()
+        await hold(stack, replace(load, conversations=1), f"warm {name}", way.name)
+        turns = await hold(stack, load, name, way.name)
+        expected = await hold(alone, replace(load, per_s=0.0), name, "alone")
         found[way.name] = figures(turns, expected)
+        done()
     return found
 
 
@@ -140,22 +192,23 @@ def figures(held: list[list[Turn]], expected: list[list[Turn]]) -> dict[str, Any
     }
 
 
-def table(found: dict[str, Any]) -> Table:
+def table(name: str, found: dict[str, Any]) -> Table:
     """What `compare` found, a row for each way."""
-    columns = ("way", "answers", "different", "local", "TTFT p50", "p99", "TPOT p50", "KV MiB")
-    shown = Table(*columns, title="Turns after the first (times in ms)")
-    for name, row in found.items():
-        shown.add_row(
-            name,
-            str(row["answers"]),
-            str(row["different"]),
-            f"{row['local_share']:.0%}",
-            f"{row['ttft_ms']:.1f}",
-            f"{row['ttft_ms_p99']:.1f}",
-            f"{row['tpot_ms']:.2f}",
-            f"{row['kv_bytes'] / (1 << 20):.2f}",
-        )
+    shown = Table("way", *_COLUMNS, title=f"{name}: turns after the first".strip(": "))
+    for way, row in found.items():
+        shown.add_row(way, *(show(row) for show in _COLUMNS.values()))
     return shown
+
+
+_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "answers": lambda row: str(row["answers"]),
+    "different": lambda row: str(row["different"]),
+    "local": lambda row: f"{row['local_share']:.0%}",
+    "TTFT p50, ms": lambda row: f"{row['ttft_ms']:.1f}",
+    "p99, ms": lambda row: f"{row['ttft_ms_p99']:.1f}",
+    "TPOT p50, ms": lambda row: f"{row['tpot_ms']:.2f}",
+    "KV, MiB": lambda row: f"{row['kv_bytes'] / (1 << 20):.2f}",
+}
 
 
 def settings(engine: str, deployment: Deployment, log: LogSettings, model: str) -> Settings:
@@ -169,41 +222,52 @@ def settings(engine: str, deployment: Deployment, log: LogSettings, model: str) 
     )
 
 
-async def run(
-    engine: str, load: Load, console: Console, only: Sequence[str] = ()
-) -> dict[str, Any]:
-    """Everything that the engine can do, or some deployments; returns the figures by way."""
-    folder, found = BENCH_DIR.absolute() / "live", dict[str, Any]()
+@contextmanager
+def machine(engine: str, folder: Path) -> Iterator[Callable[[Deployment, Plan], Stack]]:
+    """A broker and a model for stacks of deployments; yields what makes such a stack."""
     shutil.rmtree(folder, ignore_errors=True)
     model = str(make_sim_model(folder / "model")) if engine == "sim" else "tiny"
     broker = Broker(BrokerSettings(port=0), folder / "broker", tethered=True)
     bootstrap = broker.start()  # in this thread, with which a tethered broker ends
 
-    def started(deployment: Deployment, plan: Plan) -> Stack:
+    def made(deployment: Deployment, plan: Plan) -> Stack:
         log = LogSettings(bootstrap=bootstrap, topic_prefix=f"live-{deployment.name}.")
-        made = settings(engine, deployment, log, model)
-        return Stack(made, plan, folder=folder / deployment.name)
+        found = settings(engine, deployment, log, model)
+        return Stack(found, plan, folder=folder / deployment.name)
 
     try:
-        plain = Deployment(name="alone", ways=(), engine=DEPLOYMENTS[engine][0].engine)
-        replica = Plan(prefill=0, decode=0, replica=1, broker=False)
-        async with started(plain, replica) as alone:
-            for deployment in DEPLOYMENTS[engine]:
-                if only and deployment.name not in only:
-                    continue
-                console.print(f"Starting the workers: {deployment.name} ...")
-                async with started(deployment, Plan(broker=False)) as stack:
-                    measured = await compare(stack, alone, deployment.ways, load)
-                console.print(table(measured))
-                found |= measured
+        yield made
     finally:
         broker.stop()
-    _report(engine, load, found, console)
+
+
+async def run(
+    engine: str, loads: Sequence[Load], console: Console, only: Sequence[str] = ()
+) -> Found:
+    """Every way that the engine can do, or some deployments, at every load."""
+    deployments = [each for each in DEPLOYMENTS[engine] if not only or each.name in only]
+    if not deployments:
+        names = ", ".join(each.name for each in DEPLOYMENTS[engine])
+        raise ConfigError(f"--only: expected some of {names}, found {', '.join(only)}")
+    plain = Deployment(name="alone", ways=(), engine=DEPLOYMENTS[engine][0].engine)
+    found: Found = {load.name: {} for load in loads}
+    with machine(engine, BENCH_DIR.absolute() / "live") as made, Progress(console=console) as bars:
+        total = len(loads) * sum(len(each.ways) for each in deployments)
+        bar = bars.add_task("starting", total=total)
+        async with made(plain, Plan(prefill=0, decode=0, replica=1, broker=False)) as alone:
+            for deployment in deployments:
+                async with made(deployment, Plan(broker=False)) as stack:
+                    bars.update(bar, description=deployment.name)
+                    for load in loads:
+                        found[load.name] |= await compare(
+                            stack, alone, deployment.ways, load, lambda: bars.advance(bar)
+                        )
     return found
 
 
-def _report(engine: str, load: Load, found: dict[str, Any], console: Console) -> None:
-    different = sum(row["different"] for row in found.values())
+def write(engine: str, loads: Sequence[Load], found: Found, folder: Path) -> Path:
+    """live-ENGINE.json, .png and .html; the page's path."""
+    different = sum(row["different"] for part in found.values() for row in part.values())
     bar = Bar(
         name="answers that differ from one engine's alone",
         value=different,
@@ -211,29 +275,22 @@ def _report(engine: str, load: Load, found: dict[str, Any], console: Console) ->
         target="0",
         met=not different,
     )
-    show_bars([bar], console)
-    path = write_report(
+    write_report(
         f"live-{engine}",
         command=command_line(),
-        seed=load.seed,
-        load=asdict(load),
+        seed=loads[0].seed,
+        load={load.name: asdict(load) for load in loads},
         figures=found,
         bars=[bar],
+        folder=folder,
     )
-    console.print(f"Written to {path}.")
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry of `python -m infra.evaluate.live`."""
-    parser = argparse.ArgumentParser(prog="evaluate live", description=__doc__)
-    parser.add_argument("--engine", choices=tuple(DEPLOYMENTS), default="sim")
-    for name, value in asdict(Load()).items():
-        parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--only", nargs="+", default=(), help="deployments: pull, push, kept")
-    given = vars(parser.parse_args(sys.argv[1:] if arguments is None else arguments))
-    engine, only = given.pop("engine"), given.pop("only")
-    asyncio.run(run(engine, Load(**given), Console(), only))
-
-
-if __name__ == "__main__":
-    main()
+    drawn = plots.live(found)
+    (folder / f"live-{engine}.png").write_bytes(drawn)
+    parts = [page.note(f"Engine {engine}, this machine; medians of the turns after the first.")]
+    parts.append(page.table(("bar", "found", "holds"), [(bar.name, different, bar.met)]))
+    for name, rows in found.items():
+        shown = [(way, *(show(row) for show in _COLUMNS.values())) for way, row in rows.items()]
+        parts += [f"<h2>{name}</h2>", page.table(("way", *_COLUMNS), shown)]
+    path = folder / f"live-{engine}.html"
+    path.write_text(page.page("Placement, live", [*parts, page.picture("live", drawn)]))
+    return path

@@ -2,11 +2,12 @@
 
 Each workload and load is run with every later turn remote and with every one local; a cell holds
 what local gained in TTFT and cost in TPOT, as shares of remote. Failed turns count with the
-timeout.
+timeout. `infra/evaluate/live_plan.py` measures the same on a cluster.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,42 +32,62 @@ def plan(runner: Runner, pools: str, loads: Sequence[float], seed: int) -> Table
     return table_of(points, pools, [(w.name, load) for w in WORKLOADS for load in loads])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One kind of turn at one load, with every such turn remote and with every one local."""
+
+    context_tokens: int
+    new_tokens: int
+    answer_tokens: int
+    load: float
+    gain_ttft: float
+    loss_tpot: float
+    samples: int
+
+
 def table_of(points: Points, pools: str, use: Iterable[tuple[str, float]]) -> Table:
     """The table of some of the points of one P:D ratio, measured with x=0 and x=1."""
-    by_name = {workload.name: workload for workload in WORKLOADS}
-    pairs = [
-        (
-            by_name[name],
-            points[static(pools, "0"), name, load],
-            points[static(pools, "1"), name, load],
+    by_name = {workload.name: workload.profile for workload in WORKLOADS}
+    found = []
+    for name, load in use:
+        profile = by_name[name]
+        remote, local = (points[static(pools, share), name, load] for share in ("0", "1"))
+        found.append(
+            Measured(
+                context_tokens=profile.first.input_tokens + profile.first.output_tokens,
+                new_tokens=profile.later.input_tokens,
+                answer_tokens=profile.later.output_tokens,
+                load=_load(remote, local),
+                gain_ttft=1 - local.cost_ttft / remote.cost_ttft,
+                loss_tpot=local.cost_tpot / remote.cost_tpot - 1,
+                samples=remote.later + local.later,
+            )
         )
-        for name, load in use
-    ]
-    profiles = [workload.profile for workload, _, _ in pairs]
+    return table_from(found)
+
+
+def table_from(found: Sequence[Measured]) -> Table:
+    """Edges lie between the lengths that were measured, and at quantiles of the loads."""
     edges = {
-        "context_tokens": _between(p.first.input_tokens + p.first.output_tokens for p in profiles),
-        "new_tokens": _between(p.later.input_tokens for p in profiles),
-        "answer_tokens": _between(p.later.output_tokens for p in profiles),
-        "load": _quantiles([_load(remote, local) for _, remote, local in pairs]),
+        "context_tokens": _between(each.context_tokens for each in found),
+        "new_tokens": _between(each.new_tokens for each in found),
+        "answer_tokens": _between(each.answer_tokens for each in found),
+        "load": _quantiles([each.load for each in found]),
     }
     empty = Table(edges, [])
-    bins: dict[Bin, list[tuple[Point, Point]]] = defaultdict(list)
-    for workload, remote, local in pairs:
-        first, later = workload.profile.first, workload.profile.later
-        context_tokens = first.input_tokens + first.output_tokens
-        at = empty.bin_of(
-            context_tokens, later.input_tokens, later.output_tokens, _load(remote, local)
-        )
-        bins[at].append((remote, local))
-    return Table(edges, [_cell(at, both) for at, both in bins.items()])
+    bins: dict[Bin, list[Measured]] = defaultdict(list)
+    for each in found:
+        at = empty.bin_of(each.context_tokens, each.new_tokens, each.answer_tokens, each.load)
+        bins[at].append(each)
+    return Table(edges, [_cell(at, mine) for at, mine in bins.items()])
 
 
-def _cell(at: Bin, both: list[tuple[Point, Point]]) -> Cell:
+def _cell(at: Bin, mine: Sequence[Measured]) -> Cell:
     return Cell(
         bin=at,
-        gain_ttft=float(np.mean([1 - b.cost_ttft / a.cost_ttft for a, b in both])),
-        loss_tpot=float(np.mean([b.cost_tpot / a.cost_tpot - 1 for a, b in both])),
-        samples=sum(a.later + b.later for a, b in both),
+        gain_ttft=float(np.mean([each.gain_ttft for each in mine])),
+        loss_tpot=float(np.mean([each.loss_tpot for each in mine])),
+        samples=sum(each.samples for each in mine),
     )
 
 

@@ -15,24 +15,40 @@ _PAPER, _OURS = "#9aa5b1", "#1f6feb"
 
 def pictures(results: Results) -> dict[str, bytes]:
     """PNG files by name, without suffix."""
+    return {name: _drawn(draw, results) for name, draw in _DRAW.items()}
+
+
+def live(found: dict[str, dict[str, Any]]) -> bytes:
+    """Time to first token by way, of each part that was run live."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.add_subplot()
+        width = 0.8 / len(found)
+        for number, (name, rows) in enumerate(found.items()):
+            places = [at + number * width for at in range(len(rows))]
+            axes.bar(places, [row["ttft_ms"] for row in rows.values()], width, label=name)
+            axes.set_xticks(range(len(rows)), list(rows), rotation=20, fontsize=8)
+        axes.set_ylabel("TTFT p50 of later turns, ms")
+        axes.legend(fontsize=7)
+
+    return _drawn(draw)
+
+
+def _drawn(draw: Callable[..., None], *given: Results) -> bytes:
     try:
         import matplotlib
         import matplotlib.pyplot as pyplot
     except ImportError as error:
         raise ConfigError(
-            "evaluate: the report's pictures need matplotlib; install the extra `dev`, or ask for "
-            "--json alone"
+            "evaluate: the report's pictures need matplotlib; install the extra `dev`"
         ) from error
     matplotlib.use("Agg")
-    found = {}
-    for name, draw in _DRAW.items():
-        figure = pyplot.figure(figsize=(9, 3.6), layout="constrained")
-        draw(figure, results)
-        buffer = BytesIO()
-        figure.savefig(buffer, format="png", dpi=110)
-        pyplot.close(figure)
-        found[name] = buffer.getvalue()
-    return found
+    figure = pyplot.figure(figsize=(9, 3.6), layout="constrained")
+    draw(figure, *given)
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    pyplot.close(figure)
+    return buffer.getvalue()
 
 
 def _table_1(figure: Any, results: Results) -> None:

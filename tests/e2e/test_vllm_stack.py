@@ -175,7 +175,7 @@ async def test_unchanged_clients_work(pair: Pair) -> None:
 async def test_every_way_to_place_turns_gives_the_same_answers(
     pair: Pair, deployment: Deployment
 ) -> None:
-    """The reduced form of `python -m infra.evaluate.live --engine vllm`."""
+    """The reduced form of `trivium evaluate ppd --engine vllm`."""
     load = Load(conversations=2, turns=4, tokens=12, words=40)
     running = pair.push if deployment is PUSH else pair.remote
     found = await compare(running, pair.replica, deployment.ways, load)
