@@ -25,11 +25,13 @@ from workers.search.query import Answer, Effort, Kind, Query
 from workers.search.queues import NEVER_MS
 from workers.search.scheduler import SchedulerSettings
 from workers.search.slots import Slots
+from workers.search.view import IndexView
 
 Array = np.ndarray[Any, Any]
 
 _CHUNK_MAX = 64  # queries of a bulk call that a slot takes one after the other
 _CHUNKS_PER_PLACE = 2
+_LINKED_TOGETHER = 8  # rows that are linked in one place before it is somebody else's turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,17 +116,15 @@ class SearchEngine:
         settings, view, effort = self.settings, index.view(), effort or Effort()
         admission.check(effort, view, top_m_max=settings.top_m_max, k_max=settings.k_max)
         prepared = metrics.prepared(queries, view.dim, view.metric)
-        search = admission.admission(
-            effort, prepared, view, top_m_max=settings.top_m_max,
-            scanned_rows_max=settings.scanned_rows_max,
-        )  # fmt: skip
-        rows, distances = await self._many(search, prepared, kind, deadline_ms)
-        short = np.flatnonzero(rows[:, min(effort.k, search.allowed) - 1] < 0)
-        if len(short) and not search.exact:
-            picked = np.ascontiguousarray(prepared[short])
-            scan = admission.admission(effort, picked, view, scanned_rows_max=view.count)
-            rows[short], distances[short] = await self._many(scan, picked, kind, deadline_ms)
+        rows, distances = await self._found(view, prepared, effort, kind, deadline_ms)
         return rows, view.metric.shown(distances)
+
+    async def neighbours(self, view: IndexView, queries: Array, effort: Effort) -> Array:
+        """Rows nearest to prepared queries, shape (queries, k), for `Index.link`: the lowest class.
+
+        One place a lane at most, and none while other searches lack one.
+        """
+        return (await self._found(view, queries, effort, Kind.LINK, None))[0]
 
     def set_share(self, share: float, flush_ms: float) -> None:
         """What the control loop found: prefill's share of places, and its flush timeout."""
@@ -165,6 +165,22 @@ class SearchEngine:
             await asyncio.to_thread(self._dispatcher.lanes.close)
             self._dispatcher.end_all()
 
+    async def _found(
+        self, view: IndexView, prepared: Array, effort: Effort, kind: Kind, deadline_ms: int | None
+    ) -> tuple[Array, Array]:
+        settings = self.settings
+        search = admission.admission(
+            effort, prepared, view, top_m_max=settings.top_m_max,
+            scanned_rows_max=settings.scanned_rows_max,
+        )  # fmt: skip
+        rows, distances = await self._many(search, prepared, kind, deadline_ms)
+        short = np.flatnonzero(rows[:, min(effort.k, search.allowed) - 1] < 0)
+        if len(short) and not search.exact:
+            picked = np.ascontiguousarray(prepared[short])
+            scan = admission.admission(effort, picked, view, scanned_rows_max=view.count)
+            rows[short], distances[short] = await self._many(scan, picked, kind, deadline_ms)
+        return rows, distances
+
     async def _many(
         self, search: admission.Search, queries: Array, kind: Kind, deadline_ms: int | None
     ) -> tuple[Array, Array]:
@@ -172,6 +188,8 @@ class SearchEngine:
         distances = np.empty((len(queries), search.k), np.float32)
         size = min(_CHUNK_MAX, -(-len(queries) // self._places))
         room = asyncio.Semaphore(self._places * _CHUNKS_PER_PLACE)
+        if kind is Kind.LINK:
+            size, room = _LINKED_TOGETHER, asyncio.Semaphore(self._lanes)
 
         async def chunk(first: int) -> None:
             last = min(len(queries), first + size)

@@ -5,7 +5,7 @@ ones are walked through and not returned. `link` gives edges to some of the new 
 drops the deleted ones; both may run on another thread, one at a time, while all else goes on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 from typing import Any
 
@@ -20,6 +20,7 @@ from workers.search.rows import Rows, check_ids
 from workers.search.view import IndexView
 
 Array = np.ndarray[Any, Any]
+Neighbours = Callable[[IndexView, Array, Effort], Array]  # rows for prepared queries: (queries, k)
 
 DEGREE = 32
 LINK_BATCH = 1_024  # rows that are linked together are compared each with each
@@ -123,10 +124,12 @@ class Index:
         ids = self.view().ids
         return [ids[row] for row in rows.tolist()]
 
-    def link(self, batch: int = LINK_BATCH) -> int:
+    def link(self, batch: int = LINK_BATCH, neighbours: Neighbours | None = None) -> int:
         """Give edges to the first `batch` rows without; how many are left.
 
-        Where many rows have none, compared with those that have some, all get a new graph.
+        Where many rows have none, compared with those that have some, all get a new graph. Else
+        `neighbours` searches for the new ones', an engine's lowest class for one; by default it is
+        done here, on all threads. What it raises is raised, and nothing is changed.
         """
         with self._upkeep:
             view = self.view()
@@ -136,7 +139,8 @@ class Index:
             if loose > view.linked // 2:
                 made, entries = self._built(view.vectors[: view.count])
             else:
-                made, entries = self._extended(view, view.linked + min(loose, batch))
+                last = view.linked + min(loose, batch)
+                made, entries = self._extended(view, last, neighbours or self._searched)
             with self._lock:
                 self.graph, self.entries = made, entries
                 self._changed()
@@ -192,7 +196,10 @@ class Index:
         made = graph.optimised(keys, self.degree, threads=self.threads)
         return made, entry.representatives(vectors, made, *kernel, seed=self.seed)
 
-    def _extended(self, view: IndexView, last: int) -> tuple[Array, Array]:
+    def _searched(self, view: IndexView, queries: Array, effort: Effort) -> Array:
+        return bulk.search_all(effort, queries, view, threads=self.threads).rows
+
+    def _extended(self, view: IndexView, last: int, neighbours: Neighbours) -> tuple[Array, Array]:
         kernel = (self.metric.kernel, self.storage.kernel)
         vectors, first = view.vectors[:last], view.linked
         linked = IndexView(
@@ -202,7 +209,7 @@ class Index:
         )  # fmt: skip
         effort = Effort(k=int(self.degree * _CANDIDATES), top_m=_LINK_TOP_M)
         queries = vectors[first:last].astype(np.float32)
-        found = bulk.search_all(effort, queries, linked, threads=self.threads).rows
+        found = neighbours(linked, queries, effort)
         made = linking.extended(view.graph, vectors, found, *kernel, threads=self.threads)
         entries = entry.extended(view.entries, first, vectors, made, *kernel)
         if len(entries) > 2 * entry.usual_count(last) + len(made) // 100:

@@ -96,7 +96,7 @@ class RetrievalWorker:
         self._snapshots = Snapshots(
             settings, self.collections, place, worker_id, lambda: dict(self._feed.offsets)
         )
-        self._upkeep = Upkeep(settings, self.collections)
+        self._upkeep = Upkeep(settings, self.collections, self.engine.neighbours)
         self._taking = Taking(
             log_settings, codec, self._producer, self.serving, settings.pending_max
         )

@@ -9,8 +9,9 @@ ceil(share * B) are prefill's while it waits; what either class cannot use goes 
 once. Places mostly fall free one at a time, and of such places prefill gets its share as a running
 count, with decode first in between. Prefill searches that can no longer meet their deadline wait
 behind all others: saving one of them would only lose another. The third class, links
-of new rows, gets what is left. A prefill search that has waited for the flush timeout, or would
-lose its deadline by waiting for the next place to fall free, takes the place of a link or decode
+of new rows, gets what is left, and a link gives its place at once to whoever finds none: it is
+parked and resumes when nobody waits. A prefill search that has waited for the flush timeout, or
+would lose its deadline by waiting for the next place to fall free, takes the place of a decode
 search, which is parked and resumes before any new search of its class, with no work lost. Each
 search is parked once at most. The flush timeouts matter also where places are free: up to
 `gather_min` arrivals are gathered for one admission, but none waits longer than its timeout. A
@@ -109,6 +110,7 @@ class Scheduler:
         self._deadlines = Deadlines(lambda item: item.waits)
         self._counts = dict.fromkeys(Kind, 0)
         self._cancelled = 0  # since the last sweep
+        self._links_run = False  # perhaps; else nobody looks for some
         self._credit = 1 - self.share  # of prefill, in places that fall free one at a time
 
     def __len__(self) -> int:
@@ -165,12 +167,15 @@ class Scheduler:
         """Fill `free_places` of the batch; a search that is parked keeps its slot meanwhile.
 
         `parked` is in the order of parking. `free_slots` is how many slots hold no search at all.
-        `running` is looked at only where prefill may take a place.
+        `running` is looked at only where somebody may take a place.
         """
         plan = Plan()
         self._drop_expired(plan, now_ms)
         if not self._gathers(now_ms, plan, bool(parked)):
             room = _Room(free_places, free_slots)
+            if self._links_run:
+                running = list(running)
+                self._displace(plan, room, running, parked)
             self._fill(plan, room, parked)
             if not room.places and self._counts[Kind.PREFILL]:
                 self._preempt(plan, room, running, len(parked), now_ms)
@@ -192,15 +197,36 @@ class Scheduler:
         plan.wake_ms = wake_ms
         return True
 
+    def _displace(
+        self, plan: Plan, room: _Room, running: Sequence[Running], parked: Sequence[Running]
+    ) -> None:
+        """Links make room for searches that would find none."""
+        links = [search for search in running if search.kind is Kind.LINK]
+        self._links_run = bool(links)
+        wanted = self._counts[Kind.PREFILL] + self._counts[Kind.DECODE] - room.places
+        wanted += sum(search.kind is not Kind.LINK for search in parked)
+        most = min(wanted, room.slots, self.settings.parked_max - len(parked))
+        for link in [link for link in links if link.may_park][: max(0, most)]:
+            plan.park.append(link.slot)
+            room.places += 1
+
     def _fill(self, plan: Plan, room: _Room, parked: Sequence[Running]) -> None:
         """Prefill's own places, then those parked before, then everybody in order of class."""
-        decode_waits = bool(parked) or bool(self._counts[Kind.DECODE])
+        links = [search for search in parked if search.kind is Kind.LINK]
+        others = [search for search in parked if search.kind is not Kind.LINK] if links else parked
+        decode_waits = bool(others) or bool(self._counts[Kind.DECODE])
         self._admit(plan, room, self._next_prefill, self._reserved(room.places, decode_waits))
+        self._resume(plan, room, others)
+        for take in (self._next_decode, self._next_prefill, self._next_late):
+            self._admit(plan, room, take, room.places)
+        self._resume(plan, room, links)
+        self._admit(plan, room, self._next_link, room.places)
+
+    def _resume(self, plan: Plan, room: _Room, parked: Sequence[Running]) -> None:
         for search in parked[: room.places]:
             plan.resume.append(search.slot)
             room.places -= 1
-        for take in (self._next_decode, self._next_prefill, self._next_late, self._next_link):
-            self._admit(plan, room, take, room.places)
+            self._links_run = self._links_run or search.kind is Kind.LINK
 
     def _admit(self, plan: Plan, room: _Room, take: Callable[[], Item | None], most: int) -> None:
         for _ in range(min(most, room.places, room.slots)):
@@ -240,7 +266,9 @@ class Scheduler:
         return self._first(self._late)
 
     def _next_link(self) -> Item | None:
-        return self._first(self._link)
+        item = self._first(self._link)
+        self._links_run = self._links_run or item is not None
+        return item
 
     def _first(self, queue: InOrder) -> Item | None:
         item = queue.first()
@@ -275,10 +303,14 @@ class Scheduler:
         """Urgent prefill searches take the places of links, then of the longest decode searches."""
         running = list(running)
         victims = sorted(
-            (r for r in running if r.kind is not Kind.PREFILL and r.may_park),
+            (
+                r
+                for r in running
+                if r.kind is not Kind.PREFILL and r.may_park and r.slot not in plan.park
+            ),
             key=lambda r: (r.kind is Kind.DECODE, -r.extends_left, r.slot),
         )
-        most = min(room.slots, self.settings.parked_max - parked)
+        most = min(room.slots, self.settings.parked_max - parked - len(plan.park))
         next_free_ms = min((r.extends_left for r in running), default=0) * self.ms_per_extend
         for victim in victims[: max(0, most)]:
             head = self._prefill.head(self.ms_per_extend)

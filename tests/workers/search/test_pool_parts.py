@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.errors import BrokerUnavailable, ConfigError, InvalidRequest
+from schemas.errors import BrokerUnavailable, ConfigError, InvalidRequest, QueueFull
 from schemas.fleet import FleetView
 from schemas.records import (
     Capability,
@@ -24,6 +24,7 @@ from schemas.retrieval import pack_vector
 from tests.waiting import until
 from tests.workers.search.scenes import gaussian
 from workers.search.collections import Change, Collections
+from workers.search.engine import EngineSettings, SearchEngine
 from workers.search.expressions import parse
 from workers.search.fleet_figures import FleetFigures, stalled_share
 from workers.search.index import Index
@@ -181,7 +182,8 @@ async def test_new_rows_are_linked_once_they_rest_and_deleted_ones_compacted() -
     held = Collections(settings)
     rows = gaussian(1_500, 4)
     held.apply([change(str(i), row) for i, row in enumerate(rows)])
-    upkeep = Upkeep(settings, held)
+    engine = SearchEngine(EngineSettings(lanes=1))
+    upkeep = Upkeep(settings, held, engine.neighbours)
     await upkeep.finish()
     index = held.get("c")
     assert index.loose == 0
@@ -189,8 +191,29 @@ async def test_new_rows_are_linked_once_they_rest_and_deleted_ones_compacted() -
     assert index.loose == 50
     running = asyncio.create_task(upkeep.run())
     await until(lambda: index.loose == 0)
+    assert engine.load().searches_total >= 50 / 8, "the engine searched for their neighbours"
     held.apply([Change("c", str(i), None) for i in range(600)])
     await until(lambda: index.rows.count == len(index) == 950)
+    running.cancel()
+    await engine.close()
+
+
+async def test_an_engine_that_is_full_is_asked_to_link_again_later() -> None:
+    settings = RetrievalSettings(upkeep_interval_ms=1)
+    held, refused = Collections(settings), 0
+    held.apply([change(str(i), row) for i, row in enumerate(gaussian(1_500, 4))])
+
+    async def full(*_: Any) -> Any:
+        nonlocal refused
+        refused += 1
+        raise QueueFull("expected fewer than 1 waiting searches")
+
+    upkeep = Upkeep(settings, held, full)
+    await upkeep.finish()
+    held.apply([change("new", [1, 2, 3, 4])])
+    running = asyncio.create_task(upkeep.run())
+    await until(lambda: refused >= 2)
+    assert held.get("c").loose == 1 and not running.done()
     running.cancel()
 
 
