@@ -1,6 +1,7 @@
 """Conversations of 2 to 16 turns: how later turns fare as the history grows."""
 
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class Length:
     decode_ttft: float
     tpot: float
     kv_bytes: int
-    ttft_by_turn: list[float]  # from turn 2 on
+    ttft_by_turn: list[float]  # from turn 2 on, as far as any completed
     decode_ttft_by_turn: list[float]
 
 
@@ -72,6 +73,7 @@ def _length(spec: Spec) -> Length:
     done = [each for each in cluster.clients.served if each.completed]
     later = [each for each in done if each.turn > 1]
     by_turn = [[each for each in later if each.turn == n] for n in range(2, profile.turns + 1)]
+    by_turn = list(takewhile(bool, by_turn))
     asked = len(conversations) * profile.turns
     return Length(
         config=spec.config.name,

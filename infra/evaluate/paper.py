@@ -41,6 +41,9 @@ SHAREGPT_PLAIN = {
     "3P1D": {2.0: 100.0, 4.0: 100.0, 8.0: 0.6},
 }
 
+# The same in their grid: plain 3P1D with the workload `large, long gen`.
+GRID_3P1D_PLAIN = {8.0: 69.0, 20.0: 37.6}
+
 # How the authors start vLLM: `--gpu-memory-utilization`, and `kv_buffer_size` of decode workers,
 # where P2pNcclConnector keeps what it received, beside that memory, until the request ends.
 GPU_MEMORY_SHARE = 0.85

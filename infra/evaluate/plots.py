@@ -100,7 +100,7 @@ def _turns(figure: Any, results: Results) -> None:
         axes = figure.add_subplot(1, 3, i + 1)
         for row in results.lengths:
             if row.turns == longest and row.config.startswith(pools):
-                turns = range(2, longest + 1)
+                turns = range(2, len(row.decode_ttft_by_turn) + 2)
                 axes.plot(turns, row.decode_ttft_by_turn, label=row.config.partition(" ")[2])
         axes.set_title(pools)
         axes.set_xlabel("turn")

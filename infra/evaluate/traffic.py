@@ -10,6 +10,7 @@ from infra.evaluate.point import Spec, make_cluster
 from infra.evaluate.runs import Runner
 from infra.simulator import traces
 from infra.simulator.cluster import READY_MS
+from infra.simulator.latency import Setup
 from infra.simulator.traces import FILES, Arrival
 from schemas.errors import ConfigError
 
@@ -67,6 +68,7 @@ def _run(task: tuple[str, Config, list[Arrival], int]) -> Traffic:
         workload=WORKLOADS[0],
         loads_per_s=(),
         seed=seed,
+        setup=Setup(),
         conversations_max=0,
         connector=False,  # its buffer is smaller than some of the prompts
     )

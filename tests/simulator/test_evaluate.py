@@ -238,8 +238,8 @@ def test_what_table_4_shows_is_put_in_words() -> None:
     ]
     found, why = failures.trends(rows, [])
     assert [words for words, holds in found.items() if not holds] == ["plain 2P2D loses requests"]
-    assert "at most 8.0 GB" in why[0] and "31 of 50" in why[1]
-    assert not failures.trends([replace(row, percent={"low": 1.0}), *rows[1:]], [])[1][1:]
+    assert "at most 8.0 GB" in why[0] and "31 of 50" in why[2]
+    assert len(failures.trends([replace(row, percent={"low": 1.0}), *rows[1:]], [])[1]) == 2
 
 
 def test_traces_become_sessions(tmp_path: Path) -> None:
