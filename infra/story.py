@@ -106,7 +106,7 @@ class Story:
 
 
 def _without_prompt(record: Request | Work) -> dict[str, Any]:
-    return {**to_dict(record), "prompt_tokens": len(record.prompt_tokens) // 4}
+    return {**to_dict(record), "prompt_tokens": record.prompt_length}
 
 
 def tell(requests: Iterable[Request], records: Iterable[Any]) -> dict[str, Story]:

@@ -64,7 +64,7 @@ def _events(story: Story) -> Iterator[Step]:
 
 
 def _accepted(request: Request) -> Step:
-    tokens = f"{len(request.prompt_tokens) // 4} prompt tokens"
+    tokens = f"{request.prompt_length} prompt tokens"
     what = f"accepted, {tokens}, at most {request.sampling.max_tokens} new"
     return Step(request.arrived_ms, request.gateway_id, what, "request")
 

@@ -263,6 +263,11 @@ class Request:
     w_ttft: float = -1.0
     w_tpot: float = -1.0
 
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt, which is packed as int32."""
+        return len(self.prompt_tokens) // 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancellation:
@@ -301,6 +306,11 @@ class Work:
     kv: KvHandle | None = None
     dispatched_ms: int
     kv_target: KvHandle | None = None
+
+    @property
+    def prompt_length(self) -> int:
+        """Tokens of the prompt, which is packed as int32."""
+        return len(self.prompt_tokens) // 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

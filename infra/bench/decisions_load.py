@@ -189,7 +189,7 @@ def prefilled(work: Work, now_ms: int) -> Phase:
         worker_epoch=1,
         engine_id="engine",
         engine_request_id=work.request_id,
-        tokens=len(work.prompt_tokens) // 4,
+        tokens=work.prompt_length,
         block_size=BLOCK,
         expires_at_ms=now_ms + DEADLINE_MS,
     )
@@ -220,7 +220,7 @@ def answered(work: Work, now_ms: int) -> Outcome:
         mode=work.mode,
         prefill_worker=work.prefill_worker,
         decode_worker=work.worker_id,
-        prompt_tokens=len(work.prompt_tokens) // 4,
+        prompt_tokens=work.prompt_length,
         completion_tokens=ANSWER_TOKENS,
         first_token_ms=work.dispatched_ms + 50,
         ended_ms=now_ms,

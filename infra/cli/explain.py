@@ -147,7 +147,7 @@ def facts(story: "Story") -> list[str]:
     who = [request.endpoint.value, f"class {request.priority.value}"]
     who += [f"tenant {request.tenant}"] if request.tenant else []
     who += [f"session {request.session_id}", f"turn {request.turn + 1}"]
-    what = [f"{len(request.prompt_tokens) // 4} prompt tokens"]
+    what = [f"{request.prompt_length} prompt tokens"]
     what += [f"at most {request.sampling.max_tokens} new"]
     what += [f"deadline after {request.deadline_ms - request.arrived_ms:,} ms", _weights(request)]
     return [

@@ -156,7 +156,7 @@ def arrived(request: Request, partition: int) -> Live:
     return Live(
         request=request,
         partition=partition,
-        prompt_tokens=len(request.prompt_tokens) // 4,
+        prompt_tokens=request.prompt_length,
         queued_ms=request.arrived_ms,
     )
 

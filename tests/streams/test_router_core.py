@@ -98,7 +98,7 @@ def test_a_turn_that_overtakes_the_outcome_before_it_finds_its_session() -> None
     on.request("r2", session_id="one", tokens=40)
     later = on.works[-1]
     assert (later.mode, later.worker_id) == (Mode.LOCAL, first.worker_id)
-    assert on.decisions[-1].session_tokens == len(first.prompt_tokens) // 4
+    assert on.decisions[-1].session_tokens == first.prompt_length
     on.outcome(later)
     on.outcome(first)
     assert not on.router.dispatcher.table.of_session
