@@ -6,6 +6,7 @@ All times are estimates in ms; `streams/core/placement.py` makes a `View` per pl
 """
 
 from collections.abc import Iterable, Mapping
+from itertools import islice
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from streams.core.fleet import Fleet
 from streams.core.needs import Need
 from streams.core.pool import NOT_LISTED, Flags, Numbers, Pool, Worker
 from streams.core.prefixes import NO_SLOT, PrefixIndex
+
+TOLD_MS = 1_000  # by then a worker has told what it holds of an answer
+KEPT_SHARE = 0.5  # of its history, below which a session's worker is like any other
 
 
 class View:
@@ -34,6 +38,7 @@ class View:
         self.load = load(fleet, now_ms)
         self.home: Worker | None = None  # the living worker that holds the session's KV
         self.away = Reason.FIRST_TURN  # why the request goes elsewhere, if it does
+        self._told = False  # whether home has told all that it holds
         if need.session is not None:
             self._find_home(need.session)
 
@@ -45,7 +50,18 @@ class View:
                 continue
             if worker.epoch == session.worker_epoch and worker.lives(self.now_ms):
                 self.home, self.away = worker, Reason.SESSION_WORKER_FULL
+                told = self.now_ms - session.last_used_ms >= TOLD_MS
+                self._told = told and self._prefixes.tells(worker.life)
                 return
+
+    def leave_lost_home(self) -> None:
+        """Where the session's worker has evicted most of the history, it is like any other."""
+        home, session = self.home, self.need.session
+        if home is None or session is None or not self._told:
+            return
+        tokens = min(session.context_tokens, self.need.prompt_tokens)
+        if self.held_at(home) < KEPT_SHARE * tokens:
+            self.home, self.away = None, Reason.KV_EXPIRED
 
     def home_takes(self, role: Role) -> bool:
         """Whether the session's worker has this role and takes one more request."""
@@ -60,7 +76,7 @@ class View:
                 self._by_slot = self._prefixes.tokens_by_slot(self._chain)
             home, session = self.home, self.need.session
             known = self._by_slot.take(self._prefixes.slots_of(self.fleet.pools[role]))
-            if home is not None and session is not None and home.role is role:
+            if home is not None and session is not None and home.role is role and not self._told:
                 tokens = min(session.context_tokens, self.need.prompt_tokens)
                 known[home.row] = max(known.item(home.row), tokens)
             self._held[role] = known
@@ -68,7 +84,7 @@ class View:
 
     def _chain(self, block_size: int) -> list[int]:
         need, slot, tokens = self.need, NO_SLOT, 0
-        if self.home is not None and need.session is not None:
+        if self.home is not None and need.session is not None and not self._told:
             slot, tokens = self._prefixes.slot(self.home.life), need.session.context_tokens
         return need.chain(block_size, self._prefixes, slot, tokens)
 
@@ -125,6 +141,11 @@ class View:
         cost_ms = self._sharing_ms(pool) + waiting_ms - saved_ms
         return least(pool, cost_ms, self.open(Role.DECODE))
 
+    def appender(self) -> Worker | None:
+        """The decode worker that would have computed the prompt soonest."""
+        pool = self.fleet.pools[Role.DECODE]
+        return least(pool, self.append_ms(Role.DECODE), self.open(Role.DECODE))
+
     def replica(self) -> Worker | None:
         """The session's replica if it takes the request, else where the answer ends soonest."""
         if self.home_takes(Role.REPLICA):
@@ -168,18 +189,14 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """What a decision looked at: the chosen workers first, with what they hold of the prompt, then
     others that live, `most` in all."""
-    workers = list(chosen)
-    for role in roles:
-        for worker in fleet.pools[role].workers:
-            if len(workers) >= most:
-                break
-            if worker not in chosen and worker.lives(now_ms):
-                workers.append(worker)
+    others = (worker for role in roles for worker in fleet.pools[role].workers)
+    living = (worker for worker in others if worker not in chosen and worker.lives(now_ms))
+    workers = [*chosen, *islice(living, max(0, most - len(chosen)))]
     return tuple(
         Candidate(
             worker_id=worker.worker_id,
             role=worker.role,
-            credits=worker.credits(now_ms),
+            credits=worker.free,
             running=worker.running,
             work_ahead_tokens=worker.work_ahead_tokens,
             cached_tokens=chosen.get(worker, 0),

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from schemas.prefix import chain
+from schemas.prefix import Words, chain
 from schemas.records import Priority, Request, Session
 from streams.core.estimates import Note
 from streams.core.prefixes import NO_SLOT, PrefixIndex
 
 UNTICKETED = 0
 _PROBE_TOKENS = 2_048  # of a prompt are hashed at first
+_NOTHING: Words = np.empty(0, np.uint64)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -35,7 +36,7 @@ class Need:
     underway: int = 0  # remote placements that wait for their decode worker
     ticket: int = UNTICKETED
     note: Note | None = None  # what lay before it when it was placed
-    _chains: dict[int, list[int]] = field(default_factory=dict)
+    _chains: dict[int, Words] = field(default_factory=dict)
 
     @classmethod
     def of(cls, request: Request) -> "Need":
@@ -43,7 +44,7 @@ class Need:
         return cls(
             request_id=request.request_id,
             turn=request.turn,
-            prompt_tokens=len(request.prompt_tokens) // 4,
+            prompt_tokens=request.prompt_length,
             prompt=request.prompt_tokens,
             max_tokens=request.sampling.max_tokens,
             priority=request.priority,
@@ -60,14 +61,17 @@ class Need:
         More are computed only while some worker holds the last one so far. The session's worker
         does not count where it is known anyway to hold so many tokens.
         """
-        known = self._chains.setdefault(block_size, [])
-        done = len(known) * block_size
+        known = self._chains.get(block_size, _NOTHING)
+        done, last = known.size * block_size, int(known[-1]) if known.size else None
         while self.prompt_tokens - done >= block_size:
             but_for = home_slot if done <= home_tokens else NO_SLOT
-            if done and not index.is_held(known[-1], block_size, but_for):
+            if last is not None and not index.is_held(last, block_size, but_for):
                 break
             count = min(max(done, _PROBE_TOKENS, block_size), self.prompt_tokens - done)
             tokens = np.frombuffer(self.prompt, "<i4", count, 4 * done)
-            known += chain(tokens, block_size, known[-1] if known else None, done).tolist()
-            done = len(known) * block_size
-        return known
+            more = chain(tokens, block_size, last, done)
+            known = more if last is None else np.concatenate([known, more])
+            self._chains[block_size] = known
+            done, last = known.size * block_size, int(known[-1])
+        hashes: list[int] = known.tolist()
+        return hashes

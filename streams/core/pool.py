@@ -38,6 +38,7 @@ class Worker:
     others_tokens: int = 0
     paused: bool = False  # it refused work; no more until its next heartbeat
     busy_until_ms: float = 0.0  # when the prompts dispatched to it are expected to be computed
+    append_ms_per_token: float = 0.0  # expected there, as of the last prompt that it got
     pace: float = 1.0  # its time for the same work, measured, over its pool's
     appended_tokens: float = 0.0  # prompt tokens placed on it beside its batch, in all
     append_rate: float = 0.0  # likewise per ms, averaged, as of `append_rate_ms`
@@ -52,6 +53,11 @@ class Worker:
     def capability(self) -> Capability | None:
         return self.member.registration.capability
 
+    @property
+    def free(self) -> int:
+        """How many more requests it takes from this router, should it live."""
+        return 0 if self.paused else max(0, self.window - self.running)
+
     def lives(self, now_ms: int) -> bool:
         """Ready, and heard of within its lease."""
         member = self.member
@@ -59,8 +65,7 @@ class Worker:
 
     def credits(self, now_ms: int) -> int:
         """How many more requests it takes from this router now."""
-        free = self.window - self.running
-        return free if free > 0 and not self.paused and self.lives(now_ms) else 0
+        return self.free if self.lives(now_ms) else 0
 
 
 class Pool:
@@ -110,7 +115,7 @@ class Pool:
         row = worker.row
         if row == NOT_LISTED:
             return
-        free = 0 if worker.paused else max(0, worker.window - worker.running)
+        free = worker.free
         requests = float(worker.running + worker.others_running)
         if self._living.item(row):
             self.living_credits += free - self.free.item(row)
