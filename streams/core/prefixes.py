@@ -62,6 +62,7 @@ class PrefixIndex:
         self._leaving: list[int] = []  # to be free when the present round ends
         self._cursor = 0  # the segment that the sweep looks at next
         self._segment_max = max(1, min(SEGMENT, blocks_max // 8))
+        self._overflowed = False  # blocks that were held have left above the bound
 
     def __len__(self) -> int:
         return len(self._masks)
@@ -100,6 +101,10 @@ class PrefixIndex:
         """The worker's bit in masks; NO_SLOT while nothing is known of this life of it."""
         holder = self._holders.get(life[0])
         return holder.slot if holder is not None and holder.life == life else NO_SLOT
+
+    def tells(self, life: Life) -> bool:
+        """Whether what is not known to be held by this life of a worker is not held by it."""
+        return not self._overflowed and self.slot(life) != NO_SLOT
 
     def slots_of(self, pool: Pool) -> Rows:
         """Per row of a pool: the worker's slot, NO_SLOT for those of which nothing is known."""
@@ -221,6 +226,7 @@ class PrefixIndex:
         self._segments.append(last)
         self.sweep(2)
         while len(self._masks) > self.blocks_max - self._segment_max:
+            self._overflowed = True
             for value in self._segments.popleft():
                 del self._masks[value]
             self._cursor = max(0, self._cursor - 1)
