@@ -34,8 +34,8 @@ HEAVY = {
     "vllm": {"workers/llm/vllm_"},
     "nixl": {"workers/kv"},
     "nixl_cu12": set(),
-    "cupy": set(),
-    "cuvs": set(),
+    "cupy": {"workers/search/cuda/launch"},
+    "cuvs": {"workers/search/cuda/cuvs_graph"},
     "faust": {"schemas/log/faust_app"},
     "transformers": set(),
 }

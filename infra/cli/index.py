@@ -22,13 +22,15 @@ def build(
     storage: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
     degree: Annotated[int, typer.Option(min=2, help="Edges of a row in the graph.")] = 32,
     seed: Annotated[int, typer.Option(help="Equal seeds build equal indexes.")] = 0,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto: who computes distances.")] = "cpu",
+    builder: Annotated[str, typer.Option(help="own, or cuvs, which needs cuda.")] = "own",
     as_json: AsJson = False,
 ) -> None:
     """Build an index of vectors; ids are the numbers of the rows."""
     import numpy as np
     from rich.console import Console
 
-    from workers.search import snapshot
+    from workers.search import backend, snapshot
     from workers.search.index import Index
     from workers.search.metrics import Metric, Storage
 
@@ -37,6 +39,7 @@ def build(
         known = [each.value for each in kind]
         if value not in known:
             raise ConfigError(f"--{option}: expected one of {', '.join(known)}, found {value!r}")
+    graph_of = backend.graph_builder(device, builder)
     try:
         data = np.load(vectors, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
@@ -48,8 +51,9 @@ def build(
     began_s = time.monotonic()
     with Console(stderr=True).status(f"building {len(data)} rows"):
         index = Index.build(
-            data, metric=Metric(metric), storage=Storage(storage), degree=degree, seed=seed
-        )
+            data, metric=Metric(metric), storage=Storage(storage), degree=degree, seed=seed,
+            graph_of=graph_of,
+        )  # fmt: skip
         try:
             snapshot.save(index, path)
         except OSError as error:

@@ -77,6 +77,9 @@ def retrieval(
     shard: Annotated[
         str, typer.Option(help="Which part of the documents, counted from 0.", metavar="N/OF")
     ] = "0/1",
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or auto.", show_default="cpu")
+    ] = None,
     member_id: Id = None,
     config: Config = None,
     bootstrap: Bootstrap = None,
@@ -89,7 +92,8 @@ def retrieval(
     """
     from workers.search.settings import ShardPlace
 
-    settings, place = settings_from(config, bootstrap), ShardPlace.parse(shard)
+    settings = settings_from(config, bootstrap, retrieval={"device": device})
+    place = ShardPlace.parse(shard)
     name = member_id or f"{_default_id('retrieval')}-{place.shard}"
 
     async def run(stop: asyncio.Event) -> None:

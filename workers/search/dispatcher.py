@@ -20,7 +20,6 @@ import numpy as np
 from schemas.errors import DeadlineExceeded, EngineDead, QueueFull, TriviumError
 from workers.search import admission, bulk, fields
 from workers.search.hits import Reader
-from workers.search.lane import Lanes
 from workers.search.query import Kind
 from workers.search.queues import Deadlines, Item
 from workers.search.scheduler import Drop, Running, Scheduler, SchedulerSettings
@@ -28,6 +27,8 @@ from workers.search.slots import Slots
 
 if TYPE_CHECKING:
     from workers.search.admission import Search
+    from workers.search.cuda.lanes import CudaLanes
+    from workers.search.lane import Lanes
 
 Array = np.ndarray[Any, Any]
 
@@ -51,20 +52,20 @@ class Dispatcher:
     """`submit` and `cancel` from one event loop."""
 
     def __init__(
-        self, slots: Slots, lanes: int, places: int, scheduler: SchedulerSettings,
-        clock_ms: Callable[[], float], *, extends_max: int,
+        self, slots: Slots, lanes: "Lanes | CudaLanes", places: int,
+        scheduler: SchedulerSettings, clock_ms: Callable[[], float],
     ) -> None:  # fmt: skip
         self.scheduler, self.places, self.searches = Scheduler(scheduler), places, 0
         self.waits: deque[tuple[Kind, float, float]] = deque(maxlen=_WAITS_MAX)
         self.closed = ""  # why, once it is
-        self.lanes = Lanes(slots, lanes, extends_max=extends_max, name="search")
+        self.lanes = lanes
         self._slots, self._clock_ms, self._reader = slots, clock_ms, Reader(slots)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._held: dict[int, Ticket] = {}  # by slot, parked ones too
         self._parked: list[int] = []
         each = self.lanes.slots_each
-        self._free = [list(range(i * each, (i + 1) * each))[::-1] for i in range(lanes)]
-        self._active = [0] * lanes  # searches in a place
+        self._free = [list(range(i * each, (i + 1) * each))[::-1] for i in range(lanes.count)]
+        self._active = [0] * lanes.count  # searches in a place
         self._deadlines = Deadlines(lambda ticket: ticket.slot >= 0 and not ticket.is_over)
         self._is_due = False
         self._alarm: asyncio.TimerHandle | None = None
@@ -211,7 +212,7 @@ class Dispatcher:
             self._slots.fields[slot] = ticket.search.row
         else:
             bulk.take(self._slots, slot, ticket.search, ticket.source)
-        self.lanes.run(slot)
+        self.lanes.run(slot, ticket.search)
 
     def _give_up(self, ticket: Ticket) -> None:
         ticket.is_over = True
@@ -224,16 +225,16 @@ class Dispatcher:
             if outcome is None:
                 found = admission.answered(ticket.search, self._slots, ticket.slot, self._reader)
                 if (outcome := found) is None:
-                    self._run_again(ticket.slot)
+                    self._run_again(ticket)
                     return
             self.searches += 1
             _settle(ticket, outcome)
         self._release(ticket)
 
-    def _run_again(self, slot: int) -> None:
-        self.lanes.run(slot)
-        if slot in self._parked:  # it ended before its lane heard that it is parked
-            self.lanes.park(slot)
+    def _run_again(self, ticket: Ticket) -> None:
+        self.lanes.run(ticket.slot, ticket.search)
+        if ticket.slot in self._parked:  # it ended before its lane heard that it is parked
+            self.lanes.park(ticket.slot)
 
     def _release(self, ticket: Ticket) -> None:
         slot, ticket.slot = ticket.slot, -1

@@ -9,17 +9,19 @@ beyond), k and top_m.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from schemas.errors import ConfigError, QueueFull, TriviumError
+from schemas.errors import ConfigError, InvalidRequest, QueueFull, TriviumError
 from schemas.log.clock import wall_ms
-from workers.search import admission, bulk, metrics
+from workers.search import admission, backend, bulk, metrics
+from workers.search.cuda.batch import BatchSettings
+from workers.search.cuda.lanes import CudaLanes
 from workers.search.dispatcher import Dispatcher, Ticket
 from workers.search.index import Index
-from workers.search.lane import Figures
+from workers.search.lane import Figures, Lanes
 from workers.search.parallel import thread_count
 from workers.search.query import Answer, Effort, Kind, Query
 from workers.search.queues import NEVER_MS
@@ -46,6 +48,8 @@ class EngineSettings:
     top_m_max: int = admission.TOP_M_MAX
     k_max: int = admission.K_MAX
     scanned_rows_max: int = admission.SCANNED_ROWS_MAX
+    device: str = "cpu"  # or cuda, or auto
+    cuda: BatchSettings = field(default_factory=BatchSettings)  # in place of lanes, places, slots
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
 
     def __post_init__(self) -> None:
@@ -80,13 +84,9 @@ class SearchEngine:
         self, settings: EngineSettings | None = None, *, clock_ms: Callable[[], float] = wall_ms
     ) -> None:
         self.settings = settings = settings or EngineSettings()
-        lanes = thread_count(settings.lanes)
-        slots = Slots(settings.slots * lanes, top_m_max=settings.top_m_max, k_max=settings.k_max)
-        self._clock_ms, self._lanes, self._places = clock_ms, lanes, settings.places * lanes
-        self._dispatcher = Dispatcher(
-            slots, lanes, self._places, settings.scheduler, clock_ms,
-            extends_max=settings.extends_max,
-        )  # fmt: skip
+        slots, lanes, places = _lanes(settings)
+        self._clock_ms, self._lanes, self._places = clock_ms, lanes.count, places * lanes.count
+        self._dispatcher = Dispatcher(slots, lanes, self._places, settings.scheduler, clock_ms)
 
     async def search(self, index: Index, query: Query) -> Answer:
         """The nearest rows as the index is now.
@@ -95,7 +95,7 @@ class SearchEngine:
         QueueFull, DeadlineExceeded or EngineDead. Cancelling the caller ends the search.
         """
         settings, view = self.settings, index.view()
-        admission.check(query, view, top_m_max=settings.top_m_max, k_max=settings.k_max)
+        self._check(query, view)
         vector = metrics.prepared(query.vector, view.dim, view.metric)
         search = admission.admission(
             query, vector, view, seeds=query.seeds, top_m_max=settings.top_m_max,
@@ -113,8 +113,8 @@ class SearchEngine:
         Places beyond the last hit hold row -1 at infinity. All see one snapshot. Raises what
         `search` does; then the rest of the queries is given up.
         """
-        settings, view, effort = self.settings, index.view(), effort or Effort()
-        admission.check(effort, view, top_m_max=settings.top_m_max, k_max=settings.k_max)
+        view, effort = index.view(), effort or Effort()
+        self._check(effort, view)
         prepared = metrics.prepared(queries, view.dim, view.metric)
         rows, distances = await self._found(view, prepared, effort, kind, deadline_ms)
         return rows, view.metric.shown(distances)
@@ -135,7 +135,7 @@ class SearchEngine:
         """Where it stands now."""
         dispatcher = self._dispatcher
         figures = dispatcher.lanes.figures()
-        used = figures.places_used / max(1, figures.rounds * self.settings.places)
+        used = figures.places_used / max(1, figures.rounds * self._places / self._lanes)
         return EngineLoad(
             running=dispatcher.running,
             parked=dispatcher.parked,
@@ -164,6 +164,20 @@ class SearchEngine:
             self._dispatcher.hang_up("the engine is closed")
             await asyncio.to_thread(self._dispatcher.lanes.close)
             self._dispatcher.end_all()
+
+    @property
+    def backend(self) -> str:
+        """`cpu` or `cuda`."""
+        return self._dispatcher.lanes.backend
+
+    def _check(self, effort: Effort, view: IndexView) -> None:
+        settings, dim_max = self.settings, self._dispatcher.lanes.dim_max
+        admission.check(effort, view, top_m_max=settings.top_m_max, k_max=settings.k_max)
+        if view.vectors.shape[1] > dim_max:
+            raise InvalidRequest(
+                f"expected vectors of up to {dim_max} values, found {view.dim}; raise the "
+                "engine's cuda.dim_max, or choose device cpu"
+            )
 
     async def _found(
         self, view: IndexView, prepared: Array, effort: Effort, kind: Kind, deadline_ms: int | None
@@ -232,3 +246,16 @@ class SearchEngine:
         except asyncio.CancelledError:
             dispatcher.cancel(ticket)
             raise
+
+
+def _lanes(settings: EngineSettings) -> tuple[Slots, Lanes | CudaLanes, int]:
+    """Slots, who runs them, and how many each lane advances together."""
+    device = backend.cuda_device(settings.device)
+    if device is not None:
+        sizes = replace(settings.cuda, top_m_max=settings.top_m_max, k_max=settings.k_max)
+        on_device = CudaLanes(device, sizes, name="search-cuda")
+        return on_device.slots, on_device, sizes.sizes[-1]
+    count = thread_count(settings.lanes)
+    slots = Slots(settings.slots * count, top_m_max=settings.top_m_max, k_max=settings.k_max)
+    lanes = Lanes(slots, count, extends_max=settings.extends_max, name="search")
+    return slots, lanes, settings.places

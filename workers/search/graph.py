@@ -7,17 +7,36 @@ computed here. `components` tells which rows cannot reach each other whatever th
 points must cover each (`entry.py`).
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from workers.search import knn
 from workers.search.compiled import kernel
 from workers.search.keys import EMPTY, FLAG, row_of
 from workers.search.parallel import over_rows
 
 Array = np.ndarray[Any, Any]
 
+CANDIDATES = 1.5  # times the degree, among which edges are chosen
 _NOWHERE = np.uint32(0xFFFFFFFF)
+
+
+class GraphOf(Protocol):
+    """Makes the search graph of stored vectors: shape (rows, degree), uint32."""
+
+    def __call__(
+        self, vectors: Array, degree: int, metric: int, stored: int, *, seed: int, threads: int
+    ) -> Array: ...
+
+
+def own_graph(
+    vectors: Array, degree: int, metric: int, stored: int, *, seed: int, threads: int
+) -> Array:
+    """The graph that is made on cores."""
+    count = int(degree * CANDIDATES)
+    keys = knn.neighbours(vectors, count, metric, stored, seed=seed, threads=threads)
+    return optimised(keys, degree, threads=threads)
 
 
 def optimised(keys: Array, degree: int, *, threads: int = 0) -> Array:

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import InvalidRequest
-from workers.search import admission, bulk, entry, graph, knn, linking, metrics
+from workers.search import admission, bulk, entry, linking, metrics
 from workers.search.columns import Columns, Value
+from workers.search.graph import CANDIDATES, GraphOf, own_graph
 from workers.search.metrics import Metric, Storage
 from workers.search.query import Effort, ExternalId
 from workers.search.rows import Rows, check_ids
@@ -24,7 +25,6 @@ Neighbours = Callable[[IndexView, Array, Effort], Array]  # rows for prepared qu
 
 DEGREE = 32
 LINK_BATCH = 1_024  # rows that are linked together are compared each with each
-_CANDIDATES = 1.5  # times the degree, among which edges are chosen
 _LINK_TOP_M = 96
 
 
@@ -34,11 +34,13 @@ class Index:
     def __init__(
         self, dim: int, *, metric: Metric = Metric.SQEUCLIDEAN,
         storage: Storage = Storage.FLOAT32, degree: int = DEGREE, seed: int = 0, threads: int = 0,
+        graph_of: GraphOf = own_graph,
     ) -> None:  # fmt: skip
         if dim < 1 or degree < 2:
             raise InvalidRequest(f"expected dim >= 1 and degree >= 2, found {dim} and {degree}")
         self.dim, self.metric, self.storage = dim, metric, storage
         self.degree, self.seed, self.threads = degree, seed, threads
+        self.graph_of = graph_of  # of a build; rows that come later are linked on cores
         self.epoch = 0
         empty = metrics.prepared(np.empty((0, dim), np.float32), dim, metric, storage)
         self.rows = Rows(empty, [], Columns())
@@ -191,9 +193,7 @@ class Index:
         kernel = (self.metric.kernel, self.storage.kernel)
         if not len(vectors):
             return np.empty((0, self.degree), np.uint32), np.empty(0, np.int64)
-        count = int(self.degree * _CANDIDATES)
-        keys = knn.neighbours(vectors, count, *kernel, seed=self.seed, threads=self.threads)
-        made = graph.optimised(keys, self.degree, threads=self.threads)
+        made = self.graph_of(vectors, self.degree, *kernel, seed=self.seed, threads=self.threads)
         return made, entry.representatives(vectors, made, *kernel, seed=self.seed)
 
     def _searched(self, view: IndexView, queries: Array, effort: Effort) -> Array:
@@ -207,7 +207,7 @@ class Index:
             live=first, vectors=view.vectors, graph=view.graph, alive=None, entries=view.entries,
             ids=[], columns=Columns(), epoch=view.epoch,
         )  # fmt: skip
-        effort = Effort(k=int(self.degree * _CANDIDATES), top_m=_LINK_TOP_M)
+        effort = Effort(k=int(self.degree * CANDIDATES), top_m=_LINK_TOP_M)
         queries = vectors[first:last].astype(np.float32)
         found = neighbours(linked, queries, effort)
         made = linking.extended(view.graph, vectors, found, *kernel, threads=self.threads)

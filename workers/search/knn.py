@@ -24,10 +24,10 @@ Array = np.ndarray[Any, Any]
 
 EXACT_ROWS_MAX = 20_000
 _LEAF_ROWS = 96
-_TREES = 3
-_SAMPLE = 26  # entries of a list, and of a reverse list, that take part in a round
-_ROUNDS_MAX = 8
-_ENOUGH = 0.005  # changed share of all entries below which another round is not worth it
+TREES = 3
+SAMPLE = 26  # entries of a list, and of a reverse list, that take part in a round
+ROUNDS_MAX = 8
+ENOUGH = 0.005  # changed share of all entries below which another round is not worth it
 _SPARE = 8  # candidates beyond the wanted ones: the matrix product rounds differently
 _BLOCK_ROWS = 1_024
 
@@ -91,26 +91,26 @@ def _descend(
     rows, vectors = len(vectors), stored_bits(vectors)
     keys = np.full((rows, count), EMPTY, np.uint64)
     random = np.random.default_rng(seed)
-    for _ in range(_TREES):
-        order, bounds = _leaves(vectors, stored, random)
+    for _ in range(TREES):
+        order, bounds = leaves(vectors, stored, random)
         over_rows(
             _join_leaves, len(bounds) - 1, vectors, keys, order, bounds, metric, stored,
             threads=threads,
         )  # fmt: skip
-    for _ in range(_ROUNDS_MAX):
-        reverse = np.empty((rows, _SAMPLE), np.uint64)
-        _reversed(keys, reverse)
+    for _ in range(ROUNDS_MAX):
+        reverse = np.empty((rows, SAMPLE), np.uint64)
+        turn_round(keys, reverse)
         after = keys.copy()
         changed = over_rows(
             _round, rows, vectors, keys, reverse, after, metric, stored, threads=threads
         )
         keys = after
-        if sum(changed) < _ENOUGH * rows * count:
+        if sum(changed) < ENOUGH * rows * count:
             break
     return keys
 
 
-def _leaves(vectors: Array, stored: int, random: np.random.Generator) -> tuple[Array, Array]:
+def leaves(vectors: Array, stored: int, random: np.random.Generator) -> tuple[Array, Array]:
     """Rows in an order in which near ones stand together, and where each group begins and ends."""
     rows = len(vectors)
     order = np.arange(rows)
@@ -172,18 +172,18 @@ def _join_leaves(
 
 
 @kernel
-def _reversed(keys: Array, reverse: Array) -> None:
+def turn_round(keys: Array, reverse: Array) -> None:
     """For each row the first rows that have it in their lists, nearest ranks first."""
     rows = len(keys)
     counts = np.zeros(rows, np.int64)
     reverse[:] = EMPTY
-    for rank in range(min(_SAMPLE, keys.shape[1])):
+    for rank in range(min(SAMPLE, keys.shape[1])):
         for row in range(rows):
             key = keys[row, rank]
             if key >= EMPTY - FLAG:
                 continue
             other = row_of(key)
-            if counts[other] < _SAMPLE:
+            if counts[other] < SAMPLE:
                 reverse[other, counts[other]] = key_of(np.float32(0), row) | (key & FLAG)
                 counts[other] += 1
 
@@ -197,7 +197,7 @@ def _round(
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     lists, list_bytes = address(after), after.strides[0]
     seen = np.full(len(keys), -1, np.int32)
-    query, pending = np.empty(length, np.float32), np.empty(4 * _SAMPLE * _SAMPLE, np.int64)
+    query, pending = np.empty(length, np.float32), np.empty(4 * SAMPLE * SAMPLE, np.int64)
     changed = 0
     for row in range(first, last):
         load(start + row * row_bytes, address(query), length, stored)
@@ -213,7 +213,9 @@ def _round(
                 prefetch_row(start + pending[i + 6] * row_bytes, row_bytes)
             at = start + pending[i] * row_bytes
             key = key_of(distance(at, address(query), length, metric, stored), pending[i])
-            changed += insert(lists + row * list_bytes, keys.shape[1], key) >= 0
+            insert(lists + row * list_bytes, keys.shape[1], key)
+        for key in after[row]:
+            changed += key & FLAG == 0
     return changed
 
 
@@ -221,10 +223,10 @@ def _round(
 def _gathered(row: int, keys: Array, reverse: Array, seen: Array, pending: Array) -> int:
     """Rows two steps away that were not met before: over an edge that is new, at least one."""
     found = 0
-    sample = min(_SAMPLE, keys.shape[1])
-    for i in range(2 * _SAMPLE):
-        if i >= _SAMPLE:
-            near = reverse[row, i - _SAMPLE]
+    sample = min(SAMPLE, keys.shape[1])
+    for i in range(2 * SAMPLE):
+        if i >= SAMPLE:
+            near = reverse[row, i - SAMPLE]
         elif i < sample:
             near = keys[row, i]
         else:
@@ -232,9 +234,9 @@ def _gathered(row: int, keys: Array, reverse: Array, seen: Array, pending: Array
         if near >= EMPTY - FLAG:
             continue
         between, joined = row_of(near), near & FLAG
-        for j in range(2 * _SAMPLE):
-            if j >= _SAMPLE:
-                far = reverse[between, j - _SAMPLE]
+        for j in range(2 * SAMPLE):
+            if j >= SAMPLE:
+                far = reverse[between, j - SAMPLE]
             elif j < sample:
                 far = keys[between, j]
             else:

@@ -15,6 +15,7 @@ import numpy as np
 
 from schemas.errors import ConfigError
 from workers.search import turns
+from workers.search.admission import Search
 from workers.search.slots import TASKS_MAX, Slots
 from workers.search.view import address
 
@@ -35,6 +36,8 @@ class Lanes:
 
     `bell` becomes readable when slots have ended that `ended` has not returned yet.
     """
+
+    backend, dim_max = "cpu", 2**31 - 1
 
     def __init__(self, slots: Slots, count: int, *, extends_max: int, name: str) -> None:
         self.count, self.slots_each = count, slots.count // count
@@ -68,8 +71,8 @@ class Lanes:
         for thread in self._threads:
             thread.start()
 
-    def run(self, slot: int) -> None:
-        """Step a slot whose row is filled in, until it ends."""
+    def run(self, slot: int, _search: Search) -> None:
+        """Step a slot whose row is filled in with a search's, until it ends."""
         self._tell(slot, turns.RUN)
 
     def park(self, slot: int) -> None:

@@ -87,7 +87,9 @@ class RetrievalWorker:
             on_record=self._fleet_record,
         )
         self.collections = Collections(settings)
-        self.engine = SearchEngine(EngineSettings(scheduler=settings.scheduler()))
+        self.engine = SearchEngine(
+            EngineSettings(scheduler=settings.scheduler(), device=settings.device)
+        )
         server = Server(worker_id=worker_id, place=place)
         self.serving = Serving(self.engine, self.collections, settings, server)
         self._feed = DocumentFeed(
@@ -135,8 +137,9 @@ class RetrievalWorker:
     async def _join(self) -> None:
         load = self.engine.load()
         self.membership.search = SearchCapability(
-            shard=self._place.shard, shards=self._place.shards, backend="cpu", slots=load.places
-        )
+            shard=self._place.shard, shards=self._place.shards, backend=self.engine.backend,
+            slots=load.places,
+        )  # fmt: skip
         self.membership.search_source = self._load_now
         await self._producer.start()
         await self.membership.join()

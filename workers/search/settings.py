@@ -10,6 +10,7 @@ from workers.search.control import ControlSettings
 if TYPE_CHECKING:
     from workers.search.scheduler import SchedulerSettings
 
+DEVICES = ("cpu", "cuda", "auto")  # of backend.py, which is slow to import too
 METRICS = ("sqeuclidean", "inner_product", "cosine")  # of metrics.py, whose import takes a second
 
 _AT_LEAST = {
@@ -33,6 +34,7 @@ class RetrievalSettings:
     """Of every retrieval worker; which shard it holds is told on its command line."""
 
     metrics: tuple[str, ...] = ()  # "collection=metric"; other collections are cosine
+    device: str = "cpu"  # where searches run; cuda needs CuPy, auto takes cuda where it can
     degree: int = 32  # edges of a row in the graph
     top_m: int = 64  # length of the routing list where a retrieval names none
     width: int = 1  # entries expanded per extend where a retrieval names none
@@ -59,6 +61,10 @@ class RetrievalSettings:
                 raise ConfigError(
                     f"retrieval.{name}: expected at least {least}, found {getattr(self, name)}"
                 )
+        if self.device not in DEVICES:
+            raise ConfigError(
+                f"retrieval.device: expected one of {', '.join(DEVICES)}, found {self.device!r}"
+            )
         for each in self.metrics:
             name, _, metric = each.partition("=")
             if not name or metric not in METRICS:

@@ -1,0 +1,193 @@
+"""Searches on a CUDA device: slots, their captured turns, and what has ended.
+
+Theory of operation. A turn is one captured graph: it admits what the host wrote to the ring, makes
+some extends of the active slots, and says which ended (`step.cu`). Graphs differ in how many slots
+they can step and in how many extends they make; the smallest that fits is launched. `DEPTH` turns
+are under way at most: while one runs, the host reads what ended in the one before and writes the
+next. The device writes hits to host memory, so reading them is reading an array. Whatever is
+active, a search's result is that of `steps.py`, to the last bit.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from schemas.errors import ConfigError
+from workers.search import fields
+from workers.search.cuda import layout
+from workers.search.cuda.copies import Copies
+from workers.search.cuda.device import Device, Event, Launch, pinned, uploaded
+from workers.search.cuda.rings import DEPTH, Admission, Rings
+from workers.search.keys import EMPTY
+from workers.search.slots import TASKS_MAX, hash_places
+
+Array = np.ndarray[Any, Any]
+
+_MEASURE_THREADS = 256
+_MEASURE_BLOCKS = 4  # of a multiprocessor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSettings:
+    """Sizes of a batch on a device."""
+
+    slots: int = 2_048
+    sizes: tuple[int, ...] = (64, 256, 1_024)  # slots that a turn can step, ascending
+    steps: tuple[int, ...] = (4, 16)  # extends of a turn, ascending
+    top_m_max: int = 512
+    k_max: int = 512
+    dim_max: int = 4_096
+    tasks_max: int = TASKS_MAX  # of one slot in an extend
+    seed_rows: int = 256  # of a list, that a seeding slot takes in an extend
+    merge_max: int = 512  # distances of a slot that are merged together
+    threads: int = 128  # of a slot
+    team: int = 8  # lanes that compute a distance: 4, 8 or 16
+
+    def __post_init__(self) -> None:
+        if not _is_power_of_two(self.merge_max) or self.merge_max > 32 * self.threads:
+            raise ConfigError(
+                "cuda.merge_max: expected a power of two up to 32 times cuda.threads, "
+                f"found {self.merge_max}"
+            )
+        for name in ("sizes", "steps"):
+            values = getattr(self, name)
+            if not values or list(values) != sorted(set(values)) or values[0] < 1:
+                raise ConfigError(f"cuda.{name}: expected ascending numbers, found {values}")
+        if self.sizes[-1] > self.slots or not 1 <= self.seed_rows <= self.tasks_max:
+            raise ConfigError("cuda: expected sizes up to slots, and seed_rows up to tasks_max")
+        if self.team not in (4, 8, 16) or self.threads % 32 or self.dim_max % 16:
+            raise ConfigError(
+                "cuda: expected a team of 4, 8 or 16, threads in whole warps and dim_max in 16s"
+            )
+
+
+def _is_power_of_two(value: int) -> bool:
+    return value > 0 and not value & (value - 1)
+
+
+class Batch:
+    """Slots on a device; for one thread. `top`, `found` and `counts` are what ended slots left."""
+
+    def __init__(self, device: Device, settings: BatchSettings) -> None:
+        self.settings, self.places = settings, settings.sizes[-1]
+        slots = settings.slots
+        self.top = pinned(device, (slots, settings.top_m_max), np.uint64)
+        self.found = pinned(device, (slots, settings.k_max), np.uint64)
+        self.counts = pinned(device, (slots, 2), np.int64)  # extends, distances
+        self.top[:], self.found[:] = EMPTY, EMPTY
+        self.turns = self.extends = self.tasks = 0
+        self.device, self.copies = device, Copies(device)
+        self._rings = Rings(device, slots, settings.dim_max, settings.top_m_max)
+        self._memory: list[Any] = []  # what the graphs point to
+        self._machine = self._layout()
+        self._graphs = {
+            (size, steps): device.graph(self._turn(size, steps))
+            for size in settings.sizes
+            for steps in settings.steps
+        }
+        self._serials = [0] * slots
+        self._waiting: list[Admission] = []
+        self._under_way: deque[tuple[int, Event]] = deque()
+
+    def admit(self, slot: int, row: Array, query: Array, warm: Array) -> None:
+        """Give a slot a search; `row` has device addresses. It begins with the next turn."""
+        self._serials[slot] += 1
+        admission = Admission(slot, self._serials[slot], row, query, warm)
+        self._waiting = [each for each in self._waiting if each.slot != slot]
+        self._waiting.append(admission)
+
+    def give_up(self, slot: int) -> None:
+        """What the slot holds is not waited for any more; turns under way may still step it."""
+        self._serials[slot] += 1
+        self._waiting = [each for each in self._waiting if each.slot != slot]
+
+    @property
+    def under_way(self) -> int:
+        """Turns that were launched and not collected."""
+        return len(self._under_way)
+
+    def launch(self, active: list[int], extends: int) -> None:
+        """Begin a turn of at most `places` slots and about `extends` extends."""
+        assert self.under_way < DEPTH, "the ring is full: collect first"
+        fitting = [steps for steps in self.settings.steps if steps <= extends]
+        steps = fitting[-1] if fitting else self.settings.steps[0]
+        size = min(size for size in self.settings.sizes if size >= len(active))
+        self._rings.write(self.turns, active, self._waiting)
+        self._waiting = []
+        event = self._graphs[size, steps].launch()
+        self._under_way.append((self.turns, event))
+        self.turns += 1
+        self.extends += steps
+
+    def collect(self) -> list[int]:
+        """Wait for the oldest turn: slots that ended in it and were not given up, ascending."""
+        turn, event = self._under_way.popleft()
+        event.wait()
+        ended, tasks = self._rings.read(turn)
+        self.tasks += tasks
+        return [slot for slot, serial in ended if serial == self._serials[slot]]
+
+    def _layout(self) -> int:
+        """Allocate everything; the address of the structure that kernels are given."""
+        sizes, rings, slots = self.settings, self._rings, self.settings.slots
+        visited = hash_places(sizes.top_m_max)
+        arrays = {  # bytes of each slot
+            "fields": 8 * fields.COUNT, "top": 8 * sizes.top_m_max, "found": 8 * sizes.k_max,
+            "visited": 4 * visited, "queries": 4 * sizes.dim_max, "warm": 8 * sizes.top_m_max,
+            "rows": 4 * sizes.tasks_max, "distances": 4 * sizes.tasks_max, "pending": 4,
+            "serials": 8, "tasks": 8 * sizes.tasks_max, "active": 4,
+        }  # fmt: skip
+        shared = {"active_count": 4, "ended_count": 4, "turn": 8}
+        shared["tasks_count"] = 4 * sizes.steps[-1]
+        places = {name: self._room(size * slots) for name, size in arrays.items()}
+        places |= {name: self._room(size) for name, size in shared.items()}
+        host = {
+            "ring_in": rings.into, "ring_out": rings.out, "host_top": self.top,
+            "host_found": self.found, "host_counts": self.counts,
+        }  # fmt: skip
+        places |= {name: array.ctypes.data for name, array in host.items()}
+        numbers = {
+            "slots": slots, "top_m_max": sizes.top_m_max, "k_max": sizes.k_max,
+            "dim_max": sizes.dim_max, "visited_places": visited, "tasks_max": sizes.tasks_max,
+            "list_places": self._list_places, "merge_max": sizes.merge_max,
+            "seed_rows": sizes.seed_rows,
+            "steps_max": sizes.steps[-1], "ring_depth": DEPTH,
+            "ring_in_words": rings.into.shape[1], "ring_out_words": rings.out.shape[1],
+            "record_words": rings.record_words, "host_top_bytes": self.top.strides[0],
+            "host_found_bytes": self.found.strides[0],
+        }  # fmt: skip
+        members = places | numbers
+        structure = np.array([members[name] for name in layout.MACHINE], np.int64)
+        memory = uploaded(self.device, structure)
+        self._memory.append(memory)
+        return memory.address
+
+    def _room(self, size_bytes: int) -> int:
+        memory = self.device.memory(size_bytes)
+        self._memory.append(memory)
+        return memory.address
+
+    @property
+    def _list_places(self) -> int:
+        return max(self.settings.top_m_max, self.settings.k_max) + 1
+
+    def _turn(self, size: int, steps: int) -> list[Launch]:
+        sizes = self.settings
+        shared_bytes = 8 * (fields.COUNT + 1 + 3 * self._list_places + sizes.merge_max + 1)
+        slots = {"grid": size, "threads": sizes.threads, "structure": self._machine}
+        teams = _MEASURE_THREADS // sizes.team
+        blocks = min(_MEASURE_BLOCKS * self.device.multiprocessors,
+                     -(-size * sizes.tasks_max // teams))  # fmt: skip
+        launches = [Launch(kernel="turn_begin", **slots)]
+        for number in range(steps):
+            launches += [
+                Launch(kernel="step", **slots, shared_bytes=shared_bytes, number=number),
+                Launch(
+                    kernel=f"measure{sizes.team}", grid=blocks, threads=_MEASURE_THREADS,
+                    structure=self._machine, number=number,
+                ),
+            ]  # fmt: skip
+        end = Launch(kernel="turn_end", grid=1, threads=32, structure=self._machine, number=steps)
+        return [*launches, end]

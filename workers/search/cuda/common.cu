@@ -1,0 +1,183 @@
+// Keys, sorted lists, visited tables and distances: what the kernels of step.cu and knn.cu share.
+//
+// One block works on one slot or row; its threads share lists in dynamic shared memory. Nothing here
+// depends on the order in which threads of a block run, nor on what other blocks do: keys are
+// totally ordered, and each distance is added up in the order of workers/search/distances.py, so
+// results equal the CPU's to the last bit whatever the size of a team. Python puts the constants
+// and structures of layout.py before this text. A kernel uses `room` as its only shared memory, and
+// barriers and shuffles in whole warps: tests run the same text on the CPU (tests/.../emulator.h).
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define FLAG 1ull
+#define EMPTY 0xFFFFFFFFFFFFFFFFull
+#define LIMIT 0xFFFFFFFFFFFFFFFEull  // keys from here on are empty
+#define UNUSED 0xFFFFFFFFu
+#define WARP 32
+#define ALL 0xFFFFFFFFu
+
+__device__ inline u64 key_of(float distance, u32 row) {
+    u32 bits = __float_as_uint(distance + 0.0f);  // no negative zero
+    bits = bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    return (u64)bits << 32 | (u64)row << 1;
+}
+
+__device__ inline u32 row_of(u64 key) { return (u32)key >> 1; }
+
+__device__ inline float distance_of(u64 key) {
+    u32 bits = (u32)(key >> 32);
+    return __uint_as_float(bits & 0x80000000u ? bits ^ 0x80000000u : ~bits);
+}
+
+__device__ inline bool has_bit(const u32* bits, u32 row) { return bits[row >> 5] >> (row & 31) & 1; }
+
+// How many of `size` ascending keys are less than `key`, flags aside.
+__device__ inline int below(const u64* keys, int size, u64 key) {
+    int low = 0;
+    while (low < size) {
+        int middle = (low + size) >> 1;
+        if ((keys[middle] & ~FLAG) < key) low = middle + 1; else size = middle;
+    }
+    return low;
+}
+
+// Sort a power of two of keys in shared memory (Batcher's bitonic sort).
+__device__ void sort(u64* keys, int size) {
+    for (int run = 2; run <= size; run <<= 1)
+        for (int reach = run >> 1; reach > 0; reach >>= 1) {
+            for (int i = threadIdx.x; i < size; i += blockDim.x) {
+                int other = i ^ reach;
+                u64 one = keys[i], two = keys[other];
+                if (other > i && (one > two) == !(i & run)) { keys[i] = two; keys[other] = one; }
+            }
+            __syncthreads();
+        }
+}
+
+// Merge the `count` keys of `fresh`, in any order, into the `size` ascending keys of `list` and drop
+// what is too much. Rows that are in the list already, or twice in `fresh`, count once. All in shared
+// memory, `fresh` with room for a power of two and at most 32 keys for each thread, `spare` for `size`.
+// Returns the place of the first new key, `size` where there is none. Call it after a barrier.
+__device__ int merge(u64* list, int size, u64* fresh, int count, u64* spare) {
+    int padded = 1;
+    while (padded < count) padded <<= 1;
+    for (int i = count + threadIdx.x; i < padded; i += blockDim.x) fresh[i] = EMPTY;
+    __syncthreads();
+    sort(fresh, padded);
+    u32 known = 0;
+    for (int i = threadIdx.x, n = 0; i < padded; i += blockDim.x, n++) {
+        u64 key = fresh[i];
+        int at = below(list, size, key);
+        bool again = (at < size && (list[at] & ~FLAG) == key) || (i > 0 && fresh[i - 1] == key);
+        known |= (u32)(key != EMPTY && again) << n;
+    }
+    if (__syncthreads_or(known != 0)) {
+        for (int i = threadIdx.x, n = 0; i < padded; i += blockDim.x, n++)
+            if (known >> n & 1) fresh[i] = EMPTY;
+        __syncthreads();
+        sort(fresh, padded);
+    }
+    int first = fresh[0] < LIMIT ? below(list, size, fresh[0]) : size;
+    for (int i = threadIdx.x; i < size; i += blockDim.x) {
+        int at = i + below(fresh, padded, list[i] & ~FLAG);
+        if (at < size) spare[at] = list[i];
+    }
+    for (int i = threadIdx.x; i < padded && fresh[i] < LIMIT; i += blockDim.x) {
+        int at = i + below(list, size, fresh[i]);
+        if (at < size) spare[at] = fresh[i];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < size; i += blockDim.x) list[i] = spare[i];
+    __syncthreads();
+    return first;
+}
+
+// Whether a row is met for the first time, as far as the table tells; kept if `keeps`. A full table
+// says yes: what comes twice is dropped in the merge, what is not looked at would be lost.
+__device__ inline bool visit(u32* seen, u32 mask, u32 row, bool keeps) {
+    u32 place = (u32)((u64)row * 0x9E3779B97F4A7C15ull >> 40) & mask;
+    for (u32 tries = 0; tries <= mask; tries++) {
+        u32 held = keeps ? atomicCAS(&seen[place], UNUSED, row) : seen[place];
+        if (held == row) return false;
+        if (held == UNUSED) return true;
+        place = (place + 1) & mask;
+    }
+    return true;
+}
+
+struct Vectors {  // of an index, rows padded to 16 values
+    const char* start;
+    i64 row_bytes;
+    int length;
+    bool product, half;
+};
+
+#ifdef __CUDACC__
+__device__ inline float widened(unsigned short bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+#endif
+
+// Four values of a row that is stored in either way.
+__device__ inline float4 four(const char* row, int at, bool half) {
+    if (!half) return ((const float4*)row)[at >> 2];
+    ushort4 bits = ((const ushort4*)row)[at >> 2];
+    return make_float4(widened(bits.x), widened(bits.y), widened(bits.z), widened(bits.w));
+}
+
+__device__ inline float term(float left, float right, float sum, bool product) {
+    if (product) return fmaf(left, right, sum);
+    float gap = left - right;
+    return fmaf(gap, gap, sum);
+}
+
+__device__ inline float4 terms(float4 row, float4 query, float4 sum, bool product) {
+    return make_float4(
+        term(row.x, query.x, sum.x, product), term(row.y, query.y, sum.y, product),
+        term(row.z, query.z, sum.z, product), term(row.w, query.w, sum.w, product));
+}
+
+__device__ inline float4 plus(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+__device__ inline float4 plus_of(float4 a, int distance) {
+    return make_float4(
+        a.x + __shfl_xor_sync(ALL, a.x, distance), a.y + __shfl_xor_sync(ALL, a.y, distance),
+        a.z + __shfl_xor_sync(ALL, a.z, distance), a.w + __shfl_xor_sync(ALL, a.w, distance));
+}
+
+// Sums that a team of 4, 8 or 16 lanes adds up: 16-byte loads, `4 * SUMS` of them in flight. The
+// CPU has four sums of 16 values, added as (0 + 1) + (2 + 3), then as a tree over the 16; here each
+// group of four lanes has `SUMS` of the four, four values a lane. All lanes of the warp take part.
+template <int TEAM>
+__device__ float distance(const Vectors& v, u32 row, const float* query, bool wanted) {
+    constexpr int SUMS = 16 / TEAM;
+    int lane = threadIdx.x % TEAM, group = lane >> 2, part = lane & 3;
+    float4 sums[SUMS] = {};
+    if (wanted) {
+        const char* at = v.start + (u64)row * v.row_bytes;
+        const float4* q = (const float4*)query;
+        int whole = v.length & ~63;
+#pragma unroll 4 / SUMS
+        for (int i = 0; i < whole; i += 64) {
+#pragma unroll
+            for (int s = 0; s < SUMS; s++) {
+                int d = i + 16 * (group * SUMS + s) + 4 * part;
+                sums[s] = terms(four(at, d, v.half), q[d >> 2], sums[s], v.product);
+            }
+        }
+        for (int d = whole + 4 * part; group == 0 && d < v.length; d += 16)
+            sums[0] = terms(four(at, d, v.half), q[d >> 2], sums[0], v.product);
+    }
+    float4 sum = sums[0];
+    if (SUMS == 4) sum = plus(plus(sums[0], sums[1 % SUMS]), plus(sums[2 % SUMS], sums[3 % SUMS]));
+    if (SUMS == 2) sum = plus(sums[0], sums[1 % SUMS]);
+    for (int reach = 4; reach < TEAM; reach <<= 1) sum = plus_of(sum, reach);
+    sum = plus_of(plus_of(sum, 2), 1);
+    float total = (sum.x + sum.z) + (sum.y + sum.w);
+    return v.product ? -total : total;
+}

@@ -1,0 +1,64 @@
+"""What searches point to, on the device: vectors, graphs, entry points, bit sets and lists of rows.
+
+An array is copied when a search first needs it, and its copy goes with it. Vectors grow in place,
+row after row (`rows.py`), so of an array that is known only the rows that are new are copied.
+"""
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from workers.search import fields
+from workers.search.admission import Search
+from workers.search.cuda.device import Device, Memory
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(slots=True)
+class _Copy:
+    memory: Memory
+    rows: int  # that are there
+
+
+class Copies:
+    """Device copies of host arrays, by identity; for one thread."""
+
+    def __init__(self, device: Device) -> None:
+        self._device, self._copies = device, dict[int, _Copy]()
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    def row(self, row: Array, search: Search) -> Array:
+        """A slot's row of a search, with device addresses in place of those of host arrays."""
+        row, view, where = row.copy(), search.view, search.way.where
+        row[fields.VECTORS] = self.address(view.vectors, view.count)
+        if view.linked:
+            row[fields.GRAPH] = self.address(view.graph)
+        if row[fields.REPS_COUNT]:
+            row[fields.REPS] = self.address(view.entries)
+        if view.alive is not None:
+            row[fields.ALIVE] = self.address(view.alive)
+        if where is not None:
+            row[fields.ALLOWED] = self.address(where.bits)
+            if where.rows is not None and row[fields.LIST_COUNT]:
+                row[fields.LIST] = self.address(where.rows)
+        return row
+
+    def address(self, array: Array, rows: int = -1) -> int:
+        """Where the first `rows` rows of an array are on the device; -1: all."""
+        wanted = len(array) if rows < 0 else rows
+        key = id(array)
+        if (copy := self._copies.get(key)) is None:
+            copy = _Copy(self._device.memory(max(1, array.nbytes)), 0)
+            self._copies[key] = copy
+            weakref.finalize(array, self._copies.pop, key, None).atexit = False
+        if wanted > copy.rows:
+            new = array[copy.rows : wanted]
+            target = copy.memory.address + copy.rows * array.strides[0]
+            self._device.copy(target, new.ctypes.data, new.nbytes)
+            copy.rows = wanted
+        return copy.memory.address

@@ -1,0 +1,90 @@
+"""Arrays of queries that slots on a device take one after the other, and where their hits go.
+
+Queries and hits lie in pinned host memory, so that each crosses the bus once and nothing is waited
+for; what slots share of a feed, its next query above all, lies on the device.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from workers.search import admission, fields
+from workers.search.bulk import Found
+from workers.search.cuda.batch import Batch
+from workers.search.cuda.device import Device, pinned, uploaded
+from workers.search.cuda.rings import DEPTH
+from workers.search.query import Effort
+from workers.search.view import IndexView
+
+Array = np.ndarray[Any, Any]
+
+_CHUNK_QUERIES = 65_536  # of a bulk search, in pinned memory at a time
+_NOTHING = np.empty(0, np.int64)
+
+
+class Feed:
+    """Queries for any number of slots of one batch."""
+
+    def __init__(self, device: Device, queries: Array, k: int) -> None:
+        self.queries = pinned(device, queries.shape, np.float32)
+        self.queries[:] = queries
+        self.rows = pinned(device, (len(queries), k), np.int64)
+        self.distances = pinned(device, (len(queries), k), np.float32)
+        row = np.zeros(fields.FEED_COUNT, np.int64)
+        row[fields.FEED_LAST] = len(queries)
+        row[fields.FEED_QUERIES] = self.queries.ctypes.data
+        row[fields.FEED_QUERY_BYTES] = self.queries.strides[0]
+        row[fields.FEED_ROWS] = self.rows.ctypes.data
+        row[fields.FEED_DISTANCES] = self.distances.ctypes.data
+        self._shared = uploaded(device, row)
+
+    def admit(self, batch: Batch, slot: int, row: Array) -> None:
+        """Let a slot take from it; `row` has device addresses."""
+        row = row.copy()
+        row[fields.FEED], row[fields.FEED_PLACE] = self._shared.address, -1
+        row[fields.STATUS] = fields.DONE  # with the query before the first
+        batch.admit(slot, row, _NOTHING, _NOTHING)
+
+
+def search_all(
+    batch: Batch, effort: Effort, queries: Array, view: IndexView, *,
+    scanned_rows_max: int = admission.SCANNED_ROWS_MAX,
+) -> Found:  # fmt: skip
+    """The nearest rows of prepared queries, as `bulk.search_all`; the batch must be idle."""
+    rows = np.empty((len(queries), effort.k), np.int64)
+    distances = np.empty((len(queries), effort.k), np.float32)
+    search = admission.admission(effort, queries, view, scanned_rows_max=scanned_rows_max)
+    sums = np.zeros(2, np.int64)
+    for first in range(0, len(queries), _CHUNK_QUERIES):
+        part = slice(first, first + _CHUNK_QUERIES)
+        sums += _run(batch, search, queries[part], rows[part], distances[part])
+    extends, computed = sums.tolist()
+    short = np.flatnonzero(rows[:, min(effort.k, search.allowed) - 1] < 0)
+    if len(short) and not search.exact:
+        picked = np.ascontiguousarray(queries[short])
+        again = search_all(batch, effort, picked, view, scanned_rows_max=view.count)
+        rows[short], distances[short] = again.rows, again.distances
+        extends, computed = extends + again.extends, computed + again.computed
+    return Found(rows, distances, extends, computed)
+
+
+def _run(
+    batch: Batch, search: admission.Search, queries: Array, rows: Array, distances: Array
+) -> Array:
+    """Hits of one chunk of queries; extends and distances that it took."""
+    feed = Feed(batch.device, queries, search.k)
+    row = batch.copies.row(search.row, search)
+    active = list(range(min(batch.places, len(queries))))
+    for slot in active:
+        feed.admit(batch, slot, row)
+    sums = np.zeros(2, np.int64)
+    while active:
+        while batch.under_way < DEPTH:
+            batch.launch(active, batch.settings.steps[-1])
+        for slot in batch.collect():
+            active.remove(slot)
+            sums = np.maximum(sums, batch.counts[slot])
+    while batch.under_way:
+        batch.collect()
+    rows[:], distances[:] = feed.rows, feed.distances
+    return sums

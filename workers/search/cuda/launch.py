@@ -1,0 +1,146 @@
+"""A CUDA device through CuPy: the one file that imports it. `device.py` says what is asked of it.
+
+Kernels are compiled by NVRTC when a device is opened, for the card that is there, and each is
+launched once before anything is captured. CuPy keeps compiled code and freed memory for the next
+use. A graph holds raw addresses: who captures one keeps alive what they point to.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from schemas.errors import ConfigError, EngineFailed
+from workers.search.cuda import layout
+from workers.search.cuda.device import Launch
+
+Array = np.ndarray[Any, Any]
+
+OPTIONS = ("--std=c++17", "--fmad=false")  # sums are fused where distances.py fuses them
+_DEFAULT_SHARED_BYTES = 48 << 10  # a kernel must ask for more than that
+
+
+def reason_against() -> str | None:
+    """Why no device can be used here, as a sentence that says what to do; None where one can."""
+    try:
+        import cupy
+    except ImportError as error:
+        return (
+            f"CuPy is missing ({error}); install the gpu extra, or cupy-cuda12x or cupy-cuda13x, "
+            "whichever fits the driver"
+        )
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return f"CuPy found no CUDA driver that works ({error}); `nvidia-smi` tells more"
+    if not count:
+        return "no CUDA device is visible; look at CUDA_VISIBLE_DEVICES"
+    return None
+
+
+class CudaDevice:
+    """One card; raises ConfigError where it cannot be used."""
+
+    def __init__(self, number: int = 0) -> None:
+        if (why := reason_against()) is not None:
+            raise ConfigError(f"device cuda: {why}; or choose device cpu")
+        import cupy
+
+        self._cupy, self._card = cupy, cupy.cuda.Device(number)
+        self.multiprocessors = int(self._card.attributes["MultiProcessorCount"])
+        self.name = str(cupy.cuda.runtime.getDeviceProperties(number)["name"].decode())
+        with self._card:
+            self._stream = cupy.cuda.Stream(non_blocking=True)
+            self._module = cupy.RawModule(code=layout.source(), options=OPTIONS)
+            self._kernels = {name: self._module.get_function(name) for name in layout.KERNELS}
+
+    def memory(self, size_bytes: int) -> "CudaMemory":
+        cupy = self._cupy
+        try:
+            with self._card, self._stream:
+                found = cupy.cuda.alloc(size_bytes)
+                found.memset_async(0, size_bytes, self._stream)
+        except cupy.cuda.memory.OutOfMemoryError as error:
+            why = f"{self.name}: {error}; use fewer slots, or smaller shards"
+            raise EngineFailed(why) from None
+        return CudaMemory(found)
+
+    def pinned(self, size_bytes: int) -> Array:
+        with self._card:
+            memory = self._cupy.cuda.alloc_pinned_memory(size_bytes)
+        array: Array = np.frombuffer(memory, np.uint8, size_bytes)
+        array[:] = 0
+        return array
+
+    def copy(self, target: int, source: int, size_bytes: int) -> None:
+        runtime = self._cupy.cuda.runtime
+        with self._card:
+            kind = runtime.memcpyDefault
+            runtime.memcpyAsync(target, source, size_bytes, kind, self._stream.ptr)
+            self._stream.synchronize()
+
+    def graph(self, launches: Sequence[Launch]) -> "CudaGraph":
+        """Capture, which must not load code: every kernel is prepared before."""
+        for each in launches:
+            if each.shared_bytes > _DEFAULT_SHARED_BYTES:
+                self._kernels[each.kernel].max_dynamic_shared_size_bytes = each.shared_bytes
+            _ = self._kernels[each.kernel].num_regs  # loads it
+        with self._card, self._stream:
+            self._stream.begin_capture()
+            for each in launches:
+                arguments = (np.int64(each.structure), np.int32(each.number))
+                self._kernels[each.kernel](
+                    (each.grid,), (each.threads,), arguments, shared_mem=each.shared_bytes
+                )
+            return CudaGraph(self, self._stream.end_capture())
+
+    def run(self, graph: Any) -> "CudaEvent":
+        """Launch a captured graph."""
+        with self._card:
+            graph.launch(self._stream)
+            event = self._cupy.cuda.Event(disable_timing=True)
+            event.record(self._stream)
+        return CudaEvent(self, event)
+
+    def failure(self, error: Exception) -> EngineFailed | None:
+        """What a device's error means; None for any other error."""
+        if isinstance(error, self._cupy.cuda.runtime.CUDARuntimeError):
+            return EngineFailed(f"{self.name}: {error}; restart the worker")
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class CudaMemory:
+    """Freed with the object."""
+
+    pointer: Any
+
+    @property
+    def address(self) -> int:
+        return int(self.pointer.ptr)
+
+
+@dataclass(frozen=True, slots=True)
+class CudaGraph:
+    """Captured launches."""
+
+    device: CudaDevice
+    captured: Any
+
+    def launch(self) -> "CudaEvent":
+        return self.device.run(self.captured)
+
+
+@dataclass(frozen=True, slots=True)
+class CudaEvent:
+    """A graph's run."""
+
+    device: CudaDevice
+    event: Any
+
+    def wait(self) -> None:
+        try:
+            self.event.synchronize()
+        except Exception as error:
+            raise self.device.failure(error) or error from error

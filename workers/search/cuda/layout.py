@@ -1,0 +1,93 @@
+"""What host and device code of the CUDA backend agree on: constants, structures, the source text.
+
+The kernels' text begins with what this writes, so that a column or a structure has one definition.
+All members of a structure are int64, addresses too: an array of int64 is one.
+"""
+
+from importlib.resources import files
+
+from workers.search import fields
+from workers.search.knn import SAMPLE
+
+MACHINE = (  # all state of one batch: addresses of arrays in device memory, unless said otherwise
+    "fields",  # int64 [slots, fields.COUNT]
+    "top",  # uint64 [slots, top_m_max]
+    "found",  # uint64 [slots, k_max]
+    "visited",  # uint32 [slots, visited_places]
+    "queries",  # float32 [slots, dim_max]
+    "warm",  # int64 [slots, top_m_max]
+    "rows",  # uint32 [slots, tasks_max]: a slot's tasks
+    "distances",  # float32 [slots, tasks_max]: of its tasks
+    "pending",  # int32 [slots]: how many they are; -1: none were written yet
+    "serials",  # int64 [slots]
+    "tasks",  # uint64 [slots * tasks_max]: the task array, (slot * tasks_max + place) << 32 | row
+    "tasks_count",  # uint32 [steps_max]: its length in each step of a turn
+    "active",  # uint32 [slots]
+    "active_count",  # uint32
+    "ended_count",  # uint32
+    "turn",  # int64
+    "ring_in",  # host memory from here on: [ring_depth, ring_in_words] of int64
+    "ring_out",  # [ring_depth, ring_out_words] of int64
+    "host_top",  # [slots] rows of host_top_bytes
+    "host_found",  # [slots] rows of host_found_bytes
+    "host_counts",  # int64 [slots, 2]: extends, distances
+    "slots",  # sizes from here on
+    "top_m_max",
+    "k_max",
+    "dim_max",
+    "visited_places",
+    "tasks_max",
+    "list_places",
+    "merge_max",
+    "seed_rows",
+    "steps_max",
+    "ring_depth",
+    "ring_in_words",
+    "ring_out_words",
+    "record_words",
+    "host_top_bytes",
+    "host_found_bytes",
+)
+LISTS = (  # neighbour lists while an index is built
+    "vectors",
+    "row_bytes",
+    "length",
+    "metric",
+    "stored",
+    "keys",  # uint64 [rows, list_size]
+    "after",  # the same, of the next round; `keys` itself where each row reads its own list only
+    "reverse",  # uint64 [rows, SAMPLE]
+    "order",  # uint32 [rows]
+    "spans",  # uint32 [rows, 2]: places of `order`
+    "changed",  # uint64
+    "list_size",
+)
+KERNELS = (
+    "turn_begin",
+    "step",
+    "measure4",
+    "measure8",
+    "measure16",
+    "turn_end",
+    "join",
+    "descend",
+)
+_COLUMNS = [name for name, value in vars(fields).items() if name.isupper() and type(value) is int]
+
+
+def source() -> str:
+    """The text of all kernels, CUDA C++."""
+    parts = [
+        "typedef long long i64;",
+        *(f"enum {{ {name} = {getattr(fields, name)} }};" for name in _COLUMNS),
+        f"enum {{ SAMPLE = {SAMPLE} }};",
+        _structure("Machine", MACHINE),
+        _structure("Lists", LISTS),
+    ]
+    folder = files("workers.search.cuda")
+    texts = [folder.joinpath(f"{name}.cu").read_text() for name in ("common", "step", "knn")]
+    return "\n".join([*parts, *texts])
+
+
+def _structure(name: str, members: tuple[str, ...]) -> str:
+    return f"struct {name} {{ i64 {', '.join(members)}; }};"
