@@ -20,7 +20,7 @@ insert_function: Any = numba.core.cgutils.get_or_insert_function
 
 
 # Where kernels are inlined from, or take constants from; numba looks at a kernel's own file itself.
-_SHARED = ("compiled", "distances", "fields", "keys", "memory", "slots")
+_SHARED = ("compiled", "distances", "fields", "keys", "lists", "memory", "slots")
 _CALLED = {"workers.search.turns": ("shared", "steps")}  # by the module that calls
 
 

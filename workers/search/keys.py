@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from workers.search.compiled import inlined, intrinsic, types
+from workers.search.lists import count_below, move_up
 from workers.search.memory import get_u64, put_u64
 
 EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -69,19 +70,12 @@ def insert(keys: int, count: int, key: Any) -> int:
     """
     if key >= (get_u64(keys, count - 1) & ~FLAG):
         return -1
-    low, high = 0, count - 1
-    while low < high:
-        middle = (low + high) >> 1
-        if (get_u64(keys, middle) & ~FLAG) < key:
-            low = middle + 1
-        else:
-            high = middle
-    if (get_u64(keys, low) & ~FLAG) == key:
+    place: int = count_below(keys, count, key)
+    if (get_u64(keys, place) & ~FLAG) == key:
         return -1
-    for i in range(count - 1, low, -1):
-        put_u64(keys, i, get_u64(keys, i - 1))
-    put_u64(keys, low, key)
-    return low
+    move_up(keys, count, place)
+    put_u64(keys, place, key)
+    return place
 
 
 def rows_and_distances(keys: np.ndarray[Any, Any]) -> tuple[Any, Any]:

@@ -24,7 +24,7 @@ def load(context: Any, base: Any, i: Any) -> Any:
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         base, i = arguments
-        place = pointer(builder, base, i, _I64, _BYTES)
+        place = pointer(builder, base, i, _I64)
         return builder.load_atomic(place, "acquire", _BYTES)
 
     return types.int64(types.intp, types.intp), generate
@@ -36,7 +36,7 @@ def store(context: Any, base: Any, i: Any, value: Any) -> Any:
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         base, i, value = arguments
-        place = pointer(builder, base, i, _I64, _BYTES)
+        place = pointer(builder, base, i, _I64)
         builder.store_atomic(value, place, "release", _BYTES)
         return _context.get_dummy_value()
 
@@ -49,7 +49,7 @@ def exchange(context: Any, base: Any, i: Any, value: Any) -> Any:
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         base, i, value = arguments
-        place = pointer(builder, base, i, _I64, _BYTES)
+        place = pointer(builder, base, i, _I64)
         return builder.atomic_rmw("xchg", place, value, "seq_cst")
 
     return types.int64(types.intp, types.intp, types.int64), generate
