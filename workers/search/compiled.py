@@ -20,7 +20,9 @@ insert_function: Any = numba.core.cgutils.get_or_insert_function
 
 
 # Where kernels are inlined from, or take constants from; numba looks at a kernel's own file itself.
-_SHARED = ("compiled", "distances", "fields", "keys", "lists", "memory", "slots")
+_SHARED = (
+    "codes", "compiled", "distances", "fields", "integers", "keys", "lists", "memory", "slots"
+)  # fmt: skip
 _CALLED = {"workers.search.turns": ("shared", "steps")}  # by the module that calls
 
 

@@ -21,6 +21,8 @@
     WARM_DONE,
     REPS_DONE,
     LOOSE_DONE,
+    TASKS,  # rows that this extend measures; -1: it does not walk
+    PLACE,  # after the last entry that it expanded
     # the index
     VECTORS,
     ROW_BYTES,
@@ -35,6 +37,10 @@
     REPS,
     REPS_COUNT,
     REPS_VECTORS,  # their vectors, side by side
+    REPS_CODES,  # and their codes
+    CODES,  # of the rows that have edges; 0: none
+    CODE_BYTES,
+    RULER,  # what codes stand for
     # the request
     QUERY,
     ALLOWED,  # bit set; 0: all
@@ -45,8 +51,8 @@
     SCREENED,  # whether `found` is kept: rows are scanned, or not every one may be returned
     FEED,  # address of a feed; 0: one search
     FEED_PLACE,  # which of its queries this is
-) = range(37)
-COUNT = 37
+) = range(43)
+COUNT = 43
 
 # Columns of a feed: queries that slots take one after the other, int64.
 (

@@ -7,18 +7,21 @@ drops the deleted ones; both may run on another thread, one at a time, while all
 
 from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from schemas.errors import InvalidRequest
-from workers.search import admission, bulk, entry, linking, metrics
+from workers.search import admission, bulk, codes, entry, linking, metrics
 from workers.search.columns import Columns, Value
 from workers.search.graph import CANDIDATES, GraphOf, own_graph
 from workers.search.metrics import Metric, Storage
 from workers.search.query import Effort, ExternalId
 from workers.search.rows import Rows, check_ids
 from workers.search.view import IndexView
+
+if TYPE_CHECKING:
+    from workers.search.codes import Codes
 
 Array = np.ndarray[Any, Any]
 Neighbours = Callable[[IndexView, Array, Effort], Array]  # rows for prepared queries: (queries, k)
@@ -46,6 +49,7 @@ class Index:
         self.rows = Rows(empty, [], Columns())
         self.graph: Array = np.empty((0, degree), np.uint32)
         self.entries: Array = np.empty(0, np.int64)
+        self.codes: Codes | None = None  # of the rows that have edges
         self._view: IndexView | None = None
         self._lock = Lock()  # rows, and what points to them
         self._upkeep = Lock()  # link and compact, one at a time
@@ -105,7 +109,7 @@ class Index:
                     dim=self.dim, metric=self.metric, storage=self.storage, count=rows.count,
                     linked=len(self.graph), live=len(self), vectors=rows.vectors, graph=self.graph,
                     alive=rows.alive(), entries=self.entries, ids=rows.ids, columns=rows.columns,
-                    epoch=self.epoch,
+                    epoch=self.epoch, codes=self.codes,
                 )  # fmt: skip
             return self._view
 
@@ -138,13 +142,18 @@ class Index:
             loose = view.count - view.linked
             if loose == 0:
                 return 0
+            known = view.codes
             if loose > view.linked // 2:
                 made, entries = self._built(view.vectors[: view.count])
+                known = None
             else:
                 last = view.linked + min(loose, batch)
                 made, entries = self._extended(view, last, neighbours or self._searched)
+            coded = codes.extended(
+                known, view.vectors[: len(made)], self.metric.kernel, threads=self.threads
+            )
             with self._lock:
-                self.graph, self.entries = made, entries
+                self.graph, self.entries, self.codes = made, entries, coded
                 self._changed()
             return self.loose
 
@@ -166,9 +175,10 @@ class Index:
                 entries = entry.representatives(
                     vectors[: len(linked)], made, *kernel, seed=self.seed
                 )
+            coded = codes.coded(vectors[: len(linked)], self.metric.kernel, threads=self.threads)
             with self._lock:
                 self._replace(view, live, vectors)
-                self.graph, self.entries = made, entries
+                self.graph, self.entries, self.codes = made, entries, coded
                 self._changed()
 
     def _replace(self, view: IndexView, live: Array, vectors: Array) -> None:
@@ -205,7 +215,7 @@ class Index:
         linked = IndexView(
             dim=self.dim, metric=self.metric, storage=self.storage, count=first, linked=first,
             live=first, vectors=view.vectors, graph=view.graph, alive=None, entries=view.entries,
-            ids=[], columns=Columns(), epoch=view.epoch,
+            ids=[], columns=Columns(), epoch=view.epoch, codes=view.codes,
         )  # fmt: skip
         effort = Effort(k=int(self.degree * CANDIDATES), top_m=_LINK_TOP_M)
         queries = vectors[first:last].astype(np.float32)

@@ -16,7 +16,7 @@ import numpy as np
 from schemas.errors import ConfigError
 from workers.search import turns
 from workers.search.admission import Search
-from workers.search.slots import TASKS_MAX, Slots
+from workers.search.slots import Slots
 from workers.search.view import address
 
 Array = np.ndarray[Any, Any]
@@ -133,7 +133,7 @@ class Lanes:
         try:
             turns.serve(
                 self._blocks[lane], self.slots_each, slots.fields, slots.top, slots.found,
-                slots.visited, np.empty(TASKS_MAX, np.int64), np.empty(room, np.int64),
+                slots.visited, slots.tasks, np.empty(room, np.int64),
                 np.empty(room, np.int64), np.zeros(room, np.int64), self._extends_max,
                 self._attention[lane],
             )  # fmt: skip

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from workers.search import fields
+from workers.search.codes import CODED_QUERY_BYTES
 from workers.search.keys import EMPTY
+from workers.search.metrics import aligned
 
 Array = np.ndarray[Any, Any]
 
@@ -34,7 +36,8 @@ class Slots:
         self.visited: Array = np.full(
             (count, hash_places(top_m_max) + _APART // 4), 0xFFFFFFFF, np.uint32
         )
-        self.tasks: Array = np.empty(TASKS_MAX, np.int64)
+        # rows that a slot is about to measure, then its coded query
+        self.tasks: Array = aligned(count, TASKS_MAX + -(-CODED_QUERY_BYTES // 8), np.int64)
         self.attention: Array = np.zeros(1, np.int64)  # set it to end a step early
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import SnapshotError
+from workers.search import codes
 from workers.search.columns import Columns
 from workers.search.index import Index
 from workers.search.metrics import Metric, Storage
@@ -197,6 +198,8 @@ def _index(header: dict[str, Any], arrays: dict[str, Array], threads: int) -> In
     ids = _unpacked_ids(arrays["ids"], arrays["id_bytes"])
     index.rows = Rows(arrays["vectors"], ids, columns, arrays["dead"].tolist())
     index.graph, index.entries = arrays["graph"], arrays["entries"]
+    linked = index.rows.vectors[: len(index.graph)]
+    index.codes = codes.coded(linked, index.metric.kernel, threads=threads)
     index.epoch = header["epoch"]
     return index
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from workers.search import fields
+from workers.search.codes import code_distance, code_limit, encode_query
 from workers.search.compiled import inlined, kernel
 from workers.search.distances import distance
 from workers.search.keys import EMPTY, FLAG, distance_of, insert, key_of, row_of
@@ -36,14 +37,15 @@ from workers.search.memory import (
     put_u32,
     put_u64,
 )
-from workers.search.slots import ROWS_A_STEP
+from workers.search.slots import ROWS_A_STEP, TASKS_MAX
 
 Array = np.ndarray[Any, Any]
 
-_UNUSED = np.uint32(0xFFFFFFFF)
-_SCATTER, _40, _ONE = np.uint64(0x9E3779B97F4A7C15), np.uint64(40), np.uint64(1)
+_SCATTER, _40 = np.uint64(0x9E3779B97F4A7C15), np.uint64(40)
 _LIMIT = EMPTY - FLAG
 _AHEAD = 6  # rows that are on their way from memory
+_ROWS_AHEAD = 12  # of those that codes let through
+_CODED_QUERY = 8 * TASKS_MAX
 _INFINITY = np.float32(np.inf)
 
 
@@ -58,32 +60,46 @@ def advance(
     each active slot made. Returns after an extend in which a slot ended, or at which `attention[0]`
     is set.
     """
-    ended, extends, out = 0, 0, address(tasks)
+    ended, extends = 0, 0
     while extends < extends_max:
         extends += 1
         for i in range(count):
-            slot = active[i]
-            f = address(rows) + slot * rows.strides[0]
-            keys, hits = address(top) + slot * top.strides[0], address(found)
-            hits += slot * found.strides[0]
-            seen = address(visited) + slot * visited.strides[0]
-            status = get_i64(f, fields.STATUS)
-            if status == fields.FRESH:
-                _clear(f, keys, hits, seen)
-            if status == fields.WALKING:
-                _walk(f, keys, hits, seen, out)
+            f, keys, hits, seen, work = _places(rows, top, found, visited, tasks, active[i])
+            put_i64(f, fields.TASKS, -1)
+            if get_i64(f, fields.STATUS) == fields.FRESH:
+                _clear(f, keys, hits, seen, work)
+            if get_i64(f, fields.STATUS) == fields.WALKING:
+                _expand(f, keys, seen, work)
             else:
-                _seed(f, keys, hits, seen)
+                _seed(f, keys, hits, seen, work)
+        for i in range(count):
+            f, keys, hits, seen, work = _places(rows, top, found, visited, tasks, active[i])
+            if get_i64(f, fields.CODES) and get_i64(f, fields.TASKS) > 0:
+                _sift(f, keys, hits, work)
+        for i in range(count):
+            f, keys, hits, seen, work = _places(rows, top, found, visited, tasks, active[i])
+            if get_i64(f, fields.TASKS) >= 0:
+                _merge(f, keys, hits, work)
             if get_i64(f, fields.STATUS) == fields.DONE and not _fed(f, keys, hits):
-                finished[ended] = slot
+                finished[ended] = active[i]
                 ended += 1
         if ended > 0 or attention[0] != 0:
             break
     return ended, extends
 
 
+@inlined
+def _places(rows: Array, top: Array, found: Array, visited: Array, tasks: Array, slot: int) -> Any:
+    """Addresses of what a slot has."""
+    return (
+        address(rows) + slot * rows.strides[0], address(top) + slot * top.strides[0],
+        address(found) + slot * found.strides[0], address(visited) + slot * visited.strides[0],
+        address(tasks) + slot * tasks.strides[0],
+    )  # fmt: skip
+
+
 @kernel
-def _clear(f: int, keys: int, hits: int, seen: int) -> None:
+def _clear(f: int, keys: int, hits: int, seen: int, tasks: int) -> None:
     """Make an admitted slot ready for its first step."""
     for i in range(get_i64(f, fields.TOP_M)):
         put_u64(keys, i, EMPTY)
@@ -94,6 +110,11 @@ def _clear(f: int, keys: int, hits: int, seen: int) -> None:
     for field in range(fields.NEXT, fields.LOOSE_DONE + 1):
         put_i64(f, field, 0)
     put_i64(f, fields.STATUS, fields.SEEDING)
+    if get_i64(f, fields.CODES):
+        encode_query(
+            get_i64(f, fields.QUERY), get_i64(f, fields.RULER), get_i64(f, fields.LENGTH),
+            get_i64(f, fields.METRIC), tasks + _CODED_QUERY, tasks,
+        )  # fmt: skip
 
 
 @kernel
@@ -134,7 +155,7 @@ def _add(base: int, field: int, amount: int) -> None:
 
 
 @kernel
-def _seed(f: int, keys: int, hits: int, seen: int) -> None:
+def _seed(f: int, keys: int, hits: int, seen: int, tasks: int) -> None:
     """The next rows of the slot's lists, in order: filter, warm start, representatives, loose."""
     m, k = get_i64(f, fields.TOP_M), get_i64(f, fields.K)
     vectors, row_bytes = get_i64(f, fields.VECTORS), get_i64(f, fields.ROW_BYTES)
@@ -158,6 +179,12 @@ def _seed(f: int, keys: int, hits: int, seen: int) -> None:
     query, length = get_i64(f, fields.QUERY), get_i64(f, fields.LENGTH)
     metric, stored = get_i64(f, fields.METRIC), get_i64(f, fields.STORED)
     for i in range(first, last):
+        put_i64(tasks, i - first, i)
+    total = last - first
+    if beside and get_i64(f, fields.REPS_CODES):
+        total = _sifted(f, keys, hits, room, tasks, total, get_i64(f, fields.REPS_CODES))
+    for task in range(total):
+        i = get_i64(tasks, task)
         row = get_i64(listed, i) if listed else offset + i
         if listed and not beside and i + _AHEAD < last:
             prefetch_row(vectors + get_i64(listed, i + _AHEAD) * row_bytes, row_bytes)
@@ -191,55 +218,23 @@ def _seeded(f: int, keys: int, seen: int) -> None:
     for place in range(m):  # the walk has met these; what fell out of the list may come again
         key = get_u64(keys, place)
         if key < _LIMIT:
-            _visit(seen, mask, np.uint32(row_of(key)), True)
+            _visit(seen, mask, np.uint32(row_of(key)))
     _settle(f, keys, 0, m)
     if get_i64(f, fields.STATUS) != fields.DONE:
         put_i64(f, fields.STATUS, fields.WALKING)
 
 
 @kernel
-def _walk(f: int, keys: int, hits: int, seen: int, tasks: int) -> None:
-    """Expand the nearest unexpanded entries."""
-    m, k = get_i64(f, fields.TOP_M), get_i64(f, fields.K)
-    vectors, row_bytes = get_i64(f, fields.VECTORS), get_i64(f, fields.ROW_BYTES)
-    query, length = get_i64(f, fields.QUERY), get_i64(f, fields.LENGTH)
-    metric, stored = get_i64(f, fields.METRIC), get_i64(f, fields.STORED)
-    screened = get_i64(f, fields.SCREENED) != 0
-    place, total = _expand(f, keys, seen, tasks, vectors, row_bytes)
-    lowest = m
-    for i in range(total):
-        if i + _AHEAD < total:
-            prefetch_row(vectors + get_i64(tasks, i + _AHEAD) * row_bytes, row_bytes)
-        row = get_i64(tasks, i)
-        key = key_of(distance(vectors + row * row_bytes, query, length, metric, stored), row)
-        if screened and _may_return(f, row):
-            insert(hits, k, key)
-        at = insert(keys, m, key)
-        if at >= 0:
-            lowest = min(lowest, at)
-    _add(f, fields.EXTENDS, 1)
-    _add(f, fields.DISTANCES, total)
-    put_i64(f, fields.STABLE, 0 if lowest < m else get_i64(f, fields.STABLE) + 1)
-    patience = get_i64(f, fields.PATIENCE)
-    if patience > 0 and get_i64(f, fields.STABLE) >= patience:
-        put_i64(f, fields.STATUS, fields.DONE)
-        return
-    _settle(f, keys, min(place, lowest), m)
-
-
-@inlined
-def _expand(f: int, keys: int, seen: int, tasks: int, vectors: int, row_bytes: int) -> Any:
-    """Mark the nearest unexpanded entries as expanded; their neighbours that are new are tasks.
-
-    Returns the place after the last of them, and how many tasks there are.
-    """
+def _expand(f: int, keys: int, seen: int, tasks: int) -> None:
+    """Mark the nearest unexpanded entries as expanded; their neighbours that are new are tasks."""
     m, width, degree = (
         get_i64(f, fields.TOP_M), get_i64(f, fields.WIDTH), get_i64(f, fields.DEGREE)
     )  # fmt: skip
     graph, place, mask = (
         get_i64(f, fields.GRAPH), get_i64(f, fields.NEXT), get_i64(f, fields.HASH_MASK)
     )  # fmt: skip
-    keeps, total = get_i64(f, fields.DISTANCES) < mask >> 1, 0
+    total = 0
+    codes, code_bytes = get_i64(f, fields.CODES), get_i64(f, fields.CODE_BYTES)
     while place < m:
         key = get_u64(keys, place)
         if key >= _LIMIT:
@@ -253,29 +248,89 @@ def _expand(f: int, keys: int, seen: int, tasks: int, vectors: int, row_bytes: i
             edges = graph + 4 * degree * row_of(key)
             for edge in range(degree):
                 row = get_u32(edges, edge)
-                if _visit(seen, np.uint64(mask), row, keeps):
-                    if total < _AHEAD:
-                        prefetch_row(int(vectors + np.intp(row) * row_bytes), row_bytes)
-                    put_i64(tasks, total, np.int64(row))
-                    total += 1
+                put_i64(tasks, total, np.int64(row))
+                prefetch_row(codes + np.int64(row) * code_bytes, code_bytes)  # none: no bytes
+                total += _visit(seen, np.uint64(mask), row)
         place += 1
-    return place, total
+    put_i64(f, fields.PLACE, place)
+    put_i64(f, fields.TASKS, total)
+    _add(f, fields.EXTENDS, 1)
+    _add(f, fields.DISTANCES, total)
+    if not codes:
+        _request(f, tasks, min(total, _AHEAD))
 
 
 @inlined
-def _visit(seen: int, mask: Any, row: Any, keeps: bool) -> bool:
-    """Whether a row is met for the first time, as far as the table tells; kept if `keeps`."""
-    place = ((np.uint64(row) * _SCATTER) >> _40) & mask
-    while True:
-        held = get_u32(seen, np.intp(place))
-        if held == row:
-            return False
-        if held == _UNUSED:
-            break
-        place = (place + _ONE) & mask
-    if keeps:
-        put_u32(seen, np.intp(place), row)
-    return True
+def _request(f: int, tasks: int, count: int) -> None:
+    """Ask for the vectors of the first tasks."""
+    vectors, row_bytes = get_i64(f, fields.VECTORS), get_i64(f, fields.ROW_BYTES)
+    for i in range(count):
+        prefetch_row(vectors + get_i64(tasks, i) * row_bytes, row_bytes)
+
+
+@kernel
+def _sift(f: int, keys: int, hits: int, tasks: int) -> None:
+    """Drop the tasks whose codes say that no list would take them."""
+    m, total = get_i64(f, fields.TOP_M), get_i64(f, fields.TASKS)
+    total = _sifted(f, keys, hits, m, tasks, total, get_i64(f, fields.CODES))
+    put_i64(f, fields.TASKS, total)
+    _request(f, tasks, min(total, _ROWS_AHEAD))
+
+
+@inlined
+def _sifted(
+    f: int, keys: int, hits: int, room: int, tasks: int, total: int, codes: int
+) -> int:  # fmt: skip
+    """How many tasks are left; each is a row of `codes`."""
+    last = get_u64(keys, room - 1)
+    if get_i64(f, fields.SCREENED):
+        last = max(last, get_u64(hits, get_i64(f, fields.K) - 1))
+    if last >= _LIMIT:
+        return total
+    code_bytes, metric = get_i64(f, fields.CODE_BYTES), get_i64(f, fields.METRIC)
+    query, kept = tasks + _CODED_QUERY, 0
+    limit = code_limit(distance_of(last), query, metric)
+    for i in range(total):
+        task = get_i64(tasks, i)
+        put_i64(tasks, kept, task)  # no branch: which are near enough cannot be predicted
+        kept += code_distance(codes + task * code_bytes, query, code_bytes, metric) <= limit
+    return kept
+
+
+@kernel
+def _merge(f: int, keys: int, hits: int, tasks: int) -> None:
+    """Measure the tasks, and merge them into the lists."""
+    m, k, total = get_i64(f, fields.TOP_M), get_i64(f, fields.K), get_i64(f, fields.TASKS)
+    vectors, row_bytes = get_i64(f, fields.VECTORS), get_i64(f, fields.ROW_BYTES)
+    query, length = get_i64(f, fields.QUERY), get_i64(f, fields.LENGTH)
+    metric, stored = get_i64(f, fields.METRIC), get_i64(f, fields.STORED)
+    screened = get_i64(f, fields.SCREENED) != 0
+    lowest = m
+    for i in range(total):
+        if i + _AHEAD < total:
+            prefetch_row(vectors + get_i64(tasks, i + _AHEAD) * row_bytes, row_bytes)
+        row = get_i64(tasks, i)
+        key = key_of(distance(vectors + row * row_bytes, query, length, metric, stored), row)
+        if screened and _may_return(f, row):
+            insert(hits, k, key)
+        at = insert(keys, m, key)
+        if at >= 0:
+            lowest = min(lowest, at)
+    put_i64(f, fields.STABLE, 0 if lowest < m else get_i64(f, fields.STABLE) + 1)
+    patience = get_i64(f, fields.PATIENCE)
+    if patience > 0 and get_i64(f, fields.STABLE) >= patience:
+        put_i64(f, fields.STATUS, fields.DONE)
+        return
+    _settle(f, keys, min(get_i64(f, fields.PLACE), lowest), m)
+
+
+@inlined
+def _visit(seen: int, mask: Any, row: Any) -> bool:
+    """Whether a row is met for the first time, as far as the table tells."""
+    place = np.intp(((np.uint64(row) * _SCATTER) >> _40) & mask)
+    new: bool = get_u32(seen, place) != row
+    put_u32(seen, place, row)
+    return new
 
 
 @inlined

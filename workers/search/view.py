@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from workers.search import fields
+from workers.search.codes import Codes
 from workers.search.columns import Columns
 from workers.search.filters import Allowed, Filter, compiled, packed, unpacked
 from workers.search.metrics import Metric, Storage
@@ -38,6 +39,7 @@ class IndexView:
     ids: list[ExternalId]
     columns: Columns
     epoch: int
+    codes: Codes | None = None  # of the linked rows
     ways: dict[Any, Any] = field(default_factory=dict)  # of `admission.py`
     _filters: dict[str, Allowed] = field(default_factory=dict)
 
@@ -45,6 +47,12 @@ class IndexView:
     def entry_vectors(self) -> Array:
         """Vectors of `entries`, side by side."""
         return np.ascontiguousarray(self.vectors[self.entries])
+
+    @cached_property
+    def entry_codes(self) -> Array:
+        """Codes of `entries`, side by side."""
+        assert self.codes is not None
+        return np.ascontiguousarray(self.codes.codes[self.entries])
 
     @cached_property
     def template(self) -> Array:
@@ -59,6 +67,12 @@ class IndexView:
         row[fields.REPS], row[fields.REPS_COUNT] = address(self.entries), len(self.entries)
         row[fields.REPS_VECTORS] = address(self.entry_vectors)
         row[fields.SCREENED] = self.alive is not None or self.linked < self.count
+        if self.codes is not None:
+            row[fields.CODES], row[fields.CODE_BYTES] = (
+                address(self.codes.codes), self.codes.codes.shape[1]
+            )  # fmt: skip
+            row[fields.RULER] = address(self.codes.ruler)
+            row[fields.REPS_CODES] = address(self.entry_codes)
         if self.alive is not None:
             row[fields.ALIVE] = address(self.alive)
         return row

@@ -23,7 +23,12 @@ from workers.search.view import IndexView
 Array = np.ndarray[Any, Any]
 
 TOP_M_MAX, K_MAX = 96, 40
-QUERIES = metrics.prepared(gaussian(12, 20, seed=4), 20, metrics.Metric.SQEUCLIDEAN)
+DIMS = (20, 72)  # the longer ones have codes
+QUERIES = {
+    dim: metrics.prepared(gaussian(12, dim, seed=4), dim, metrics.Metric.SQEUCLIDEAN)
+    for dim in DIMS
+}
+QUERY_COUNT = 12
 EFFORTS = st.builds(
     Effort,
     k=st.sampled_from([1, 5, 40]),
@@ -36,16 +41,20 @@ EFFORTS = st.builds(
 
 @cache
 def views() -> tuple[IndexView, ...]:
-    """Snapshots of one index as it changes: linked, with loose rows, with deleted ones, mended."""
-    index = clustered_index(1_500)
-    seen = [index.view()]
-    index.upsert(range(2_000, 2_100), gaussian(100, 20, seed=9), [{"part": 3}] * 100)
-    seen.append(index.view())
-    index.delete(range(0, 1_500, 5))
-    seen.append(index.view())
-    index.link()
-    index.compact()
-    return (*seen, index.view())
+    """Snapshots as an index changes: linked, with loose rows, with deleted ones, mended."""
+    seen = []
+    for dim in DIMS:
+        index = clustered_index(1_500, dim)
+        seen.append(index.view())
+        index.upsert(range(2_000, 2_100), gaussian(100, dim, seed=9), [{"part": 3}] * 100)
+        seen.append(index.view())
+        index.delete(range(0, 1_500, 5))
+        seen.append(index.view())
+        index.link()
+        index.compact()
+        seen.append(index.view())
+        assert (seen[-1].codes is not None) is (dim == 72)
+    return tuple(seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +69,13 @@ class Wanted:
 
     def admitted(self) -> admission.Search:
         view = views()[self.view]
+        queries = QUERIES[view.dim]
         seeds: Any = ()
         if self.warm >= 0:
-            rows = bulk.search_all(Effort(k=16, top_m=16), QUERIES[[self.warm]], view, threads=1)
+            rows = bulk.search_all(Effort(k=16, top_m=16), queries[[self.warm]], view, threads=1)
             seeds = rows.rows[0]
         return admission.admission(
-            self.effort, QUERIES[[self.query]], view, seeds=seeds, top_m_max=TOP_M_MAX,
+            self.effort, queries[[self.query]], view, seeds=seeds, top_m_max=TOP_M_MAX,
             scanned_rows_max=self.scanned_rows_max,
         )  # fmt: skip
 
@@ -124,8 +134,8 @@ class BatchMates(RuleBasedStateMachine):
 
     @rule(
         effort=EFFORTS,
-        query=st.integers(0, len(QUERIES) - 1),
-        view=st.integers(0, 3),
+        query=st.integers(0, QUERY_COUNT - 1),
+        view=st.integers(0, 7),
         warm=st.sampled_from([-1, -1, 0, 7]),
         scanned_rows_max=st.sampled_from([0, 0, 0, 10_000]),
         copies=st.integers(1, 5),
@@ -133,7 +143,7 @@ class BatchMates(RuleBasedStateMachine):
     def arrive(self, copies: int, **wanted: Any) -> None:
         for i in range(copies):
             if len(self.batch.held) < self.batch.slots.count:
-                query = (wanted["query"] + i) % len(QUERIES)
+                query = (wanted["query"] + i) % QUERY_COUNT
                 self.batch.admit(Wanted(**{**wanted, "query": query}))
 
     @rule(data=st.data(), extends=st.sampled_from([1, 2, 7, 50]))
@@ -168,8 +178,9 @@ TestBatchMates.settings = settings(
 
 
 def test_bulk_searches_do_not_depend_on_slots_or_threads() -> None:
-    queries = np.repeat(QUERIES, 20, axis=0) + np.arange(240, dtype=np.float32)[:, None] / 1_000
     for view in views():
+        queries = np.repeat(QUERIES[view.dim], 20, axis=0)
+        queries += np.arange(240, dtype=np.float32)[:, None] / 1_000
         effort = Effort(k=7, top_m=32)
         one = bulk.search_all(effort, queries, view, threads=1, slots_per_thread=1)
         for threads, count in ((1, 7), (2, 8), (3, 64)):
