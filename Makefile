@@ -24,11 +24,11 @@ LOCK_OPTIONS := --quiet --generate-hashes --python-version 3.11 --no-emit-index-
 .PHONY: help
 help:  ## Show this list
 	@awk 'BEGIN {FS = ":.*##"} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
-		/^[a-z-]+:.*##/ {printf "  %-14s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
+		/^[a-z-]+:.*##/ {printf "  %-18s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 ##@ Run
 
-.PHONY: demo up down bench bench-serving bench-decisions bench-search evaluate
+.PHONY: demo up down bench bench-serving bench-decisions bench-search bench-search-gpu evaluate
 demo: setup  ## Three conversations through Kafka, vLLM and NIXL, explained; leaves nothing running
 	@$(BIN)/trivium demo $(ARGS)
 
@@ -48,6 +48,9 @@ bench-decisions: setup  ## Placement in a fleet of 200 workers, 100 000 sessions
 
 bench-search: setup build/stamps/peers  ## The vector engine beside hnswlib, faiss and usearch
 	@$(BIN)/trivium bench search $(ARGS)
+
+bench-search-gpu: setup  ## The same on a CUDA device, beside cuVS where that is installed
+	@$(BIN)/trivium bench search-gpu $(ARGS)
 
 evaluate: setup  ## Placement policies in the simulator, in ten minutes; ARGS="--quick" for one
 	@$(BIN)/trivium evaluate ppd $(ARGS)

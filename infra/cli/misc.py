@@ -16,6 +16,7 @@ BENCHMARKS = {
     "serving": "infra.bench.serving:main",
     "decisions": "infra.bench.decisions:main",
     "search": "infra.bench.search:main",
+    "search-gpu": "infra.bench.search_gpu:main",
 }
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.workers.search.emulator import EmulatedDevice
-from tests.workers.search.scenes import clustered_index, gaussian, nearest
+from tests.workers.search.scenes import clustered_index, gaussian, nearest, overlapping
 from workers.search import admission, bulk, fields, metrics
 from workers.search.cuda import builder, feeds
 from workers.search.cuda.batch import Batch, BatchSettings
@@ -130,6 +130,21 @@ def test_distances_are_the_cpus_whatever_the_team(
         gpu = feeds.search_all(Batch(device, sizes), Effort(k=90), queries, view)
         assert cpu.rows.tobytes() == gpu.rows.tobytes()
         assert cpu.distances.tobytes() == gpu.distances.tobytes()
+
+
+@pytest.mark.parametrize("metric", list(Metric))
+def test_codes_with_which_cores_leave_rows_out_change_nothing(
+    device: Device, metric: Metric
+) -> None:
+    view = Index.build(overlapping(1_500, 0, 96)[0], metric=metric, degree=16).view()
+    assert view.codes is not None
+    queries = metrics.prepared(gaussian(8, 96, seed=4), 96, metric)
+    effort = Effort(k=10, top_m=40, width=2)
+    cpu = bulk.search_all(effort, queries, view)
+    gpu = feeds.search_all(Batch(device, SIZES), effort, queries, view)
+    assert cpu.rows.tobytes() == gpu.rows.tobytes()
+    assert cpu.distances.tobytes() == gpu.distances.tobytes()
+    assert cpu.extends == gpu.extends
 
 
 def test_ties_are_ordered_by_row(device: Device) -> None:

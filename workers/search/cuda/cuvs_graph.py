@@ -26,13 +26,13 @@ def _cagra() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Cagra:
-    """An index of cuVS; `vectors` are what CuPy or NumPy hold, shape (rows, dim), float32."""
+    """An index of cuVS; vectors have shape (rows, dim), float32, and lie on the host."""
 
     module: Any
     index: Any
 
     @classmethod
-    def build(cls, vectors: Any, degree: int, metric: str = "sqeuclidean") -> "Cagra":
+    def build(cls, vectors: Array, degree: int, metric: str = "sqeuclidean") -> "Cagra":
         """Build one with cuVS's own choice of intermediate degree, 1.5 times the degree."""
         cagra = _cagra()
         params = cagra.IndexParams(
@@ -45,8 +45,14 @@ class Cagra:
         found: Array = np.asarray(self.index.graph.copy_to_host(), np.uint32)
         return found
 
+    def uploaded(self, queries: Array) -> Any:
+        """Queries on the device, as `search` takes them."""
+        from pylibraft.common import device_ndarray  # comes with cuVS
+
+        return device_ndarray(queries)
+
     def search(self, queries: Any, k: int, itopk: int, *, samplings: int = 1) -> Any:
-        """Rows of the nearest: what cuVS returns, on the device; `queries` lie there too."""
+        """Rows of the nearest, on the device, where `copy_to_host` brings them from."""
         params = self.module.SearchParams(itopk_size=itopk, num_random_samplings=samplings)
         return self.module.search(params, self.index, queries, k)[1]
 

@@ -7,6 +7,7 @@ use. A graph holds raw addresses: who captures one keeps alive what they point t
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ Array = np.ndarray[Any, Any]
 
 OPTIONS = ("--std=c++17", "--fmad=false")  # sums are fused where distances.py fuses them
 _DEFAULT_SHARED_BYTES = 48 << 10  # a kernel must ask for more than that
+_AHEAD_BYTES, _AHEAD_COPIES = 256 << 20, 16  # some milliseconds of copies, before what is timed
 
 
 def reason_against() -> str | None:
@@ -82,17 +84,11 @@ class CudaDevice:
 
     def graph(self, launches: Sequence[Launch]) -> "CudaGraph":
         """Capture, which must not load code: every kernel is prepared before."""
-        for each in launches:
-            if each.shared_bytes > _DEFAULT_SHARED_BYTES:
-                self._kernels[each.kernel].max_dynamic_shared_size_bytes = each.shared_bytes
-            _ = self._kernels[each.kernel].num_regs  # loads it
+        self._prepare(launches)
         with self._card, self._stream:
             self._stream.begin_capture()
             for each in launches:
-                arguments = (np.int64(each.structure), np.int32(each.number))
-                self._kernels[each.kernel](
-                    (each.grid,), (each.threads,), arguments, shared_mem=each.shared_bytes
-                )
+                self._enqueue(each)
             return CudaGraph(self, self._stream.end_capture())
 
     def run(self, graph: Any) -> "CudaEvent":
@@ -103,11 +99,68 @@ class CudaDevice:
             event.record(self._stream)
         return CudaEvent(self, event)
 
+    def times_ms(self, launches: Sequence[Launch]) -> list[float]:
+        """How long each launch takes, one after the other, by the device's clock.
+
+        Copies run first, while the launches are put into the queue: the device never waits for one.
+        """
+        self._prepare(launches)
+        pair, events = self._pair(_AHEAD_BYTES), [self._event()]
+        with self._card, self._stream:
+            self._copy_often(pair, _AHEAD_BYTES, _AHEAD_COPIES)
+            events[0].record(self._stream)
+            for each in launches:
+                self._enqueue(each)
+                events.append(self._event())
+                events[-1].record(self._stream)
+        return [self._between_ms(*both) for both in pairwise(events)]
+
+    def copy_ms(self, size_bytes: int, times: int) -> float:
+        """How long so many copies take within the device, by its clock."""
+        pair, first, last = self._pair(size_bytes), self._event(), self._event()
+        with self._card, self._stream:
+            self._copy_often(pair, size_bytes, 1)
+            first.record(self._stream)
+            self._copy_often(pair, size_bytes, times)
+            last.record(self._stream)
+        return self._between_ms(first, last)
+
     def failure(self, error: Exception) -> EngineFailed | None:
         """What a device's error means; None for any other error."""
         if isinstance(error, self._cupy.cuda.runtime.CUDARuntimeError):
             return EngineFailed(f"{self.name}: {error}; restart the worker")
         return None
+
+    def _prepare(self, launches: Sequence[Launch]) -> None:
+        for each in launches:
+            if each.shared_bytes > _DEFAULT_SHARED_BYTES:
+                self._kernels[each.kernel].max_dynamic_shared_size_bytes = each.shared_bytes
+            _ = self._kernels[each.kernel].num_regs  # loads it
+
+    def _enqueue(self, each: Launch) -> None:
+        arguments = (np.int64(each.structure), np.int32(each.number))
+        self._kernels[each.kernel](
+            (each.grid,), (each.threads,), arguments, shared_mem=each.shared_bytes
+        )
+
+    def _pair(self, size_bytes: int) -> tuple["CudaMemory", "CudaMemory"]:
+        return self.memory(size_bytes), self.memory(size_bytes)
+
+    def _copy_often(
+        self, pair: tuple["CudaMemory", "CudaMemory"], size_bytes: int, times: int
+    ) -> None:
+        source, target = pair
+        runtime, kind = self._cupy.cuda.runtime, self._cupy.cuda.runtime.memcpyDeviceToDevice
+        for _ in range(times):
+            runtime.memcpyAsync(target.address, source.address, size_bytes, kind, self._stream.ptr)
+
+    def _event(self) -> Any:
+        with self._card:
+            return self._cupy.cuda.Event()
+
+    def _between_ms(self, first: Any, last: Any) -> float:
+        last.synchronize()
+        return float(self._cupy.cuda.get_elapsed_time(first, last))
 
 
 @dataclass(frozen=True, slots=True)
