@@ -43,14 +43,20 @@ class Progress:
 async def watch(
     log: LogSettings, owned: Callable[[], set[Place]], read: Mapping[Place, int]
 ) -> None:
-    """Look now and then, until cancelled; a broker that is away is no reason to end."""
-    loop, progress = asyncio.get_running_loop(), Progress()
+    """Look now and then, until cancelled; a broker that is away is no reason to end.
+
+    `owned` returns another object after each rebalance, and `read` is empty then: what others have
+    read meanwhile is not known here, so the counting begins anew.
+    """
+    loop, progress, held = asyncio.get_running_loop(), Progress(), owned()
     consumer = AIOKafkaConsumer(**client_options(log))
     try:
         await consumer.start()
         while True:
             await asyncio.sleep(_LOOK_S)
-            places = {TopicPartition(log.topic_prefix + t, p): (t, p) for t, p in owned()}
+            if held is not (now := owned()):
+                held, progress = now, Progress()
+            places = {TopicPartition(log.topic_prefix + t, p): (t, p) for t, p in held}
             try:
                 ends = await consumer.end_offsets(list(places)) if places else {}
             except KafkaError:
