@@ -9,11 +9,12 @@ import functools
 import json
 import math
 import operator
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from schemas.errors import InvalidRequest
-from workers.search.columns import Value
+from workers.search.columns import Value, is_number
 from workers.search.filters import Equal, Filter, OneOf, Range
 
 LENGTH_MAX = 16_384
@@ -43,7 +44,7 @@ def _expression(node: Any, depth: int) -> Filter:
             if not isinstance(value, list) or not value:
                 raise _wrong(f"a list of expressions under {name}", value)
             joined = [_expression(each, depth - 1) for each in value]
-            parts.append(functools.reduce(_JOINS[name], joined))
+            parts.append(_joined(_JOINS[name], joined))
         elif name == "$not":
             parts.append(~_expression(value, depth - 1))
         elif name.startswith("$"):
@@ -54,7 +55,15 @@ def _expression(node: Any, depth: int) -> Filter:
             parts.append(Equal(name, _value(value)))
     if not parts:
         raise _wrong("a condition on each field", node)
-    return functools.reduce(operator.and_, parts)
+    return _joined(operator.and_, parts)
+
+
+def _joined(join: Callable[[Filter, Filter], Filter], parts: list[Filter]) -> Filter:
+    """A tree of them all, as flat as can be: whoever walks it recurses."""
+    if len(parts) == 1:
+        return parts[0]
+    middle = len(parts) // 2
+    return join(_joined(join, parts[:middle]), _joined(join, parts[middle:]))
 
 
 _JOINS: dict[str, Callable[[Filter, Filter], Filter]] = {
@@ -88,12 +97,14 @@ def _condition(field: str, name: str, value: Any) -> Filter:
 def _value(value: Any) -> Value:
     if not isinstance(value, str | bool | int | float):
         raise _wrong("text, a number or a truth value", value)
-    return value
+    return _number(value) if is_number(value) else value
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         raise _wrong("a number", value)
+    if not abs(value) <= sys.float_info.max:  # nor NaN
+        raise _wrong("a number that a float can hold", value)
     return float(value)
 
 

@@ -65,6 +65,13 @@ def test_a_filter_as_json_allows_what_it_says(expression: Any, expected: list[in
     assert [row for row in rows[0].tolist() if row >= 0] == expected
 
 
+def test_a_filter_may_have_as_many_parts_as_there_is_room_for() -> None:
+    index = Index.build([[i, 0] for i in range(4)], metadata=BOOKS)
+    text = json.dumps({"$or": [{"year": year} for year in [*range(1_100), 1999]]})
+    rows, _ = index.search([[0, 0]], Effort(k=4, where=parse(text.replace(" ", ""))))
+    assert [row for row in rows[0].tolist() if row >= 0] == [1]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -79,7 +86,9 @@ def test_a_filter_as_json_allows_what_it_says(expression: Any, expected: list[in
         ('{"$or": []}', r"a list of expressions under \$or"),
         ('{"a": {"$in": 3}}', r"a list of values under \$in"),
         ('{"a": {"$gt": "x"}}', "a number, found 'x'"),
-        ('{"a": {"$gt": NaN}}', "a number, found nan"),
+        ('{"a": {"$gt": NaN}}', "a number that a float can hold, found nan"),
+        ('{"a": {"$lt": 1' + "0" * 400 + "}}", "a number that a float can hold, found 1000"),
+        ('{"a": 1' + "0" * 400 + "}", "a number that a float can hold, found 1000"),
         ('{"$not":' * 20 + '{"a":1}' + "}" * 20, "at most 16 levels"),
         (json.dumps({"a": "x" * 20_000}), "at most 16384 characters"),
     ],
