@@ -37,7 +37,9 @@ class Collections:
         index = self.indexes.get(name)
         if index is None:
             known = ", ".join(sorted(self.indexes)[:10]) or "none yet"
-            raise UnknownCollection(f"no collection {name!r} on this shard; there are: {known}")
+            raise UnknownCollection(
+                f"no collection {name!r:.200} on this shard; there are: {known}"
+            )
         return index
 
     def states(self) -> tuple[CollectionState, ...]:

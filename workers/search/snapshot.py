@@ -58,7 +58,7 @@ def save(index: Index, path: Path, notes: Mapping[str, Any] | None = None) -> No
         "epoch": view.epoch,
         "rows": view.count,
         "live": view.live,
-        "labels": {field: list(labels) for field, labels in view.columns.labels.items()},
+        "labels": {field: list(labels) for field, labels in view.columns.labels.copy().items()},
         "notes": dict(notes or {}),
         "sections": sections,
     }
