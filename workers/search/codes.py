@@ -21,7 +21,7 @@ import numpy as np
 from workers.search.compiled import inlined, kernel
 from workers.search.distances import INNER_PRODUCT, LANES, SINGLE, SQUARED_L2, distance
 from workers.search.integers import INTEGER_LANES, product_sum, square_sum
-from workers.search.memory import get_f32, put_f32, put_i16
+from workers.search.memory import get_f32, get_i64, put_f32, put_i16, put_i64
 from workers.search.metrics import aligned
 from workers.search.parallel import over_rows
 
@@ -175,6 +175,21 @@ def code_limit(worst: Any, query: int, metric: int) -> Any:
     if not np.isfinite(reach):  # float32 cannot tell how far rows are
         return np.int64(_SUM_MAX)
     return np.int64(min(_SUM_MAX, max(-_SUM_MAX, reach + 1)))
+
+
+@inlined
+def sifted(rows: int, count: int, worst: Any, codes: int, code_bytes: int, query: int,
+           metric: int) -> int:  # fmt: skip
+    """Drop those of `count` rows, int64 at an address, that are farther than `worst`.
+
+    The first ones are left, in order; how many. `codes` and the coded `query` are addresses.
+    """
+    kept, limit = 0, code_limit(worst, query, metric)
+    for i in range(count):
+        row = get_i64(rows, i)
+        put_i64(rows, kept, row)  # no branch: which are near enough cannot be predicted
+        kept += code_distance(codes + row * code_bytes, query, code_bytes, metric) <= limit
+    return kept
 
 
 @inlined

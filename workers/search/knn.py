@@ -3,9 +3,10 @@
 Exact: blocks of the matrix product choose candidates, with some to spare, and the kernel that
 searches use computes their distances, so both see the same numbers. NN-descent (Dong, Moses and Li,
 WWW 2011): whoever is near a neighbour is likely near. It starts from the leaves of random
-projection trees (Dasgupta and Freund, STOC 2008) and here each row gathers for itself from lists
-that do not change meanwhile: twice the distances of the published form, but no locks, and the same
-result for a seed on any number of threads.
+projection trees (`trees.py`) and here each row gathers for itself from lists that do not change
+meanwhile: twice the distances of the published form, but no locks, and the same result for a seed
+on any number of threads. Most of what it gathers is too far for its list; codes tell which
+(`codes.py`), and the lists are those that all distances would give.
 
 A list is an ascending row of keys (`keys.py`); its flag says that an entry is not new any more.
 """
@@ -14,22 +15,27 @@ from typing import Any
 
 import numpy as np
 
+from workers.search import codes, trees
+from workers.search.codes import CODED_QUERY_BYTES, encode_query, sifted
 from workers.search.compiled import inlined, kernel
-from workers.search.distances import INNER_PRODUCT, distance, load, stored_bits
-from workers.search.keys import EMPTY, FLAG, insert, key_of, row_of
-from workers.search.memory import address, prefetch_row
+from workers.search.distances import distance, load, stored_bits
+from workers.search.keys import EMPTY, FLAG, distance_of, insert, key_of, row_of
+from workers.search.memory import address, get_i64, get_u32, prefetch_row, put_i64, put_u32
 from workers.search.parallel import over_rows
 
 Array = np.ndarray[Any, Any]
 
 EXACT_ROWS_MAX = 20_000
-_LEAF_ROWS = 96
 TREES = 3
 SAMPLE = 26  # entries of a list, and of a reverse list, that take part in a round
 ROUNDS_MAX = 8
 ENOUGH = 0.005  # changed share of all entries below which another round is not worth it
 _SPARE = 8  # candidates beyond the wanted ones: the matrix product rounds differently
 _BLOCK_ROWS = 1_024
+_SIFTED_ROWS = 64  # between two looks at how far the end of a list is
+_AHEAD = 6  # rows that are on their way from memory
+_NO_CODES = codes.Codes(np.empty((0, 0), np.uint8), np.empty(0, np.float32))
+_NOWHERE = np.uint32(0xFFFFFFFF)
 
 
 def neighbours(
@@ -88,87 +94,30 @@ def _take(
 def _descend(
     vectors: Array, count: int, metric: int, stored: int, seed: int, threads: int
 ) -> Array:
+    known = codes.coded(vectors, metric, threads=threads) or _NO_CODES
     rows, vectors = len(vectors), stored_bits(vectors)
     keys = np.full((rows, count), EMPTY, np.uint64)
     random = np.random.default_rng(seed)
     for _ in range(TREES):
-        order, bounds = leaves(vectors, stored, random)
+        order, bounds = trees.leaves(vectors, stored, random)
         over_rows(
-            _join_leaves, len(bounds) - 1, vectors, keys, order, bounds, metric, stored,
+            trees.join_leaves, len(bounds) - 1, vectors, keys, order, bounds, metric, stored,
             threads=threads,
         )  # fmt: skip
     for _ in range(ROUNDS_MAX):
         reverse = np.empty((rows, SAMPLE), np.uint64)
         turn_round(keys, reverse)
-        after = keys.copy()
+        near, counts = np.empty((rows, 2 * SAMPLE), np.uint32), np.empty((rows, 2), np.int64)
+        over_rows(_sampled, rows, keys, reverse, near, counts, threads=threads)
+        after = keys | FLAG
         changed = over_rows(
-            _round, rows, vectors, keys, reverse, after, metric, stored, threads=threads
-        )
+            _round, rows, vectors, keys, near, counts, after, metric, stored, known.codes,
+            known.ruler, threads=threads,
+        )  # fmt: skip
         keys = after
         if sum(changed) < ENOUGH * rows * count:
             break
     return keys
-
-
-def leaves(vectors: Array, stored: int, random: np.random.Generator) -> tuple[Array, Array]:
-    """Rows in an order in which near ones stand together, and where each group begins and ends."""
-    rows = len(vectors)
-    order = np.arange(rows)
-    levels = max(0, int(np.ceil(np.log2(rows / _LEAF_ROWS))))
-    bounds = np.array([0, rows])
-    for _ in range(levels):
-        split = np.empty(2 * len(bounds) - 1, np.int64)
-        split[::2] = bounds
-        split[1::2] = (bounds[:-1] + bounds[1:]) // 2
-        pairs = random.random((len(bounds) - 1, 2))
-        _split(vectors, stored, order, bounds, pairs)
-        bounds = split
-    return order, bounds
-
-
-@kernel
-def _split(vectors: Array, stored: int, order: Array, bounds: Array, pairs: Array) -> None:
-    """Cut each group in two halves along the line between two of its rows."""
-    start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
-    line, far = np.empty(length, np.float32), np.empty(length, np.float32)
-    for group in range(len(bounds) - 1):
-        first, last = bounds[group], bounds[group + 1]
-        size = last - first
-        one = order[first + int(pairs[group, 0] * size)]
-        other = order[first + int(pairs[group, 1] * size)]
-        load(start + one * row_bytes, address(line), length, stored)
-        load(start + other * row_bytes, address(far), length, stored)
-        for d in range(length):
-            line[d] -= far[d]
-        values = np.empty(size, np.float32)
-        for i in range(size):
-            at = start + order[first + i] * row_bytes
-            values[i] = distance(at, address(line), length, INNER_PRODUCT, stored)
-        places = np.argsort(values)
-        taken = order[first:last].copy()
-        for i in range(size):
-            order[first + i] = taken[places[i]]
-
-
-@kernel
-def _join_leaves(
-    first: int, last: int, vectors: Array, keys: Array, order: Array, bounds: Array, metric: int,
-    stored: int,
-) -> None:  # fmt: skip
-    """Introduce all rows of a leaf to each other; a row is in one leaf, so threads do not meet."""
-    start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
-    lists, list_bytes = address(keys), keys.strides[0]
-    query = np.empty(length, np.float32)
-    for leaf in range(first, last):
-        for i in range(bounds[leaf], bounds[leaf + 1]):
-            row = order[i]
-            load(start + row * row_bytes, address(query), length, stored)
-            for j in range(bounds[leaf], bounds[leaf + 1]):
-                other = order[j]
-                if other != row:
-                    at = start + other * row_bytes
-                    key = key_of(distance(at, address(query), length, metric, stored), other)
-                    insert(lists + row * list_bytes, keys.shape[1], key)
 
 
 @kernel
@@ -189,63 +138,77 @@ def turn_round(keys: Array, reverse: Array) -> None:
 
 
 @kernel
+def _sampled(
+    first: int, last: int, keys: Array, reverse: Array, near: Array, counts: Array
+) -> None:
+    """Rows of what takes part in a round, new ones first; how many are new, and how many in all."""
+    for row in range(first, last):
+        total = 0
+        for old in range(2):
+            for source in (keys, reverse):
+                for rank in range(min(SAMPLE, source.shape[1])):
+                    key = source[row, rank]
+                    if key < EMPTY - FLAG and np.int64(key & FLAG) == old:
+                        near[row, total] = row_of(key)
+                        total += 1
+            counts[row, old] = total
+
+
+@kernel
 def _round(
-    first: int, last: int, vectors: Array, keys: Array, reverse: Array, after: Array, metric: int,
-    stored: int,
+    first: int, last: int, vectors: Array, keys: Array, near: Array, counts: Array, after: Array,
+    metric: int, stored: int, known: Array, ruler: Array,
 ) -> int:  # fmt: skip
     """Rows first to last gather from their neighbours' lists; how many entries are new."""
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
-    lists, list_bytes = address(after), after.strides[0]
-    seen = np.full(len(keys), -1, np.int32)
+    seen = np.full(len(keys), _NOWHERE, np.uint32)
     query, pending = np.empty(length, np.float32), np.empty(4 * SAMPLE * SAMPLE, np.int64)
-    changed = 0
+    room, coded = np.empty(length, np.float32), np.empty(CODED_QUERY_BYTES, np.uint8)
+    size, changed = keys.shape[1], 0
     for row in range(first, last):
         load(start + row * row_bytes, address(query), length, stored)
+        if len(known):
+            ruled = address(ruler)
+            encode_query(address(query), ruled, length, metric, address(coded), address(room))
         seen[row] = row
         for key in keys[row]:
             if key < EMPTY - FLAG:
                 seen[row_of(key)] = row
-        found = _gathered(row, keys, reverse, seen, pending)
-        for i in range(keys.shape[1]):
-            after[row, i] |= FLAG
-        for i in range(found):
-            if i + 6 < found:
-                prefetch_row(start + pending[i + 6] * row_bytes, row_bytes)
-            at = start + pending[i] * row_bytes
-            key = key_of(distance(at, address(query), length, metric, stored), pending[i])
-            insert(lists + row * list_bytes, keys.shape[1], key)
+        found = _gathered(row, near, counts, address(seen), address(pending))
+        for begin in range(0, found, _SIFTED_ROWS):
+            rows, total = address(pending) + 8 * begin, min(_SIFTED_ROWS, found - begin)
+            if len(known) and after[row, size - 1] < EMPTY - FLAG:
+                worst = distance_of(after[row, size - 1])
+                total = _sifted(rows, total, worst, known, address(coded), metric)
+            for i in range(total):
+                if i + _AHEAD < total:
+                    prefetch_row(start + get_i64(rows, i + _AHEAD) * row_bytes, row_bytes)
+                other = get_i64(rows, i)
+                far = distance(start + other * row_bytes, address(query), length, metric, stored)
+                insert(address(after) + row * after.strides[0], size, key_of(far, other))
         for key in after[row]:
             changed += key & FLAG == 0
     return changed
 
 
 @inlined
-def _gathered(row: int, keys: Array, reverse: Array, seen: Array, pending: Array) -> int:
+def _sifted(rows: int, total: int, worst: Any, known: Array, query: int, metric: int) -> int:
+    for i in range(total):
+        prefetch_row(address(known) + get_i64(rows, i) * known.strides[0], known.strides[0])
+    return sifted(rows, total, worst, address(known), known.strides[0], query, metric)
+
+
+@inlined
+def _gathered(row: int, near: Array, counts: Array, seen: int, pending: int) -> int:
     """Rows two steps away that were not met before: over an edge that is new, at least one."""
-    found = 0
-    sample = min(SAMPLE, keys.shape[1])
-    for i in range(2 * SAMPLE):
-        if i >= SAMPLE:
-            near = reverse[row, i - SAMPLE]
-        elif i < sample:
-            near = keys[row, i]
-        else:
-            continue
-        if near >= EMPTY - FLAG:
-            continue
-        between, joined = row_of(near), near & FLAG
-        for j in range(2 * SAMPLE):
-            if j >= SAMPLE:
-                far = reverse[between, j - SAMPLE]
-            elif j < sample:
-                far = keys[between, j]
-            else:
-                continue
-            if far >= EMPTY - FLAG or (joined and far & FLAG):
-                continue
-            other = row_of(far)
-            if seen[other] != row:
-                seen[other] = row
-                pending[found] = other
-                found += 1
+    found, lists, list_bytes = 0, address(near), near.strides[0]
+    for i in range(counts[row, 1]):
+        prefetch_row(lists + near[row, i] * list_bytes, list_bytes)
+    for i in range(counts[row, 1]):
+        between, is_old = np.int64(near[row, i]), i >= counts[row, 0]
+        for j in range(counts[between, 0 if is_old else 1]):
+            other = get_u32(lists + between * list_bytes, j)
+            put_i64(pending, found, np.int64(other))
+            found += get_u32(seen, np.int64(other)) != np.uint32(row)
+            put_u32(seen, np.int64(other), np.uint32(row))
     return found

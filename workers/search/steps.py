@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from workers.search import fields
-from workers.search.codes import code_distance, code_limit, encode_query
+from workers.search.codes import encode_query, sifted
 from workers.search.compiled import inlined, kernel
 from workers.search.distances import distance
 from workers.search.keys import EMPTY, FLAG, distance_of, insert, key_of, row_of
@@ -287,14 +287,10 @@ def _sifted(
         last = max(last, get_u64(hits, get_i64(f, fields.K) - 1))
     if last >= _LIMIT:
         return total
-    code_bytes, metric = get_i64(f, fields.CODE_BYTES), get_i64(f, fields.METRIC)
-    query, kept = tasks + _CODED_QUERY, 0
-    limit = code_limit(distance_of(last), query, metric)
-    for i in range(total):
-        task = get_i64(tasks, i)
-        put_i64(tasks, kept, task)  # no branch: which are near enough cannot be predicted
-        kept += code_distance(codes + task * code_bytes, query, code_bytes, metric) <= limit
-    return kept
+    return sifted(
+        tasks, total, distance_of(last), codes, get_i64(f, fields.CODE_BYTES),
+        tasks + _CODED_QUERY, get_i64(f, fields.METRIC),
+    )  # fmt: skip
 
 
 @kernel

@@ -8,7 +8,7 @@ import pytest
 
 from schemas.errors import InvalidVector
 from tests.workers.search.scenes import gaussian, overlapping
-from workers.search import admission, bulk, codes, fields, integers, metrics, snapshot
+from workers.search import admission, bulk, codes, fields, integers, knn, metrics, snapshot
 from workers.search.compiled import kernel
 from workers.search.distances import LANES, distance, stored_bits
 from workers.search.filters import Equal
@@ -234,3 +234,18 @@ def test_sums_are_those_of_plain_integers() -> None:
             wide, other = rows.astype(np.int64), query.astype(np.int64)
             expected = ((wide - other) ** 2 if of_differences else wide * other).sum()
             assert run(rows, query) == expected
+
+
+@pytest.mark.parametrize("storage", Storage)
+@pytest.mark.parametrize("metric", Metric)
+def test_neighbours_are_the_same_without_codes(
+    metric: Metric, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(knn, "EXACT_ROWS_MAX", 0)
+    given, _ = overlapping(3_000, 0, dim=136)
+    vectors = metrics.prepared(given, 136, metric, storage)
+    assert codes.coded(vectors, metric.kernel) is not None
+    kernels = (metric.kernel, storage.kernel)
+    found = knn.neighbours(vectors, 40, *kernels, threads=3)
+    monkeypatch.setattr(codes, "coded", lambda *_, **__: None)
+    assert (knn.neighbours(vectors, 40, *kernels, threads=1) == found).all()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from workers.search import graph, knn
+from workers.search import graph, knn, trees
 from workers.search.cuda import layout
 from workers.search.cuda.device import Device, Launch, Memory, uploaded
 from workers.search.distances import stored_bits
@@ -46,7 +46,7 @@ def neighbours(
         return lists.keys()
     random, bits = np.random.default_rng(seed), stored_bits(vectors)
     for _ in range(knn.TREES):
-        lists.join(*knn.leaves(bits, stored, random))
+        lists.join(*trees.leaves(bits, stored, random))
     for _ in range(knn.ROUNDS_MAX):
         if lists.descend() < knn.ENOUGH * len(vectors) * count:
             break
