@@ -71,13 +71,14 @@ class Search:
 
 
 def check(
-    effort: Effort, view: IndexView, *, top_m_max: int = TOP_M_MAX, k_max: int = K_MAX
-) -> None:
+    effort: Effort, view: IndexView, *, top_m_max: int = TOP_M_MAX, k_max: int = K_MAX,
+    tasks_max: int = TASKS_MAX,
+) -> None:  # fmt: skip
     """Raise InvalidRequest or EmptyIndex where a search cannot be done."""
     for name, value, most in (
         ("k", effort.k, k_max),
         ("top_m", effort.top_m, top_m_max),
-        ("width", effort.width, max(1, TASKS_MAX // view.graph.shape[1])),
+        ("width", effort.width, tasks_max // view.graph.shape[1]),
     ):
         if not 1 <= value <= most:
             raise InvalidRequest(f"expected {name} from 1 to {most}, found {value}", name)

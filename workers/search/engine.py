@@ -171,11 +171,14 @@ class SearchEngine:
         return self._dispatcher.lanes.backend
 
     def _check(self, effort: Effort, view: IndexView) -> None:
-        settings, dim_max = self.settings, self._dispatcher.lanes.dim_max
-        admission.check(effort, view, top_m_max=settings.top_m_max, k_max=settings.k_max)
-        if view.vectors.shape[1] > dim_max:
+        settings, lanes = self.settings, self._dispatcher.lanes
+        admission.check(
+            effort, view, top_m_max=settings.top_m_max, k_max=settings.k_max,
+            tasks_max=lanes.tasks_max,
+        )  # fmt: skip
+        if view.vectors.shape[1] > lanes.dim_max:
             raise InvalidRequest(
-                f"expected vectors of up to {dim_max} values, found {view.dim}; raise the "
+                f"expected vectors of up to {lanes.dim_max} values, found {view.dim}; raise the "
                 "engine's cuda.dim_max, or choose device cpu"
             )
 

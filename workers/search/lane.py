@@ -16,7 +16,7 @@ import numpy as np
 from schemas.errors import ConfigError
 from workers.search import turns
 from workers.search.admission import Search
-from workers.search.slots import Slots
+from workers.search.slots import TASKS_MAX, Slots
 from workers.search.view import address
 
 Array = np.ndarray[Any, Any]
@@ -37,7 +37,7 @@ class Lanes:
     `bell` becomes readable when slots have ended that `ended` has not returned yet.
     """
 
-    backend, dim_max = "cpu", 2**31 - 1
+    backend, dim_max, tasks_max = "cpu", 2**31 - 1, TASKS_MAX
 
     def __init__(self, slots: Slots, count: int, *, extends_max: int, name: str) -> None:
         self.count, self.slots_each = count, slots.count // count

@@ -123,7 +123,9 @@ async def test_searches_that_are_given_up_leave_nothing(engine: SearchEngine, in
         await engine.search(index, Query(vector=QUERIES[0], deadline_ms=1))
 
 
-async def test_what_does_not_fit_is_refused(engine: SearchEngine) -> None:
+async def test_what_does_not_fit_is_refused(engine: SearchEngine, index: Index) -> None:
+    with pytest.raises(InvalidRequest, match="expected width from 1 to 16, found 17"):
+        await engine.search(index, Query(vector=QUERIES[0], width=17))  # of 16 edges each
     wide = Index.build(gaussian(5, 300))
     with pytest.raises(InvalidRequest, match="expected vectors of up to 256 values, found 300"):
         await engine.search(wide, Query(vector=np.zeros(300)))

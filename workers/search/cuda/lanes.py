@@ -49,7 +49,7 @@ class CudaLanes:
     def __init__(self, device: Device, sizes: BatchSettings, *, name: str) -> None:
         self.batch = Batch(device, sizes)
         self.slots, self.slots_each = CudaSlots(self.batch), sizes.slots
-        self.dim_max = sizes.dim_max
+        self.dim_max, self.tasks_max = sizes.dim_max, sizes.tasks_max
         self.bell = os.eventfd(0, os.EFD_NONBLOCK)
         self.failure: BaseException | None = None
         self._told: SimpleQueue[tuple[int, int, Any]] = SimpleQueue()
