@@ -31,7 +31,8 @@ from infra.supervisor import ProcessSpec, Supervisor
 from schemas.codec import Codec
 from schemas.errors import NotReady, TriviumError
 from schemas.log.admin import create_topics
-from schemas.log.asker import Asker, asking
+from schemas.log.asker import Asker
+from schemas.log.asking import asking
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
 from schemas.records import Document

@@ -75,7 +75,7 @@ def vector_from(text: str | None, file: Path | None) -> Any:
 async def _search(
     log: LogSettings, values: Any, deadline_ms: int, fields: dict[str, Any]
 ) -> "Found":
-    from schemas.log.asker import asking
+    from schemas.log.asking import asking
     from schemas.log.clock import wall_ms
     from schemas.registry import make_codec
 

@@ -12,8 +12,7 @@ twice, which would make them slower.
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -31,7 +30,7 @@ from schemas.errors import (
 from schemas.log.clients import AssignedReader, LogProducer, bury
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
-from schemas.records import Hits, MemberKind, MemberState, RetrievalRequest
+from schemas.records import Hits, RetrievalRequest
 from schemas.retrieval import Found, Layout, layout_of, merged, pack_vector
 from schemas.settings import LogSettings
 from schemas.topics import check_record
@@ -216,35 +215,3 @@ class Asker:
 def _second(request: RetrievalRequest) -> RetrievalRequest:
     """The same under an id of its own, so that its hits tell which partition they come from."""
     return replace(request, retrieval_id=request.retrieval_id + "-2")
-
-
-@asynccontextmanager
-async def asking(settings: LogSettings, codec: Codec, member_id: str) -> AsyncIterator[Asker]:
-    """An asker with a membership of its own, for those who do nothing else in the fleet."""
-    producer = LogProducer(settings, codec, durable=True, client_id=member_id)
-    membership = Membership(
-        settings,
-        codec,
-        producer,
-        member_id=member_id,
-        kind=MemberKind.ASKER,
-        lease_topics=["hits"],
-    )
-    lives: list[asyncio.Task[None]] = []
-    asker: Asker | None = None
-    try:
-        await producer.start()
-        await membership.join()
-        asker = Asker(settings, codec, producer, membership)
-        await asker.start()
-        membership.set_state(MemberState.READY)
-        lives = [asyncio.create_task(membership.run()), asyncio.create_task(asker.run())]
-        yield asker
-    finally:
-        for life in lives:
-            life.cancel()
-        await asyncio.gather(*lives, return_exceptions=True)
-        if asker is not None:
-            await asker.stop()
-        await membership.leave()
-        await producer.stop()

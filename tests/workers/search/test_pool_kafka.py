@@ -26,7 +26,8 @@ from schemas.errors import (
     UnknownFilterField,
     WrongDimension,
 )
-from schemas.log.asker import Asker, asking
+from schemas.log.asker import Asker
+from schemas.log.asking import asking
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.records import Document, MemberState, RetrievalRequest

@@ -1,0 +1,43 @@
+"""An asker of its own: what is raised within passes, and a lost membership ends it."""
+
+import asyncio
+import functools
+from typing import Any
+
+import pytest
+
+from schemas.codec import Codec
+from schemas.errors import LeaseError
+from schemas.log import asker, asking
+from schemas.settings import LogSettings
+
+
+async def test_who_asks_is_told_when_its_membership_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = asyncio.Event()
+
+    class Part:
+        """Of an asker's life: starts, stops, and runs until the lease is lost."""
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.member_id, self.leases = "asker", {"hits": 0}
+            self.start = self.stop = self.join = self.leave = functools.partial(asyncio.sleep, 0)
+            self.set_state = self.leases.get
+
+        async def batch(self) -> list[Any]:
+            return [await asyncio.Event().wait()]
+
+        async def run(self) -> None:
+            await lost.wait()
+            raise LeaseError("silent for too long") from ConnectionError()
+
+    monkeypatch.setattr(asking, "LogProducer", Part)
+    monkeypatch.setattr(asking, "Membership", Part)
+    monkeypatch.setattr(asker, "AssignedReader", Part)
+    with pytest.raises(ZeroDivisionError):
+        async with asking.asking(LogSettings(), Codec(), "asker"):
+            raise ZeroDivisionError
+    with pytest.raises(LeaseError, match="silent for too long") as raised:
+        async with asking.asking(LogSettings(), Codec(), "asker"):
+            lost.set()
+            await asyncio.Event().wait()
+    assert isinstance(raised.value.__cause__, ConnectionError)
