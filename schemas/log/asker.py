@@ -3,10 +3,10 @@
 Whoever asks is a member of the fleet that leases a partition of `hits`. Each shard's workers share
 the partitions of the retrieval topics among them, so one whose worker has just died is silent until
 the others take it over, ten seconds later. So a retrieval that lacks a shard after a share of its
-time, on a partition from which that shard answers nobody any more, is sent once more, to the
-partition farthest away: groups assign ranges, so that is another worker's if there is one. The
-silent one is avoided until the group has noticed. Where workers are only slow nothing is sent
-twice, which would make them slower.
+time, on a partition from which that shard answers nobody any more, or does not later on, is sent
+once more, to the partition farthest away: groups assign ranges, so that is another worker's if
+there is one. The silent one is avoided until the group has noticed. Where workers are only slow
+nothing is sent twice, which would make them slower.
 """
 
 import asyncio
@@ -37,7 +37,9 @@ from schemas.topics import check_record
 
 log = logging.getLogger("trivium.asker")
 PENDING_MAX = 4_096
-SENT_AGAIN_AFTER = 0.4  # of the time that a retrieval has
+SENT_AGAIN_AFTER = 0.4  # of the time that a retrieval has, at the earliest
+SILENT_FOR = 0.2  # of that time
+LOOK_EVERY = 0.1  # of that time, from then on
 AVOIDED_MS = 10_000  # the session of the workers' groups
 SEEDS_MAX = 4_096
 
@@ -174,17 +176,24 @@ class Asker:
         async with asyncio.timeout(left_ms / 1000):
             partition = self._next = self._choose(self._next + 1)
             await self._send(topic, request, partition, pending)
-            wait_ms = SENT_AGAIN_AFTER * left_ms
+            if await self._until_silent(pending, partition, left_ms):
+                self._avoided_ms[partition] = wall_ms() + AVOIDED_MS
+                far = self._choose(partition + self._settings.retrieval_partitions // 2)
+                await self._send(topic, _second(request), far, pending)
+                await pending.done.wait()
+
+    async def _until_silent(self, pending: _Pending, partition: int, left_ms: float) -> bool:
+        """Whether a shard that lacks has fallen silent there, before all have answered."""
+        wait_ms = SENT_AGAIN_AFTER * left_ms
+        while True:
             try:
                 async with asyncio.timeout(wait_ms / 1000):
                     await pending.done.wait()
-                    return
+                    return False
             except TimeoutError:
-                if self._is_silent(pending, partition, wall_ms() - wait_ms / 2):
-                    self._avoided_ms[partition] = wall_ms() + AVOIDED_MS
-                    far = self._choose(partition + self._settings.retrieval_partitions // 2)
-                    await self._send(topic, _second(request), far, pending)
-            await pending.done.wait()
+                if self._is_silent(pending, partition, wall_ms() - SILENT_FOR * left_ms):
+                    return True
+            wait_ms = LOOK_EVERY * left_ms
 
     def _is_silent(self, pending: _Pending, partition: int, since_ms: float) -> bool:
         """Whether one of the shards that lack has answered nothing from a partition since then."""

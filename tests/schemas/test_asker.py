@@ -144,6 +144,22 @@ async def test_a_silent_partition_is_left_for_the_one_farthest_away_and_then_avo
         assert pool.asked == [1, 3, 2, 3, 0, 2, 2, 3]
 
 
+async def test_a_partition_that_falls_silent_only_later_is_left_as_well() -> None:
+    """Its worker died with a retrieval in hand, just after it had answered a later one."""
+
+    def dying(pool: Pool, partition: int, request: RetrievalRequest) -> None:
+        if len(pool.asked) > 1:
+            pool.answer(hits(request))
+
+    async with asking(1, dying) as (asker, pool):
+        first = asyncio.create_task(ask(asker, within_ms=2_000))
+        await pass_time(0.7)
+        for _ in range(4):
+            assert (await ask(asker)).is_complete
+        assert (await first).is_complete
+        assert pool.asked == [1, 2, 3, 0, 1, 3]
+
+
 async def test_shards_that_are_only_slow_are_not_asked_again() -> None:
     def slow(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
         asyncio.get_running_loop().call_later(0.5, pool.answer, hits(request))
