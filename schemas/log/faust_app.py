@@ -56,6 +56,9 @@ class _InLoop(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # faust has
 
     async def on_stop(self) -> None:
         if self._consumer is not None:
+            if self.transport.leaves_group:
+                # aiokafka says goodbye only for members that have no name
+                self._consumer._coordinator._group_instance_id = None  # noqa: SLF001  # no setting
             await self._consumer.stop()
 
     async def call_thread(self, fun: Any, *args: Any, **options: Any) -> Any:
@@ -130,6 +133,7 @@ class _Consumer(driver.Consumer):  # type: ignore[misc]  # faust has no types he
 
 class _Transport(driver.Transport):  # type: ignore[misc]  # faust has no types here
     Consumer = _Consumer
+    leaves_group = False
 
 
 def _credentials(log: LogSettings) -> Any:
@@ -145,8 +149,16 @@ def _credentials(log: LogSettings) -> Any:
     return faust.SSLCredentials(context) if context is not None else None
 
 
-def make_app(log: LogSettings, *, group: str, member_id: str, buffer_max: int = 4_096) -> faust.App:
-    """An app with no agents yet; `add_agents` follows. `buffer_max` records wait for each agent."""
+def make_app(
+    log: LogSettings, *, group: str, member_id: str, buffer_max: int = 4_096,
+    leaves_group: bool = False,
+) -> faust.App:  # fmt: skip
+    """An app with no agents yet; `add_agents` follows. `buffer_max` records wait for each agent.
+
+    A member that stops keeps its place in the group until its session ends, ten seconds later: if
+    it starts again by then, nobody else has to move. With `leaves_group` it says goodbye instead,
+    and the others take its partitions at their next heartbeats.
+    """
     if version("faust-streaming") != FAUST_VERSION:
         raise ConfigError(
             f"expected faust-streaming {FAUST_VERSION}, found {version('faust-streaming')}; "
@@ -189,6 +201,7 @@ def make_app(log: LogSettings, *, group: str, member_id: str, buffer_max: int = 
         datadir=datadir,
     )
     app.transport = _Transport(app.conf.broker_consumer, app)
+    app.transport.leaves_group = leaves_group
     return app
 
 

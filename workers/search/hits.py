@@ -26,6 +26,7 @@ class Reader:
             tuple(int(array[slot].ctypes.data) for array in each) for slot in range(slots.count)
         ]
         self._room = tuple(int(a.ctypes.data) for a in (self.rows, self.distances, self._counts))
+        self.read(0)  # compile here, not in somebody's event loop
 
     def read(self, slot: int) -> list[int]:
         """Hits (then they are in `rows` and `distances`), routing entries, extends, distances

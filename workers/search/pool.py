@@ -116,6 +116,7 @@ class RetrievalWorker:
             group=group.group_id(log_settings, place),
             member_id=worker_id,
             buffer_max=_BUFFERED_MAX,
+            leaves_group=True,
         )
         add_agents(self._app, log_settings.topic_prefix, "retrieval", tuple(TOPICS), self._taking)
         self._owned: set[tuple[str, int]] = set()  # topic and partition
