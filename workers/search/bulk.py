@@ -1,6 +1,6 @@
 """Searches an array of queries on all cores, without returning to the interpreter in between.
 
-Each thread has some slots and one feed, its share of the queries. Results are those of the same
+Each thread has some slots and feeds, its share of the queries. Results are those of the same
 queries searched one by one, whatever the number of slots and threads.
 """
 
@@ -17,7 +17,8 @@ from workers.search.view import IndexView, address
 
 Array = np.ndarray[Any, Any]
 
-SLOTS_PER_THREAD = 8
+SLOTS_PER_THREAD = 2  # more would take turns in the first cache
+_FEEDS_PER_THREAD = 2  # each begins with empty slots and ends with some idle
 _WHOLE = 1 << 60
 
 
@@ -67,7 +68,7 @@ def search_all(
         run_feed(search, source, slots_per_thread)
         return source
 
-    sums = sum(over_rows(run, len(queries), threads=threads))
+    sums = sum(over_rows(run, len(queries), threads=threads, chunks_per_thread=_FEEDS_PER_THREAD))
     extends, computed = int(sums[fields.FEED_EXTENDS]), int(sums[fields.FEED_COMPUTED])
     short = np.flatnonzero(rows[:, min(effort.k, search.allowed) - 1] < 0)
     if len(short) and not search.exact:

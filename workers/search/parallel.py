@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-_CHUNKS_PER_THREAD = 4
+CHUNKS_PER_THREAD = 4
 
 
 def thread_count(threads: int = 0) -> int:
@@ -17,12 +17,15 @@ def thread_count(threads: int = 0) -> int:
     return threads or len(os.sched_getaffinity(0))
 
 
-def over_rows(kernel: Callable[..., Any], rows: int, *args: Any, threads: int = 0) -> list[Any]:
+def over_rows(
+    kernel: Callable[..., Any], rows: int, *args: Any, threads: int = 0,
+    chunks_per_thread: int = CHUNKS_PER_THREAD,
+) -> list[Any]:  # fmt: skip
     """`kernel(first, last, *args)` over all rows; the results in order of rows."""
     count = min(thread_count(threads), max(1, rows))
     if count == 1:
         return [kernel(0, rows, *args)]
-    chunks = min(rows, count * _CHUNKS_PER_THREAD)
+    chunks = min(rows, count * chunks_per_thread)
     bounds = [rows * i // chunks for i in range(chunks + 1)]
     with ThreadPoolExecutor(count) as pool:
         tasks = [
