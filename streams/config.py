@@ -11,7 +11,7 @@ _CHOICES = {
     "orchestration": ("auto", "prefill_first", "decode_first", "concurrent"),
 }
 _FROM_ZERO = set(
-    "handover_ahead local_share max_local_prefill_tokens max_prefill_queue w_ttft w_tpot "
+    "handover_ahead local_share max_local_prefill_tokens max_prefill_queue w_ttft w_tpot w_kv "
     "explore_share explore_slack_ms samples_min".split()
 )
 
@@ -27,6 +27,7 @@ class RouterSettings:
     table: str = ""  # table: the file that `trivium plan ppd` wrote
     w_ttft: float = 0.5  # table and learned: weight of time to first token
     w_tpot: float = 0.5  # likewise of time per output token
+    w_kv: float = 0.1  # learned: weight of moving KV, per thousand tokens
     weights_interactive: str = ""  # "w_ttft/w_tpot" of a class, as 0.8/0.2; empty: as above
     weights_standard: str = ""
     weights_batch: str = ""

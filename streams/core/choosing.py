@@ -18,7 +18,6 @@ from streams.core.pool import NOT_LISTED, Flags, Numbers, Pool, Worker
 from streams.core.prefixes import NO_SLOT, PrefixIndex
 
 TOLD_MS = 1_000  # by then a worker has told what it holds of an answer
-KEPT_SHARE = 0.5  # of its history, below which a session's worker is like any other
 
 
 class View:
@@ -54,14 +53,13 @@ class View:
                 self._told = told and self._prefixes.tells(worker.life)
                 return
 
-    def leave_lost_home(self) -> None:
-        """Where the session's worker has evicted most of the history, it is like any other."""
-        home, session = self.home, self.need.session
-        if home is None or session is None or not self._told:
-            return
-        tokens = min(session.context_tokens, self.need.prompt_tokens)
-        if self.held_at(home) < KEPT_SHARE * tokens:
-            self.home, self.away = None, Reason.KV_EXPIRED
+    def _history_tokens(self, home: Worker) -> int:
+        """Leading prompt tokens that home held after the session's last turn: whole blocks, and the
+        last token of an answer was never computed."""
+        assert self.need.session is not None
+        block_size = 1 if home.capability is None else home.capability.block_size
+        tokens = min(self.need.session.context_tokens, self.need.prompt_tokens)
+        return max(0, tokens - 1) // block_size * block_size
 
     def home_takes(self, role: Role) -> bool:
         """Whether the session's worker has this role and takes one more request."""
@@ -74,11 +72,10 @@ class View:
         if known is None:
             if self._by_slot is None:
                 self._by_slot = self._prefixes.tokens_by_slot(self._chain)
-            home, session = self.home, self.need.session
+            home = self.home
             known = self._by_slot.take(self._prefixes.slots_of(self.fleet.pools[role]))
-            if home is not None and session is not None and home.role is role and not self._told:
-                tokens = min(session.context_tokens, self.need.prompt_tokens)
-                known[home.row] = max(known.item(home.row), tokens)
+            if home is not None and home.role is role and not self._told:
+                known[home.row] = max(known.item(home.row), self._history_tokens(home))
             self._held[role] = known
         return known
 
@@ -142,17 +139,17 @@ class View:
         return least(pool, cost_ms, self.open(Role.DECODE))
 
     def appender(self) -> Worker | None:
-        """The decode worker that would have computed the prompt soonest."""
-        pool = self.fleet.pools[Role.DECODE]
-        return least(pool, self.append_ms(Role.DECODE), self.open(Role.DECODE))
+        """The decode worker where the answer would end soonest, should it compute the prompt."""
+        return self._alone(Role.DECODE)
 
     def replica(self) -> Worker | None:
         """The session's replica if it takes the request, else where the answer ends soonest."""
-        if self.home_takes(Role.REPLICA):
-            return self.home
-        pool = self.fleet.pools[Role.REPLICA]
-        cost_ms = self.append_ms(Role.REPLICA) + self._sharing_ms(pool)
-        return least(pool, cost_ms, self.open(Role.REPLICA))
+        return self.home if self.home_takes(Role.REPLICA) else self._alone(Role.REPLICA)
+
+    def _alone(self, role: Role) -> Worker | None:
+        """Where the answer ends soonest if one worker computes prompt and answer."""
+        pool = self.fleet.pools[role]
+        return least(pool, self.append_ms(role) + self._sharing_ms(pool), self.open(role))
 
 
 def least(pool: Pool, cost_ms: Numbers, among: Flags) -> Worker | None:

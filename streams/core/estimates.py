@@ -25,6 +25,7 @@ THOUSAND = 1_000.0
 # Assumed until measured, as shares of the assumed speeds of the settings.
 BASE_MS, TRANSFER_SHARE, SHARING_SHARE, STALL_SHARE = 1.0, 0.1, 0.02, 0.2
 ANSWER_SHARE, ANSWER_RATE = 0.5, 0.05  # how much of max_tokens answers use
+ANSWER_TOKENS_RATE = 0.01  # slow: lengths of answers differ by orders of magnitude
 HOP_RATE = 0.05
 APPEND_MEMORY_MS = 2_000.0  # over which appended tokens are averaged
 
@@ -55,6 +56,7 @@ class Note:
     decode: Worker | None = None
     running: float = 0.0  # there, when the request came
     appended_tokens: float = 0.0  # likewise
+    moved_tokens: int = 0  # of the prompt, that the decode worker lacks
     prefill_ms: float = 0.0
 
 
@@ -78,14 +80,17 @@ class Estimates:
         # Features: thousand tokens, one.
         moving_ms = thousand_ms * TRANSFER_SHARE
         self.transfer = Regression((moving_ms, BASE_MS), (3 * moving_ms, 10 * BASE_MS))
-        # Features: one, running requests, prompt tokens appended beside it per ms, whether remote.
+        # Features: one, running requests, prompt tokens appended beside it per ms; of a hand-over
+        # from prefill, spread over the answer's tokens: one, thousand tokens moved.
         stall_ms = step_ms * thousand_ms / THOUSAND * STALL_SHARE
         self.decode = Regression(
-            (step_ms, sharing_ms, stall_ms, 0.0),
-            (3 * step_ms, sharing_ms, 5 * stall_ms, step_ms),
+            (step_ms, sharing_ms, stall_ms, BASE_MS, moving_ms),
+            (3 * step_ms, sharing_ms, 5 * stall_ms, 10 * BASE_MS, 3 * moving_ms),
         )
+        self._w_kv = settings.w_kv
         self.hop_ms = 0.0  # from a remote placement to its first token, beyond prefill
         self.answer_share = ANSWER_SHARE
+        self.answer_tokens = 0.0  # of an answer, on average; 0 until the first has ended
         self.changed: dict[Place, float] = {}  # paces that the fleet has yet to learn
         self._paces: OrderedDict[Place, tuple[float, int]] = OrderedDict()
         self.speeds = self._speeds()
@@ -101,11 +106,18 @@ class Estimates:
             sharing_ms=self.decode.coefficients[1],
         )
 
-    def remote(self, prefill: Worker, decode: Worker | None, max_tokens: int, now_ms: int) -> Note:
+    def remote(
+        self,
+        prefill: Worker,
+        decode: Worker | None,
+        max_tokens: int,
+        now_ms: int,
+        moved_tokens: int = 0,
+    ) -> Note:
         """A prompt is about to go to a prefill worker; decode may be chosen later."""
         note = Note(now_ms, max_tokens, prefill=_ahead(prefill))
         if decode is not None:
-            self.joins(note, decode)
+            self.joins(note, decode, moved_tokens)
         return note
 
     def in_place(self, worker: Worker, tokens: float, max_tokens: int, now_ms: int) -> Note:
@@ -117,8 +129,9 @@ class Estimates:
         self.joins(note, worker)
         return note
 
-    def joins(self, note: Note, decode: Worker) -> None:
-        """The request is to be decoded there."""
+    def joins(self, note: Note, decode: Worker, moved_tokens: int = 0) -> None:
+        """The request is to be decoded there, with so much KV moved."""
+        note.moved_tokens = moved_tokens
         note.decode, note.running = decode, float(decode.running + decode.others_running)
         note.appended_tokens = decode.appended_tokens
 
@@ -129,25 +142,28 @@ class Estimates:
         prefill: Worker,
         append_tokens: int,
         prefill_tokens: int,
+        moved_tokens: int,
         max_tokens: int,
         weights: tuple[float, float],
         now_ms: int,
     ) -> Estimate:
-        """Both ways to run a request, and the score of PPD, above 0 for local.
+        """Both ways to run it; the score of PPD with a price for moving KV, above 0 for local.
 
-        A local prompt slows every stream of its batch, but not yet its own. Spread over its own
-        answer, what it costs them is what it gets from the others.
+        A local prompt slows the streams of its batch: what they lose over their answers counts
+        against it. A remote one waits for its KV once, which is spread over its own answer.
         """
         remote_ms = self.prefill.predict((prefill_tokens / THOUSAND, *_ahead(prefill)))
         remote_ms = remote_ms * prefill.pace + self.hop_ms
         local_ms = self.append.predict((append_tokens / THOUSAND, *_beside(home, now_ms)))
         local_ms *= home.pace
         running = float(home.running + home.others_running)
-        base_ms = self.decode.predict((1.0, running, _rate(home, now_ms), 0.0))
-        tpot_ms = self.decode.coefficients[3]
+        base_ms = self.decode.predict((1.0, running, _rate(home, now_ms), 0.0, 0.0))
+        moved = moved_tokens / THOUSAND
+        moving_ms = self.decode.predict((0.0, 0.0, 0.0, 1.0, moved))
         answer_tokens = max(1.0, self.answer_share * max_tokens)
         stall_ms = running * self.decode.coefficients[2] * append_tokens / max(base_ms, 1e-3)
-        tpot_local_ms, tpot_remote_ms = base_ms + stall_ms / answer_tokens, base_ms + tpot_ms
+        tpot_local_ms = base_ms + stall_ms / (self.answer_tokens or answer_tokens)
+        tpot_remote_ms = base_ms + moving_ms / answer_tokens
         gain_ttft = (remote_ms - local_ms) / max(remote_ms, 1e-3)
         loss_tpot = (tpot_local_ms - tpot_remote_ms) / max(tpot_remote_ms, 1e-3)
         return Estimate(
@@ -155,7 +171,7 @@ class Estimates:
             ttft_remote_ms=remote_ms,
             tpot_local_ms=tpot_local_ms,
             tpot_remote_ms=tpot_remote_ms,
-            score=weights[0] * gain_ttft - weights[1] * loss_tpot,
+            score=weights[0] * gain_ttft - weights[1] * loss_tpot + self._w_kv * moved,
             samples=min(self.prefill.samples, self.append.samples, self.decode.samples),
         )
 
@@ -193,10 +209,13 @@ class Estimates:
             self.hop_ms += HOP_RATE * (max(0.0, ttft_ms - note.prefill_ms) - self.hop_ms)
         appended_tokens = decode.appended_tokens - note.appended_tokens
         rate = appended_tokens / max(1, now_ms - note.at_ms)
-        remote = 0.0 if note.append else 1.0
-        self.decode.observe((1.0, (note.running + running) / 2, rate, remote), tpot_ms)
-        answer_tokens = (now_ms - note.at_ms - ttft_ms) / max(tpot_ms, 1e-3)
-        share = min(1.0, max(0.0, answer_tokens / note.max_tokens))
+        answer_tokens = max(1.0, (now_ms - note.at_ms - ttft_ms) / max(tpot_ms, 1e-3))
+        each = 0.0 if note.append else 1.0 / answer_tokens
+        moved = each * note.moved_tokens / THOUSAND
+        self.decode.observe((1.0, (note.running + running) / 2, rate, each, moved), tpot_ms)
+        grown = ANSWER_TOKENS_RATE if self.answer_tokens else 1.0
+        self.answer_tokens += grown * (answer_tokens - self.answer_tokens)
+        share = min(1.0, answer_tokens / note.max_tokens)
         self.answer_share += ANSWER_RATE * (share - self.answer_share)
         self.speeds = self._speeds()
 

@@ -41,7 +41,7 @@ class Fleet:
         self._heard_ms = now_ms
         self.view.apply(record, offset, now_ms)
         if isinstance(record, Heartbeat):
-            self._beat(record)
+            self._beat(record, now_ms)
         elif record.kind is MemberKind.WORKER:
             self._register(record.member_id)
 
@@ -105,9 +105,12 @@ class Fleet:
             worker.paused = True
             self.pools[role].count(worker)
 
-    def occupy(self, worker: Worker, until_ms: float) -> None:
-        """Note until when the prompts dispatched to a decode or replica worker keep it busy."""
-        worker.busy_until_ms = until_ms
+    def occupy(self, worker: Worker, until_ms: float, append_ms_per_token: float) -> None:
+        """Note until when the prompts dispatched to a decode or replica worker keep it busy.
+
+        Heartbeats prolong that where more is queued than was expected.
+        """
+        worker.busy_until_ms, worker.append_ms_per_token = until_ms, append_ms_per_token
         if worker.row != NOT_LISTED:
             self.pools[worker.role].busy_until_ms[worker.row] = until_ms
 
@@ -127,7 +130,7 @@ class Fleet:
             self._drop(member_id)
         return gone
 
-    def _beat(self, record: Heartbeat) -> None:
+    def _beat(self, record: Heartbeat, now_ms: int) -> None:
         member = self.view.members.get(record.member_id)
         if member is None or member.beat_seq != record.seq or member.epoch != record.epoch:
             return  # unknown, stale or repeated
@@ -139,6 +142,9 @@ class Fleet:
                 worker.paused = False
                 worker.others_running = max(0, load.running + load.waiting - worker.running)
                 worker.others_tokens = max(0, load.queued_tokens - worker.work_ahead_tokens)
+                own_tokens = load.queued_tokens - worker.others_tokens
+                queued_ms = own_tokens * worker.append_ms_per_token
+                worker.busy_until_ms = max(worker.busy_until_ms, now_ms + queued_ms)
                 self.pools[role].update(worker)
 
     def _register(self, member_id: str) -> None:

@@ -8,7 +8,7 @@ through `streams/core/learning.py`. `streams/core/dispatcher.py` calls.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schemas.errors import ConfigError
 from schemas.records import (
@@ -85,7 +85,7 @@ class Placer:
             return self._without_prefill(need, view)
         if home is None or home.role is Role.REPLICA:
             return self._soonest(need, view)
-        choice = self._policy.choose(self._case(need, view, home))
+        choice = self._policy.choose(self._case(need, view, home, home))
         takes = view.home_takes(Role.DECODE)
         if choice.local and takes:
             return self._local(need, view, home, choice)
@@ -110,7 +110,7 @@ class Placer:
         if worker is None:
             return None, Reason.NO_WORKER
         if need.note is not None:
-            self.estimates.joins(need.note, worker)
+            self.estimates.joins(need.note, worker, need.prompt_tokens - view.held_at(worker))
         if worker is view.home:
             return worker, Reason.SESSION_WORKER
         if need.session is not None:
@@ -189,10 +189,9 @@ class Placer:
             need.w_tpot if need.w_tpot >= 0 else w_tpot,
         )
 
-    def _case(self, need: Need, view: View, home: Worker) -> Case:
-        """The question for the policy."""
-        assert need.session is not None
-        if need.ticket == UNTICKETED:
+    def _case(self, need: Need, view: View, local: Worker, decode: Worker | None) -> Case:
+        """The question for the policy: on that worker, or decoded there after prefill."""
+        if need.ticket == UNTICKETED and view.home is not None:
             self._tickets += 1
             need.ticket = self._tickets
         pool = view.fleet.pools[Role.PREFILL]
@@ -201,15 +200,16 @@ class Placer:
         assert prefill is not None
         waiting = pool.living_requests + max(0, need.waiting - 1)
         w_ttft, w_tpot = self._weights_of(need)
-        append_tokens = max(1, need.prompt_tokens - view.held_at(home))
+        append_tokens = max(1, need.prompt_tokens - view.held_at(local))
         prefill_tokens = max(1, need.prompt_tokens - view.held_at(prefill))
         estimate = None
         if self.settings.policy == "learned":
             estimate = self.estimates.expect(
-                home=home,
+                home=local,
                 prefill=prefill,
                 append_tokens=append_tokens,
                 prefill_tokens=prefill_tokens,
+                moved_tokens=need.prompt_tokens - view.held_at(decode),
                 max_tokens=need.max_tokens,
                 weights=(w_ttft, w_tpot),
                 now_ms=view.now_ms,
@@ -217,7 +217,7 @@ class Placer:
         return Case(
             ticket=need.ticket,
             prompt_tokens=need.prompt_tokens,
-            context_tokens=need.session.context_tokens,
+            context_tokens=0 if need.session is None else need.session.context_tokens,
             append_tokens=append_tokens,
             prefill_tokens=prefill_tokens,
             max_tokens=need.max_tokens,
@@ -226,6 +226,7 @@ class Placer:
             slack_ms=need.deadline_ms - view.now_ms,
             w_ttft=w_ttft,
             w_tpot=w_tpot,
+            has_home=view.home is not None,
             estimate=estimate,
         )
 
@@ -233,12 +234,23 @@ class Placer:
         """No worker holds the history: a remote pair or a replica, whichever answers first."""
         replica = view.replica()
         if replica is None:
-            return self._remote(need, view, Choice(False, view.away))
+            return self._anywhere(need, view)
         prefill = view.prefill(view.open(Role.PREFILL))
         if prefill is None or view.prefill_ms()[prefill.row] > view.append_at_ms(replica):
             return self._on_replica(need, view, replica)
         remote = self._remote(need, view, Choice(False, view.away))
         return remote or self._on_replica(need, view, replica)
+
+    def _anywhere(self, need: Need, view: View) -> Placement | None:
+        """No worker holds the history: a remote pair, or what `learned` thinks better."""
+        away = Choice(False, view.away)
+        worker = view.appender() if self.settings.policy == "learned" else None
+        if worker is None:
+            return self._remote(need, view, away)
+        choice = self._policy.choose(self._case(need, view, worker, view.decode()))
+        if choice.local:
+            return self._local(need, view, worker, choice)
+        return self._remote(need, view, replace(away, estimate=choice.estimate))
 
     def _remote(self, need: Need, view: View, choice: Choice) -> Placement | None:
         """Prefill where it ends soonest, decode where the history lies or least runs."""
@@ -299,12 +311,16 @@ class Placer:
     ) -> Placement:
         now_ms = view.now_ms
         if prefill is not None:
-            need.note = self.estimates.remote(prefill, decode, need.max_tokens, now_ms)
+            moved_tokens = need.prompt_tokens - view.held_at(decode)
+            need.note = self.estimates.remote(
+                prefill, decode, need.max_tokens, now_ms, moved_tokens
+            )
         elif decode is not None:
             until_ms = now_ms + view.append_at_ms(decode)
             tokens = max(1, need.prompt_tokens - view.held_at(decode))
             need.note = self.estimates.in_place(decode, tokens, need.max_tokens, now_ms)
-            view.fleet.occupy(decode, until_ms)
+            token_ms = self.estimates.speeds.append_ms_per_token * decode.pace
+            view.fleet.occupy(decode, until_ms, token_ms)
         w_ttft, w_tpot = self._weights_of(need)
         return Placement(
             policy="replica" if mode is Mode.REPLICA else self.settings.policy,

@@ -13,12 +13,12 @@ from streams.config import RouterSettings
 from streams.core.table import Table
 
 _GOLDEN = 0.6180339887498949  # the fractional part of the golden ratio
-_SLACK_SHARE = 0.25  # exploring may be expected to take so much of the slack
+_SLACK_SHARE = 0.25  # what is not the sooner way may be expected to take so much of the slack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What a policy may know of a later turn whose decode worker lives."""
+    """What a policy may know of a later turn whose decode worker lives; `learned`, of any turn."""
 
     ticket: int  # number of the choice on this router, from 1; kept while the request waits
     prompt_tokens: int
@@ -31,6 +31,7 @@ class Case:
     slack_ms: int
     w_ttft: float
     w_tpot: float
+    has_home: bool = True  # a living worker holds the history; otherwise there is no ticket
     estimate: Estimate | None = None  # where one was asked for
 
 
@@ -99,10 +100,13 @@ class Tabled:
 
 
 class Learned:
-    """The score of PPD from what was learned online; `Conditional` while that is too little.
+    """The score of PPD, with a price for KV that moves, from what was learned online; while that is
+    too little, as `Conditional`, but never into a queue that seems longer.
 
-    Of any n choices at most `explore_share` * n go the other way, so that what is not chosen is
-    known too: none where the deadline is near or that way is expected to take long.
+    Where no worker holds the history, it is asked about the best decode worker, and says remote
+    until enough is known. Of any n other choices at most `explore_share` * n go the other way, so
+    that what is not chosen is known too: none where the deadline is near or that way is expected to
+    take long.
     """
 
     def __init__(self, settings: RouterSettings) -> None:
@@ -114,17 +118,31 @@ class Learned:
         estimate = case.estimate
         assert estimate is not None
         if estimate.samples < self._settings.samples_min:
-            local, reason = self._fallback.choose(case).local, Reason.TOO_LITTLE_KNOWN
+            local, reason = self._assumes(case, estimate), Reason.TOO_LITTLE_KNOWN
         else:
-            local, reason = estimate.score > 0, Reason.LEARNED
+            local = estimate.score > 0 and self._in_time(case, estimate)
+            reason = Reason.LEARNED
         if self._explores(case, estimate.ttft_remote_ms if local else estimate.ttft_local_ms):
             local, reason = not local, Reason.EXPLORING
         return Choice(local, reason, estimate)
 
+    def _assumes(self, case: Case, estimate: Estimate) -> bool:
+        choice = self._fallback.choose(case)
+        if not case.has_home or not choice.local:
+            return False
+        sooner = estimate.ttft_local_ms <= estimate.ttft_remote_ms
+        return choice.reason is Reason.BELOW_LENGTH or sooner
+
+    def _in_time(self, case: Case, estimate: Estimate) -> bool:
+        """Whether no price for moving KV is paid with the deadline."""
+        late_ms = max(estimate.ttft_remote_ms, _SLACK_SHARE * case.slack_ms)
+        return estimate.ttft_local_ms <= late_ms
+
     def _explores(self, case: Case, expected_ms: float) -> bool:
         share = self._settings.explore_share
         return (
-            int(case.ticket * share) > int((case.ticket - 1) * share)
+            case.has_home
+            and int(case.ticket * share) > int((case.ticket - 1) * share)
             and case.slack_ms >= self._settings.explore_slack_ms
             and expected_ms <= _SLACK_SHARE * case.slack_ms
         )

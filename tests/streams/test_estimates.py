@@ -1,15 +1,17 @@
 """What is learned of times: models, paces, hops, and what it is worth when notes are missing."""
 
 from random import Random
+from typing import Any
 
 import pytest
 
-from schemas.records import Mode, Orchestration
+from schemas.records import Estimate, Load, Mode, Orchestration, Role
 from streams.config import RouterSettings
 from streams.core import estimates
 from streams.core.estimates import Estimates
 from streams.core.regression import Regression
-from tests.streams.placing import need, pair, session
+from tests.streams import builders
+from tests.streams.placing import Scene, need, pair, session
 from tests.streams.placing_world import Laws, world
 
 
@@ -132,6 +134,76 @@ def test_an_answer_of_another_worker_than_noted_teaches_nothing() -> None:
         now_ms=scene.now_ms,
     )
     assert known.append.samples == 0
+
+
+def answer(known: Estimates, scene: Scene, tokens: int, moved_tokens: int, ended_ms: int) -> None:
+    """A remote request was answered with so many tokens of 10 ms, after 50 ms of hand-over."""
+    note = known.remote(scene.worker("p0"), scene.worker("d0"), 1_000, ended_ms, moved_tokens)
+    known.prefill_done(note, ("p0", 1), 1_000, 100.0)
+    took_ms = 10.0 * tokens + 50.0
+    known.finished(
+        note,
+        ("d0", 1),
+        computed_tokens=0,
+        ttft_ms=100.0,
+        tpot_ms=took_ms / tokens,
+        running=0,
+        now_ms=ended_ms + 100 + round(took_ms),
+    )
+
+
+def expected(known: Estimates, scene: Scene, **changes: Any) -> Estimate:
+    values = {"append_tokens": 1_000, "prefill_tokens": 1_000, "moved_tokens": 1_000}
+    return known.expect(
+        home=scene.worker("d0"),
+        prefill=scene.worker("p0"),
+        max_tokens=1_000,
+        weights=(0.5, 0.5),
+        now_ms=scene.now_ms,
+        **{**values, **changes},
+    )
+
+
+@pytest.mark.parametrize("tokens", [10, 100])
+def test_a_hand_over_is_spread_over_the_answer(tokens: int) -> None:
+    random, scene = Random(6), pair(policy="learned")
+    known = scene.placer.estimates
+    for _ in range(100):
+        answer(known, scene, random.choice((10, 30, 100)), 1_000, scene.now_ms)
+    for _ in range(500):
+        answer(known, scene, tokens, 1_000, scene.now_ms)
+    found = expected(known, scene)
+    assert found.tpot_remote_ms == pytest.approx(10.0 + 50.0 / tokens, rel=0.1)
+    assert known.answer_tokens == pytest.approx(tokens, rel=0.2)
+
+
+def test_moved_kv_has_a_price_per_token() -> None:
+    scores = {}
+    for w_kv in (0.0, 0.1):
+        scene = pair(policy="learned", w_kv=w_kv)
+        for moved in (0, 4_000):
+            found = expected(scene.placer.estimates, scene, moved_tokens=moved)
+            scores[w_kv, moved] = found.score
+    assert scores[0.1, 0] == scores[0.0, 0]
+    assert scores[0.1, 4_000] - scores[0.0, 4_000] == pytest.approx(0.4)
+
+
+def test_heartbeats_prolong_what_keeps_a_worker_busy() -> None:
+    scene = pair(policy="static", local_share=1.0)
+    scene.take(need(1_000, session("d0")))
+    worker = scene.worker("d0")
+    worker.append_ms_per_token = 2.0
+    load = Load(queued_tokens=900, running=1)
+    for now_ms, queued in ((scene.now_ms + 500, load), (scene.now_ms + 600, Load())):
+        beat = builders.beat("d0", now_ms, {Role.DECODE: 8}, load=queued)
+        scene.fleet.apply(beat, now_ms, now_ms)
+        assert worker.busy_until_ms == scene.now_ms + 500 + 1_800
+    other = Load(queued_tokens=5_000, running=1)  # 4 000 of them another router's
+    scene.fleet.apply(
+        builders.beat("d0", scene.now_ms + 700, {Role.DECODE: 8}, load=other), 9, scene.now_ms + 700
+    )
+    assert worker.others_tokens == 4_000
+    assert worker.busy_until_ms == scene.now_ms + 700 + 2_000
 
 
 def test_assumed_speeds_are_the_settings() -> None:

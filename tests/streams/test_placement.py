@@ -26,8 +26,8 @@ def test_the_first_turn_is_remote_whatever_the_policy() -> None:
     ("context", "tokens", "waiting", "local", "reason"),
     [
         (1_000, 1_500, 1, True, Reason.BELOW_LENGTH),
-        (1_000, 2_000, 1, True, Reason.BELOW_LENGTH),
-        (1_000, 2_001, 1, False, Reason.ABOVE_LENGTH),
+        (1_000, 1_992, 1, True, Reason.BELOW_LENGTH),  # in blocks of 16, 992 are held
+        (1_000, 1_993, 1, False, Reason.ABOVE_LENGTH),
         (0, 1_001, 1, False, Reason.ABOVE_LENGTH),
         (1_000, 9_000, 2, False, Reason.ABOVE_LENGTH),
         (1_000, 9_000, 3, True, Reason.PREFILL_QUEUE_LONG),
@@ -39,6 +39,45 @@ def test_conditional(context: int, tokens: int, waiting: int, local: bool, reaso
     assert found is not None
     assert (found.mode, found.reason) == (Mode.LOCAL if local else Mode.REMOTE, reason)
     assert found.decode is scene.worker("d0")
+
+
+@pytest.mark.parametrize(("context", "held"), [(0, 0), (16, 0), (17, 16), (1_000, 992)])
+def test_a_history_is_held_in_whole_blocks_but_for_its_last_token(context: int, held: int) -> None:
+    scene = pair(policy="static", local_share=1.0)
+    found = scene.place(need(2_000, session("d0", context)))
+    assert found is not None
+    assert found.decode_cached_tokens == held
+
+
+def test_what_is_moved_has_a_price_wherever_the_history_lies() -> None:
+    modes = {}
+    for w_kv in (0.0, 5.0):
+        scene = pair(decodes=2, policy="learned", samples_min=0, explore_share=0.0, w_kv=w_kv)
+        scene.fleet.occupy(scene.worker("d1"), scene.now_ms + 60_000, 0.1)
+        for known in (None, session("d9"), session("d0", 16)):
+            scene.fleet.occupy(scene.worker("d0"), scene.now_ms + 1_000, 0.1)
+            found = scene.take(need(1_000, known))
+            assert found.estimate is not None
+            assert found.decode is scene.worker("d0") or found.mode is Mode.REMOTE
+            modes[w_kv, known and known.decode_worker] = found.mode, found.reason
+    local = (Mode.LOCAL, Reason.LEARNED)
+    assert [modes[5.0, on] for on in (None, "d9", "d0")] == [local] * 3
+    assert [modes[0.0, on] for on in (None, "d9", "d0")] == [
+        (Mode.REMOTE, Reason.FIRST_TURN),
+        (Mode.REMOTE, Reason.SESSION_WORKER_GONE),
+        (Mode.REMOTE, Reason.LEARNED),
+    ]
+
+
+def test_local_first_turns_are_no_herd() -> None:
+    scene = pair(decodes=3, window=100, policy="learned", samples_min=0, w_kv=5.0)
+    names = []
+    for _ in range(12):
+        found = scene.take(need(100))
+        assert found.mode is Mode.LOCAL and found.decode is not None
+        names.append(found.decode.worker_id)
+        scene.pass_ms(1_000)  # computed by then
+    assert [names.count(name) for name in ("d0", "d1", "d2")] == [4, 4, 4]
 
 
 def test_a_prefix_on_the_decode_worker_counts_as_computed() -> None:
