@@ -236,13 +236,15 @@ def test_bulk_searches_equal_the_cpus(device: Device, view: IndexView) -> None:
 
 @pytest.mark.parametrize("storage", list(Storage))
 @pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("dim", [20, 130])
 def test_neighbour_lists_equal_the_cpus(
-    device: Device, monkeypatch: pytest.MonkeyPatch, storage: Storage, exact: bool
+    device: Device, monkeypatch: pytest.MonkeyPatch, storage: Storage, exact: bool, dim: int
 ) -> None:
+    """Those of 130 values have codes there."""
     monkeypatch.setattr("workers.search.knn.EXACT_ROWS_MAX", 1_000 if exact else 0)
     monkeypatch.setattr(builder, "THREADS", 32)
     kind = (Metric.SQEUCLIDEAN.kernel, storage.kernel)
-    vectors = metrics.prepared(gaussian(150, 20), 20, Metric.SQEUCLIDEAN, storage)
+    vectors = metrics.prepared(gaussian(150, dim), dim, Metric.SQEUCLIDEAN, storage)
     cpu = neighbours(vectors, 24, *kind, seed=3, threads=1)
     gpu = builder.neighbours(device, vectors, 24, *kind, seed=3, exact_rows_max=1_000 * exact)
     assert cpu.tobytes() == gpu.tobytes()
