@@ -35,6 +35,9 @@ def test_an_index_file_is_built_shown_and_checked(tmp_path: Path) -> None:
     assert (shown["rows"], shown["dim"], shown["metric"]) == (200, 6, "cosine")
     checked = json.loads(trivium("index", "verify", str(path), "--json").stdout)
     assert (checked["sums"], checked["found_itself"]) == ("good", 1.0)
+    np.save(vectors, np.where(VECTORS > 2, np.nan, VECTORS))
+    refused = trivium("index", "build", str(vectors), str(path))
+    assert refused.returncode == 2 and "expected finite values" in refused.stderr
     path.write_bytes(path.read_bytes()[:5_000])
     cut = trivium("index", "verify", str(path))
     assert cut.returncode == 2 and "no snapshot that can be read" in cut.stderr
@@ -101,6 +104,9 @@ async def test_documents_are_loaded_and_searched(kafka: LogSettings, tmp_path: P
         (told_worker,) = [m for m in json.loads(told.stdout) if m["kind"] == "worker"]
         assert told_worker["shard"]["shards"] == 1
         assert told_worker["search"]["searches_total"] == 2
+        wrong = await asyncio.to_thread(trivium, "search", "--vector=1,2", *common)
+        assert wrong.returncode == 2 and wrong.stdout == ""
+        assert "expected vectors of 6 values, found shape (2,)" in wrong.stderr
     finally:
         stop.set()
         await life
