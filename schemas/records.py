@@ -6,8 +6,10 @@ field by field. Field documentation lives there. Nothing here encodes, decodes o
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
+
+from schemas.frozen import frozen
 
 
 class Priority(StrEnum):
@@ -77,7 +79,10 @@ class Orchestration(StrEnum):
     @property
     def is_paired(self) -> bool:
         """Prefill writes the KV into decode's blocks, while both hold the attempt."""
-        return self in (Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
+        return self in _PAIRED
+
+
+_PAIRED = (Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
 
 
 class PhaseKind(StrEnum):
@@ -181,7 +186,7 @@ class MemberState(StrEnum):
     DRAINING = "draining"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Structured:
     """A constraint on the form of the answer."""
 
@@ -189,7 +194,7 @@ class Structured:
     value: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Sampling:
     """How tokens are drawn and when generation stops.
 
@@ -217,7 +222,7 @@ class Sampling:
     structured: Structured | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WireError:
     """An error as it travels; see schemas/errors.py for the tree."""
 
@@ -226,7 +231,7 @@ class WireError:
     retriable: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KvHandle:
     """Where computed KV lies, and until when it may be read. Used once."""
 
@@ -241,7 +246,7 @@ class KvHandle:
     params: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Request:
     """One accepted chat or completion call."""
 
@@ -269,7 +274,7 @@ class Request:
         return len(self.prompt_tokens) // 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Cancellation:
     """The client or its gateway gave a request up."""
 
@@ -279,7 +284,7 @@ class Cancellation:
     at_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Work:
     """One phase of a request, for one worker."""
 
@@ -313,7 +318,7 @@ class Work:
         return len(self.prompt_tokens) // 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CancelWork:
     """Stop a request on one worker and free what it holds."""
 
@@ -324,7 +329,7 @@ class CancelWork:
     void: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AssignRoles:
     """An operator gives a worker other roles, while it runs."""
 
@@ -334,7 +339,7 @@ class AssignRoles:
     at_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Phase:
     """A finished step of a request on a worker."""
 
@@ -357,7 +362,7 @@ class Phase:
     error: WireError | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Outcome:
     """The one terminal record of an accepted request."""
 
@@ -382,7 +387,7 @@ class Outcome:
     orchestration: Orchestration = Orchestration.NONE
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Candidate:
     """A worker that a decision looked at."""
 
@@ -394,7 +399,7 @@ class Candidate:
     cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Estimate:
     """What a policy expected of the two ways to run a request."""
 
@@ -406,7 +411,7 @@ class Estimate:
     samples: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Decision:
     """One decision of a router, with what it looked at."""
 
@@ -436,7 +441,7 @@ class Decision:
     estimate: Estimate | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class JournalBatch:
     """Which records a router applied, in which order and at which time; columns of equal length."""
 
@@ -449,7 +454,7 @@ class JournalBatch:
     now_ms: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Session:
     """What a router remembers of a conversation."""
 
@@ -462,7 +467,7 @@ class Session:
     kv: KvHandle | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Lease:
     """A partition that belongs to one member."""
 
@@ -470,7 +475,7 @@ class Lease:
     partition: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Capability:
     """What a worker's engine is and can do."""
 
@@ -487,7 +492,7 @@ class Capability:
     kv_bytes_per_token: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SearchCapability:
     """Which part of the collections a retrieval worker holds, and with what it searches."""
 
@@ -497,7 +502,7 @@ class SearchCapability:
     slots: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CollectionState:
     """A collection as one retrieval worker holds it."""
 
@@ -507,7 +512,7 @@ class CollectionState:
     documents: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SearchLoad:
     """What a retrieval worker is doing now; waits are of the last seconds."""
 
@@ -528,7 +533,7 @@ class SearchLoad:
     collections: Sequence[CollectionState] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Registration:
     """A member of the fleet introduces itself; written once per start and role change."""
 
@@ -545,7 +550,7 @@ class Registration:
     search: SearchCapability | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Grant:
     """How many requests one router may have on a worker."""
 
@@ -554,7 +559,7 @@ class Grant:
     credits: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Load:
     """What a member is doing now."""
 
@@ -573,7 +578,7 @@ class Load:
     stalled_share: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Heartbeat:
     """A member lives; the lease dies with it."""
 
@@ -587,7 +592,7 @@ class Heartbeat:
     search: SearchLoad | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RetrievalRequest:
     """One vector search, for every shard of a collection."""
 
@@ -607,7 +612,7 @@ class RetrievalRequest:
     deadline_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Hits:
     """What one shard found for a retrieval, nearest first, or why it found nothing."""
 
@@ -628,7 +633,7 @@ class Hits:
     at_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Document:
     """A document as it can be found: its vector and its metadata."""
 
@@ -640,7 +645,7 @@ class Document:
     at_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ControlMoved:
     """The control loop of a retrieval worker moved prefill's share or its flush timeout."""
 
@@ -656,7 +661,7 @@ class ControlMoved:
     flush_ms: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KvEvents:
     """Which KV blocks a worker came to hold in its prefix cache, or lost, since its last batch."""
 
@@ -671,7 +676,7 @@ class KvEvents:
     removed: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TopLogprob:
     """One of the likeliest tokens."""
 
@@ -680,7 +685,7 @@ class TopLogprob:
     logprob: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TokenLogprob:
     """The log-probability of a generated token and of its rivals."""
 
@@ -690,7 +695,7 @@ class TokenLogprob:
     top: Sequence[TopLogprob] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StreamLogprobs:
     """Log-probabilities of consecutive tokens of one stream."""
 
@@ -700,7 +705,7 @@ class StreamLogprobs:
     tokens: Sequence[TokenLogprob]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StreamEnd:
     """The last word on one stream."""
 
@@ -720,7 +725,7 @@ class StreamEnd:
     kv_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StreamStart:
     """How and where a stream is run, told once with its first token."""
 
@@ -732,7 +737,7 @@ class StreamStart:
     decode_worker: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TokenFrame:
     """New tokens of all streams of one gateway after one engine step.
 

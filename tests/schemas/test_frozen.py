@@ -1,0 +1,60 @@
+"""Frozen records: what `dataclasses` promises of them, however they are constructed."""
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import FrozenInstanceError, asdict, field, replace
+
+import pytest
+
+from schemas.frozen import frozen
+
+
+@frozen
+class Parcel:
+    """Of each kind of field one."""
+
+    name: str
+    grams: int = 5
+    stamps: Sequence[str] = ()
+    notes: dict[str, str] = field(default_factory=dict)
+
+
+def test_constructs_with_defaults() -> None:
+    parcel = Parcel(name="a", stamps=("x",))
+    assert asdict(parcel) == {"name": "a", "grams": 5, "stamps": ("x",), "notes": {}}
+    assert type(parcel) is Parcel
+    assert parcel.notes is not Parcel(name="a").notes
+    assert Parcel(name="a", notes={"k": "v"}).notes == {"k": "v"}
+    assert repr(parcel) == "Parcel(name='a', grams=5, stamps=('x',), notes={})"
+
+
+def test_is_frozen_and_slotted() -> None:
+    parcel = Parcel(name="a")
+    with pytest.raises(FrozenInstanceError):
+        parcel.grams = 6  # type: ignore[misc]  # what the test is about
+    with pytest.raises(FrozenInstanceError):
+        del parcel.grams
+    assert not hasattr(parcel, "__dict__")
+
+
+def test_arguments_are_checked() -> None:
+    with pytest.raises(TypeError, match=r"Parcel.__init__\(\) missing 1 required .* 'name'"):
+        Parcel()  # type: ignore[call-arg]  # what the test is about
+    with pytest.raises(TypeError, match="unexpected keyword argument 'weight'"):
+        Parcel(name="a", weight=1)  # type: ignore[call-arg]  # what the test is about
+    with pytest.raises(TypeError, match="positional"):
+        Parcel("a")  # type: ignore[call-arg]  # what the test is about
+
+
+def test_equal_fields_make_equal_parcels() -> None:
+    parcel = Parcel(name="a", grams=6)
+    assert parcel == Parcel(name="a", grams=6) != replace(parcel, grams=7)
+    assert pickle.loads(pickle.dumps(parcel)) == parcel
+    assert len({Plain(at=1), Plain(at=1), Plain(at=2)}) == 2
+
+
+@frozen
+class Plain:
+    """Hashable, as its fields are."""
+
+    at: int
