@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 Words = npt.NDArray[np.uint64]
+Tokens = Sequence[int] | npt.NDArray[np.int32]
 
 _MASK = (1 << 64) - 1
 STRIDE = np.uint64(0x9E3779B97F4A7C15)  # odd: positions stay apart
@@ -45,29 +46,31 @@ def _factors(first: int, end: int) -> Words:
 _FACTORS = _factors(0, 65_536)
 
 
-def terms(tokens: Sequence[int] | npt.NDArray[np.int32], first: int = 0) -> Words:
+def terms(tokens: Tokens, first: int = 0) -> Words:
     """What each token adds to the sum of its prefix; `first` is the position of tokens[0]."""
-    values = np.asarray(tokens).astype(np.uint64)
-    end = first + len(values)
-    values += _ONE
-    values *= _FACTORS[first:end] if end <= len(_FACTORS) else _factors(first, end)
+    values, factors = _pairs(tokens, first)
+    values *= factors
     return values
 
 
-def chain(
-    tokens: Sequence[int] | npt.NDArray[np.int32],
-    block_size: int,
-    previous: int | None = None,
-    first: int = 0,
-) -> Words:
+def _pairs(tokens: Tokens, first: int) -> tuple[Words, Words]:
+    """The two factors of each token's term."""
+    values = np.asarray(tokens).astype(np.uint64)
+    values += _ONE
+    end = first + len(values)
+    return values, _FACTORS[first:end] if end <= len(_FACTORS) else _factors(first, end)
+
+
+def chain(tokens: Tokens, block_size: int, previous: int | None = None, first: int = 0) -> Words:
     """The hash of each full block, in order: shape (len(tokens) // block_size,).
 
     Token ids are from 0; block_size is in tokens. For the blocks that follow the one with hash
     `previous`, `first` is the position of tokens[0].
     """
     full = len(tokens) // block_size
-    blocks = terms(tokens[: full * block_size], first).reshape(full, block_size)
-    sums: Words = np.add.reduce(blocks, axis=1).cumsum()
+    values, factors = _pairs(tokens[: full * block_size], first)
+    shape = full, block_size
+    sums: Words = np.vecdot(values.reshape(shape), factors.reshape(shape)).cumsum()
     if previous is not None:
         sums += np.uint64(previous)
     return sums

@@ -5,8 +5,8 @@ between two heartbeats; a worker of unknown pace has its pool's. Ties fall to th
 All times are estimates in ms; `streams/core/placement.py` makes a `View` per placement.
 """
 
-from collections.abc import Iterable, Mapping
-from itertools import islice
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from streams.core.needs import Need
 from streams.core.pool import NOT_LISTED, Flags, Numbers, Pool, Worker
 from streams.core.prefixes import NO_SLOT, PrefixIndex
 
+_ROLES_OF_HOME = (Role.DECODE, Role.REPLICA)
+_ROLES_OF_LOAD = ((Role.PREFILL, Role.DECODE), (Role.REPLICA,))
 TOLD_MS = 1_000  # by then a worker has told what it holds of an answer
 
 
@@ -43,7 +45,7 @@ class View:
 
     def _find_home(self, session: Session) -> None:
         self.away = Reason.SESSION_WORKER_GONE
-        for role in (Role.DECODE, Role.REPLICA):
+        for role in _ROLES_OF_HOME:
             worker = self.fleet.worker(session.decode_worker, role)
             if worker is None or worker.row == NOT_LISTED:
                 continue
@@ -79,7 +81,7 @@ class View:
             self._held[role] = known
         return known
 
-    def _chain(self, block_size: int) -> list[int]:
+    def _chain(self, block_size: int) -> Sequence[int]:
         need, slot, tokens = self.need, NO_SLOT, 0
         if self.home is not None and need.session is not None and not self._told:
             slot, tokens = self._prefixes.slot(self.home.life), need.session.context_tokens
@@ -156,7 +158,9 @@ def least(pool: Pool, cost_ms: Numbers, among: Flags) -> Worker | None:
     """The worker that costs least among the marked rows."""
     if not pool.workers:
         return None
-    row = int(np.where(among, cost_ms, np.inf).argmin())
+    row = int(cost_ms.argmin())
+    if not among[row]:  # seldom
+        row = int(np.where(among, cost_ms, np.inf).argmin())
     return pool.workers[row] if among[row] else None
 
 
@@ -165,7 +169,7 @@ def load(fleet: Fleet, now_ms: int) -> float:
 
     The one measure of load, of plans and of what is looked up in them.
     """
-    for roles in ((Role.PREFILL, Role.DECODE), (Role.REPLICA,)):
+    for roles in _ROLES_OF_LOAD:
         requests, workers = 0.0, 0
         for role in roles:
             pool = fleet.pools[role]
@@ -186,17 +190,21 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """What a decision looked at: the chosen workers first, with what they hold of the prompt, then
     others that live, `most` in all."""
-    others = (worker for role in roles for worker in fleet.pools[role].workers)
-    living = (worker for worker in others if worker not in chosen and worker.lives(now_ms))
-    workers = [*chosen, *islice(living, max(0, most - len(chosen)))]
-    return tuple(
+    named = dict(chosen)
+    for worker in chain.from_iterable(fleet.pools[role].workers for role in roles):
+        if len(named) >= most:
+            break
+        if worker.lives(now_ms):
+            named.setdefault(worker, 0)
+    found = [
         Candidate(
             worker_id=worker.worker_id,
             role=worker.role,
             credits=worker.free,
             running=worker.running,
             work_ahead_tokens=worker.work_ahead_tokens,
-            cached_tokens=chosen.get(worker, 0),
+            cached_tokens=cached_tokens,
         )
-        for worker in workers[:most]
-    )
+        for worker, cached_tokens in named.items()
+    ]
+    return tuple(found[:most])

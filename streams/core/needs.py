@@ -3,6 +3,7 @@
 `streams/core/dispatcher.py` makes one per request and keeps it with the request.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -55,14 +56,14 @@ class Need:
 
     def chain(
         self, block_size: int, index: PrefixIndex, home_slot: int, home_tokens: int
-    ) -> list[int]:
+    ) -> Sequence[int]:
         """Hashes of the prompt's first blocks, as far as somebody may hold them.
 
         More are computed only while some worker holds the last one so far. The session's worker
         does not count where it is known anyway to hold so many tokens.
         """
         known = self._chains.get(block_size, _NOTHING)
-        done, last = known.size * block_size, int(known[-1]) if known.size else None
+        done, last = known.size * block_size, known.item(-1) if known.size else None
         while self.prompt_tokens - done >= block_size:
             but_for = home_slot if done <= home_tokens else NO_SLOT
             if last is not None and not index.is_held(last, block_size, but_for):
@@ -72,6 +73,5 @@ class Need:
             more = chain(tokens, block_size, last, done)
             known = more if last is None else np.concatenate([known, more])
             self._chains[block_size] = known
-            done, last = known.size * block_size, int(known[-1])
-        hashes: list[int] = known.tolist()
-        return hashes
+            done, last = known.size * block_size, known.item(-1)
+        return known.data  # few of them are looked at, and a list would make integers of all

@@ -40,7 +40,9 @@ class Orders:
     def dispatch(self, live: Live, now_ms: int, kv: KvHandle | None = None) -> None:
         """Send the work of the attempt's state. Workers ignore what they have seen before."""
         prefill, decode = self.charged(live, Role.PREFILL), self.charged(live, *DECODERS)
-        if live.state is State.PREFILLING and prefill is not None:
+        if live.state is State.DECODING and decode is not None:
+            self._send(live, decode, now_ms, kv=live.kv)
+        elif live.state is State.PREFILLING and prefill is not None:
             self._send(live, prefill, now_ms, kv=kv)
         elif live.state is State.ALLOCATING and prefill is not None:
             self._send_waiting(live, decode, prefill, now_ms)
@@ -50,8 +52,6 @@ class Orders:
                 target = writing.promised(live, decode, 0)
                 self._send_waiting(live, decode, prefill, now_ms)
             self._send(live, prefill, now_ms, kv_target=target)
-        elif live.state is State.DECODING and decode is not None:
-            self._send(live, decode, now_ms, kv=live.kv)
         live.kv = None  # used once
 
     def dispatch_again(self, live: Live, now_ms: int) -> None:

@@ -19,6 +19,7 @@ Rows = npt.NDArray[np.int64]
 Numbers = npt.NDArray[np.float64]
 NOT_LISTED = -1
 _NEVER_MS = -(1 << 60)
+_READY = MemberState.READY  # looked up once: naming a member costs more than comparing with it
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +62,7 @@ class Worker:
     def lives(self, now_ms: int) -> bool:
         """Ready, and heard of within its lease."""
         member = self.member
-        return member.state is MemberState.READY and now_ms - member.seen_ms <= LEASE_MS
+        return now_ms - member.seen_ms <= LEASE_MS and member.state is _READY
 
     def credits(self, now_ms: int) -> int:
         """How many more requests it takes from this router now."""
@@ -101,7 +102,7 @@ class Pool:
         row = worker.row
         if row == NOT_LISTED:
             return
-        ready = worker.member.state is MemberState.READY
+        ready = worker.member.state is _READY
         self.seen_ms[row] = worker.member.seen_ms if ready else _NEVER_MS
         if ready != self._living[row]:
             self._living_until_ms = 0

@@ -23,12 +23,13 @@ import numpy as np
 
 from schemas.prefix import unpack
 from schemas.records import KvEvents
-from streams.core.pool import Life, Numbers, Pool, Rows
+from streams.core.pool import Flags, Life, Numbers, Pool, Rows
 
 SEGMENT = 256  # hashes; a portion of the sweep
 SLOTS_MAX = 4_096  # lives in use, or not swept yet; others are not indexed
 HOLDERS_MAX = 10_000  # workers; the longest unheard of go first
 NO_SLOT = -1
+FLAGS_MAX = 1_024  # masks remembered as arrays
 DEPTHS_MAX = 8  # distinct depths found exactly; of further ones a lower bound
 
 Levels = list[tuple[int, int]]  # (blocks, mask of the slots that hold so many), deepest first
@@ -62,6 +63,7 @@ class PrefixIndex:
         self._leaving: list[int] = []  # to be free when the present round ends
         self._cursor = 0  # the segment that the sweep looks at next
         self._segment_max = max(1, min(SEGMENT, blocks_max // 8))
+        self._flags_of: dict[int, Flags] = {}  # masks that were asked for, as arrays
         self._overflowed = False  # blocks that were held have left above the bound
 
     def __len__(self) -> int:
@@ -118,14 +120,28 @@ class PrefixIndex:
         given; one more place at the end, for NO_SLOT, is 0."""
         found = np.zeros(len(self._slots) + 1)
         for block_size in self._of_size:
-            for blocks, mask in self.levels(chain_of(block_size), block_size):
-                if not mask & (mask - 1):  # a single worker, as at the end of most sessions
+            levels, held = self.levels(chain_of(block_size), block_size), 0
+            for at, (blocks, mask) in enumerate(levels):
+                held |= mask
+                levels[at] = blocks, held
+            # From the least depth, with all that hold so much: those are often the same workers.
+            for blocks, mask in reversed(levels):
+                if mask & (mask - 1):
+                    found[self._flags(mask)] = blocks * block_size
+                else:  # a single worker, as at the end of most sessions
                     found[mask.bit_length() - 1] = blocks * block_size
-                    continue
-                flags = np.frombuffer(mask.to_bytes(len(found) // 8 + 1, "little"), np.uint8)
-                held = np.unpackbits(flags, count=len(found), bitorder="little")
-                found[held.view(np.bool_)] = blocks * block_size
         return found
+
+    def _flags(self, mask: int) -> Flags:
+        """A mask as an array, one place per slot and one for NO_SLOT."""
+        flags, length = self._flags_of.get(mask), len(self._slots) + 1
+        if flags is None or len(flags) != length:
+            if len(self._flags_of) >= FLAGS_MAX:
+                self._flags_of.clear()
+            octets = np.frombuffer(mask.to_bytes(length // 8 + 1, "little"), np.uint8)
+            flags = np.unpackbits(octets, count=length, bitorder="little").view(np.bool_)
+            self._flags_of[mask] = flags
+        return flags
 
     def block_sizes(self) -> list[int]:
         """Block sizes of the workers that are known."""

@@ -39,6 +39,10 @@ class State(StrEnum):
     CANCELLING = "cancelling"  # the worker that will end it was told to stop
 
 
+# Looked up once: naming a member of an enumeration costs more than comparing with it.
+_UNDERWAY = (State.PREFILLING, State.HANDING_OVER)
+_PAIRING = (State.ALLOCATING, State.PAIRED)
+_DECODED = (*_PAIRING, State.DECODING)
 BEGINS = {
     Orchestration.PREFILL_FIRST: State.PREFILLING,
     Orchestration.DECODE_FIRST: State.ALLOCATING,
@@ -112,12 +116,12 @@ class Live:
 
     def holders_in(self, state: State) -> tuple[Life, ...]:
         """The workers with which the attempt stands and falls in a state."""
-        if state in (State.PREFILLING, State.HANDING_OVER):
-            return (self.prefill,)
-        if state in (State.ALLOCATING, State.PAIRED):
-            return self.prefill, self.decode
         if state is State.DECODING:
             return (self.decode,)
+        if state in _UNDERWAY:
+            return (self.prefill,)
+        if state in _PAIRING:
+            return self.prefill, self.decode
         return self.holders[-1:] if state is State.CANCELLING else ()
 
     def is_spare(self, life: Life) -> bool:
@@ -179,18 +183,22 @@ class RequestTable:
 
     def move(self, live: Live, state: State) -> None:
         """Change a request's state, and with it the lives that it depends on, in all indexes."""
+        if state is live.state is State.QUEUED:
+            return  # it is in no index
         holders = live.holders_in(state)
-        for life in set(live.holders) - set(holders):
+        for life in set(live.holders).difference(holders):
             del self.by_life[life][live.request_id]
             if not self.by_life[life]:
                 del self.by_life[life]
         for life in holders:
             self.by_life.setdefault(life, {})[live.request_id] = live
-        if live.state is State.HANDING_OVER:
+        if live.state in _UNDERWAY:
+            self.underway -= 1
             self.handovers.pop(live.request_id, None)
-        if state is State.HANDING_OVER:
-            self.handovers[live.request_id] = live
-        self.underway += (state in _UNDERWAY) - (live.state in _UNDERWAY)
+        if state in _UNDERWAY:
+            self.underway += 1
+            if state is State.HANDING_OVER:
+                self.handovers[live.request_id] = live
         live.state, live.holders = state, holders
         if state in _DECODED:
             self.of_session[live.request.session_id] = live
@@ -244,7 +252,3 @@ class RequestTable:
             del self._ended[request_id]
         for request_id in [r for r, (_, p, _) in self._early.items() if p == partition]:
             del self._early[request_id]
-
-
-_UNDERWAY = (State.PREFILLING, State.HANDING_OVER)
-_DECODED = (State.ALLOCATING, State.PAIRED, State.DECODING)

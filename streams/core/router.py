@@ -64,6 +64,8 @@ class Router:
             PartitionReady: self._partition_ready,
             PartitionLost: self._partition_lost,
             Tick: self._tick,
+            SessionLoaded: self._known_already,
+            Placed: self._known_already,
         }
 
     def apply(self, event: Event, now_ms: int) -> list[Effect]:
@@ -75,8 +77,6 @@ class Router:
         if partition is not None and partition not in self.owned:
             if not isinstance(event, PartitionTaken):
                 return []
-        if isinstance(event, SessionLoaded | Placed):
-            return []
         self.dispatcher.at_work = None
         self._handlers[type(event)](event, now_ms)
         return self.dispatcher.take_out()
@@ -100,6 +100,9 @@ class Router:
             queue_length=len(self.dispatcher.admission),
         )
         return [Decide(record, live.partition)]
+
+    def _known_already(self, event: SessionLoaded | Placed, now_ms: int) -> None:
+        """Of what this router wrote itself it learns nothing once it has the partition."""
 
     def _find(self, request_id: str) -> Live | None:
         """The live request that the event is about."""

@@ -38,8 +38,7 @@ def work(
 
     Decode of a pair sends its tokens from the first one on, so that no death leaves a gap.
     """
-    request = live.request
-    prefill = worker.role is Role.PREFILL
+    request, paired = live.request, live.is_paired
     record = Work(
         request_id=request.request_id,
         session_id=request.session_id,
@@ -47,7 +46,7 @@ def work(
         router_id=router_id,
         worker_id=worker.worker_id,
         worker_epoch=worker.epoch,
-        phase=WorkPhase.PREFILL if prefill else WorkPhase.DECODE,
+        phase=WorkPhase.PREFILL if worker.role is Role.PREFILL else WorkPhase.DECODE,
         mode=live.mode,
         orchestration=live.orchestration,
         model=request.model,
@@ -58,8 +57,8 @@ def work(
         gateway_partition=request.gateway_partition,
         prefill_worker=live.prefill[0],
         first_token_ms=live.first_token_ms,
-        first_seq=0 if live.is_paired else live.sent_tokens,
-        first_char=0 if live.is_paired else live.sent_chars,
+        first_seq=0 if paired else live.sent_tokens,
+        first_char=0 if paired else live.sent_chars,
         cached_tokens=live.cached_tokens,
         kv=kv,
         dispatched_ms=now_ms,
