@@ -4,6 +4,9 @@ Theory of operation. All of it runs in the event loop of the callers, and nothin
 has arrived during an iteration of the loop, and what lanes have ended meanwhile, is looked at in
 one *turn*: answer what ended, end what is late, plan (`scheduler.py`), and tell lanes what to run,
 park and resume. A turn follows arrivals, the lanes' bell, and the moment that the last plan named.
+A search that finds a free place and nobody waiting does not wait for one: it goes to a lane at
+once, as a plan would decide. Only so many do between two turns: where arrivals come faster than the
+event loop takes them, they are to wait in the scheduler, which knows who is urgent.
 A search that is given up while it runs keeps its slot, and the memory that it points to, until its
 lane has let go of it.
 """
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 _WAITS_MAX = 4_096
+_DIRECT_MAX = 8  # searches that go to a lane at once, between two turns
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -68,6 +72,7 @@ class Dispatcher:
         self._active = [0] * lanes.count  # searches in a place
         self._deadlines = Deadlines(lambda ticket: ticket.slot >= 0 and not ticket.is_over)
         self._is_due = False
+        self._direct = 0  # since the last turn
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms = math.inf
 
@@ -87,12 +92,26 @@ class Dispatcher:
             self._begin(loop)
         if self.closed:
             raise EngineDead(self.closed)
+        if self._goes_at_once(ticket):
+            self._direct += 1
+            self._admit(ticket, ticket.arrived_ms)
+            if ticket.deadline_ms < self._alarm_ms:
+                self._set_alarm(ticket.deadline_ms, ticket.arrived_ms)
+            return
         refused = self.scheduler.arrive(ticket, ticket.arrived_ms)
         if refused is not None:
             raise self._why(refused)
         if not self._is_due:
             self._is_due = True
             loop.call_soon(self._turn)
+
+    def _goes_at_once(self, ticket: Ticket) -> bool:
+        return (
+            self._direct < _DIRECT_MAX
+            and len(self._held) < self.places
+            and not self._parked
+            and self.scheduler.passes(ticket)
+        )
 
     def cancel(self, ticket: Ticket) -> None:
         """The outcome is not wanted any more."""
@@ -129,7 +148,7 @@ class Dispatcher:
 
     def _turn(self) -> None:
         """Answer, end, plan, run."""
-        self._is_due = False
+        self._is_due, self._direct = False, 0
         if self.closed:
             return
         if self.lanes.failure is not None:

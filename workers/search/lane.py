@@ -65,7 +65,7 @@ class Lanes:
         self._run(0)
         self.ended()
         self._threads = [
-            threading.Thread(target=self._run, args=(i,), name=f"{name}-{i}", daemon=True)
+            threading.Thread(target=self._serve, args=(i,), name=f"{name}-{i}", daemon=True)
             for i in range(count)
         ]
         for thread in self._threads:
@@ -127,6 +127,13 @@ class Lanes:
 
     def _tell(self, slot: int, kind: int) -> None:
         turns.tell(*self._places[slot // self.slots_each], kind, slot)
+
+    def _serve(self, lane: int) -> None:
+        # to the operating system a lane is a batch job: when it wakes it does not push aside the
+        # event loop, which it would wait for next
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        self._run(lane)
 
     def _run(self, lane: int) -> None:
         slots, room = self._slots, self._slots.count

@@ -135,6 +135,18 @@ class Scheduler:
         self._deadlines.add(item)
         return None
 
+    def passes(self, item: Item) -> bool:
+        """Whether a plan would just admit a search that arrives now, if a place is free and no
+        search is parked."""
+        settings = self.settings
+        return (
+            not len(self)
+            and settings.gather_min == 1
+            and not settings.drops_late
+            and item.kind is not Kind.LINK
+            and item.deadline_ms > item.arrived_ms
+        )
+
     def cancel(self, item: Item) -> None:
         """The search is not wanted any more; it must wait here still."""
         self._left(item)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import weakref
 from collections.abc import AsyncIterator
 from typing import Any
@@ -15,6 +16,7 @@ from tests.workers.search.scenes import clustered_index, gaussian, nearest, reca
 from workers.search.engine import EngineSettings, SearchEngine
 from workers.search.filters import Equal
 from workers.search.index import Index
+from workers.search.lane import Lanes
 from workers.search.query import Effort, Kind, Query
 from workers.search.scheduler import SchedulerSettings
 
@@ -182,6 +184,36 @@ async def test_bounds_and_close(index: Index) -> None:
     with pytest.raises(EngineDead):
         await engine.search(index, Query(vector=QUERIES[0]))
     assert not engine._dispatcher.lanes.alive
+
+
+async def test_some_arrivals_go_to_lanes_at_once_and_urgent_ones_pass_the_others(
+    index: Index,
+) -> None:
+    engine = SearchEngine(EngineSettings(lanes=1, places=16, slots=16, extends_max=1))
+    kinds = [Kind.DECODE] * 60 + [Kind.PREFILL] * 8
+    asked = [
+        asyncio.create_task(engine.search(index, Query(vector=QUERIES[0], kind=kind)))
+        for kind in kinds
+    ]
+    await asyncio.sleep(0)  # all have asked, and no turn was taken
+    load = engine.load()
+    assert load.running == 8
+    assert load.waiting[Kind.DECODE] == 52
+    assert load.waiting[Kind.PREFILL] == 8
+    await asyncio.sleep(0)  # one turn: the share of free places that is prefill's
+    assert engine.load().waiting[Kind.PREFILL] <= 4
+    await asyncio.gather(*asked)
+    assert_nothing_is_left(engine)
+    await engine.close()
+
+
+async def test_lanes_do_not_push_the_event_loop_aside(engine: SearchEngine, index: Index) -> None:
+    await engine.search(index, Query(vector=QUERIES[0]))
+    lanes = engine._dispatcher.lanes
+    assert isinstance(lanes, Lanes)
+    for thread in lanes._threads:
+        assert os.sched_getscheduler(thread.native_id or 0) == os.SCHED_BATCH
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 async def test_urgent_searches_park_others_and_change_nothing(index: Index) -> None:

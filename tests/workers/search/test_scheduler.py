@@ -162,6 +162,26 @@ def test_queues_are_bounded_by_class() -> None:
     prefill(to, "p")
 
 
+@given(
+    kind=st.sampled_from(Kind), by_ms=st.sampled_from([0.0, 5.0, 1e6]),
+    gather_min=st.sampled_from([1, 2]), drops_late=st.booleans(), others=st.integers(0, 1),
+    places=st.integers(1, 3),
+)  # fmt: skip
+def test_who_passes_would_be_admitted_alone(
+    kind: Kind, by_ms: float, gather_min: int, drops_late: bool, others: int, places: int
+) -> None:
+    to = scheduler(gather_min=gather_min, drops_late=drops_late)
+    for _ in range(others):
+        decode(to, "another")
+    item = Item(kind=kind, extends=10, arrived_ms=0, deadline_ms=by_ms, search="it")
+    passes = to.passes(item)
+    may_pass = gather_min == 1 and not drops_late and kind is not Kind.LINK and by_ms > 0
+    assert passes == (may_pass and not others)
+    if passes:
+        assert to.arrive(item, 0) is None
+        assert to.plan(0, places, places) == Plan(admit=[item])
+
+
 def test_the_cancelled_leave_no_trace() -> None:
     to = scheduler()
     items = [prefill(to, "p"), decode(to, "d"), arrive(to, Kind.LINK, "l")]
