@@ -33,9 +33,7 @@ class Metric(StrEnum):
 
     def shown(self, distances: Array) -> Array:
         """Distances of kernels as users see them, float32."""
-        shift = 1 if self is Metric.COSINE else 0
-        shown: Array = np.add(distances, np.float32(shift))
-        return shown
+        return distances + np.float32(1) if self is Metric.COSINE else distances.copy()
 
 
 class Storage(StrEnum):
@@ -67,8 +65,10 @@ def prepared(vectors: Any, dim: int, metric: Metric, storage: Storage = Storage.
     given = np.asarray(vectors, np.float32)
     if given.shape == (dim,) and metric is not Metric.COSINE and storage is Storage.FLOAT32:
         if math.isfinite(given @ given):  # then all values are; the usual query, for short
-            out = np.empty((1, padded(dim)), np.float32)
-            out[0, :dim], out[0, dim:] = given, 0
+            if padded(dim) == dim:
+                return given.reshape(1, dim).copy()
+            out = np.zeros((1, padded(dim)), np.float32)
+            out[0, :dim] = given
             return out
     if given.ndim == 1:
         given = given[None]
