@@ -13,6 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from math import exp
 
+from schemas.frozen import frozen
 from schemas.records import Estimate, Role
 from streams.config import RouterSettings
 from streams.core.pool import Life, Worker
@@ -33,7 +34,7 @@ Features = tuple[float, ...]
 Place = tuple[Life, Role]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Speeds:
     """What work costs on an average worker of a pool, as far as is known."""
 

@@ -8,9 +8,10 @@ through `streams/core/learning.py`. `streams/core/dispatcher.py` calls.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from schemas.errors import ConfigError
+from schemas.frozen import frozen
 from schemas.records import (
     Estimate,
     Mode,
@@ -31,7 +32,7 @@ from streams.core.prefixes import PrefixIndex
 from streams.core.table import Table
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Placement:
     """A chosen way to run a request; `decode` is absent while no decode worker has credit."""
 

@@ -8,6 +8,7 @@ workers and makes the case.
 from dataclasses import dataclass
 from typing import Protocol
 
+from schemas.frozen import frozen
 from schemas.records import Estimate, Reason
 from streams.config import RouterSettings
 from streams.core.table import Table
@@ -16,7 +17,7 @@ _GOLDEN = 0.6180339887498949  # the fractional part of the golden ratio
 _SLACK_SHARE = 0.25  # what is not the sooner way may be expected to take so much of the slack
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Case:
     """What a policy may know of a later turn whose decode worker lives; `learned`, of any turn."""
 
