@@ -14,6 +14,7 @@ BIN := $(VENV)/bin
 UV := build/bootstrap/bin/uv
 LOCK := infra/lock/cpu.txt
 PEERS := infra/lock/peers.txt
+CUDA := infra/lock/cuda.txt
 JARS := build/broker/libs
 ARGS ?=
 
@@ -49,7 +50,7 @@ bench-decisions: setup  ## Placement in a fleet of 200 workers, 100 000 sessions
 bench-search: setup build/stamps/peers  ## The vector engine beside hnswlib, faiss and usearch
 	@$(BIN)/trivium bench search $(ARGS)
 
-bench-search-gpu: setup  ## The same on a CUDA device, beside cuVS where that is installed
+bench-search-gpu: setup build/stamps/cuda  ## The same on a CUDA device, beside cuVS where that is installed
 	@$(BIN)/trivium bench search-gpu $(ARGS)
 
 evaluate: setup  ## Placement policies in the simulator, in ten minutes; ARGS="--quick" for one
@@ -74,7 +75,7 @@ test: setup  ## All tests; what needs a GPU or Docker is skipped with a sentence
 test-kafka: setup  ## Only the tests that use the broker
 	@$(BIN)/python -m pytest -m kafka $(ARGS)
 
-test-gpu: setup  ## Only the tests that use a CUDA device
+test-gpu: setup build/stamps/cuda  ## Only the tests that use a CUDA device
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
 
 ##@ Set up
@@ -89,7 +90,9 @@ lock: $(UV)  ## Resolve pyproject.toml into infra/lock; ARGS=--upgrade for newer
 		--override infra/lock/overrides.txt pyproject.toml -o $(LOCK) > /dev/null
 	@$(UV) pip compile $(LOCK_OPTIONS) $(ARGS) --group peers --constraint $(LOCK) \
 		-o $(PEERS) > /dev/null
-	@echo "written: infra/lock/bootstrap.txt $(LOCK) $(PEERS)"
+	@$(UV) pip compile $(LOCK_OPTIONS) $(ARGS) --group cuda --constraint $(LOCK) \
+		-o $(CUDA) > /dev/null
+	@echo "written: infra/lock/bootstrap.txt $(LOCK) $(PEERS) $(CUDA)"
 
 clean:  ## Remove caches, build results and the state of stopped processes, not .venv
 	@if [ -x $(BIN)/trivium ]; then $(BIN)/trivium down --quiet && $(BIN)/trivium broker stop --quiet; fi
@@ -120,6 +123,12 @@ build/stamps/peers: $(PEERS) build/stamps/environment
 	@command -v c++ > /dev/null || { echo "A C++ compiler is needed (Debian: apt-get install g++)"; exit 1; }
 	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --require-hashes -r $(PEERS)
 	@touch $@
+
+build/stamps/cuda: $(CUDA) build/stamps/environment
+	@if nvidia-smi -L > /dev/null 2>&1; then \
+		echo "CuPy: from $(CUDA), into $(VENV)"; \
+		VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --require-hashes -r $(CUDA) && touch $@; \
+	else echo "nvidia-smi shows no device here: CuPy is not installed"; fi
 
 build/stamps/broker: infra/broker/pom.xml
 	@echo "[4/4] broker: Apache Kafka's jars through Maven, into $(JARS)"
