@@ -6,10 +6,6 @@ appears once per role. Decides nothing; `streams/core/placement.py` chooses amon
 `streams/core/router.py` keeps the counts.
 """
 
-from collections.abc import Iterator
-
-import numpy as np
-
 from schemas.fleet import HEARTBEAT_MS, LEASE_MS, FleetView
 from schemas.records import Heartbeat, MemberKind, Registration, Role
 from schemas.topics import WORK_TOPICS
@@ -57,12 +53,6 @@ class Fleet:
     def any_lives(self, role: Role, now_ms: int) -> bool:
         """Whether a worker of the role lives, credits or not."""
         return self.pools[role].any_lives(now_ms)
-
-    def free(self, role: Role, now_ms: int) -> Iterator[tuple[Worker, int]]:
-        """Workers of a role that take more, with their credits, in order of their ids."""
-        pool = self.pools[role]
-        for row in np.flatnonzero(pool.open(now_ms)):
-            yield pool.workers[row], int(pool.free[row])
 
     def is_lost(self, life: Life, now_ms: int) -> bool:
         """Whether what this life of a worker held must be placed again.

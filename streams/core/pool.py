@@ -94,9 +94,6 @@ class Pool:
             worker.row = row
             self.update(worker)
 
-    def __len__(self) -> int:
-        return len(self.workers)
-
     def update(self, worker: Worker) -> None:
         """Bring a worker's row up to date."""
         row = worker.row

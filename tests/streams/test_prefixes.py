@@ -50,6 +50,20 @@ def test_depths_of_each_worker() -> None:
     assert index.depths(PROMPT, 2 * BLOCK) == {}
 
 
+def test_tokens_by_slot_are_the_depths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while masks recur, more are asked for than are remembered, and slots are added."""
+    monkeypatch.setattr(prefixes, "FLAGS_MAX", 2)
+    index = PrefixIndex(1_000)
+    for number in range(20):
+        index.apply(events(f"w{number:02}", 0, snapshot=True, stored=PROMPT[: 1 + number % 5 * 6]))
+        for _ in range(2):
+            tokens = index.tokens_by_slot(lambda _: PROMPT)
+            expected = index.depths(PROMPT, BLOCK)
+            assert len(tokens) == number + 2 and tokens[-1] == 0
+            assert {life: tokens[index.slot(life)] / BLOCK for life in expected} == expected
+    assert len(expected) == 20 and sum(tokens) == BLOCK * sum(expected.values())
+
+
 def test_a_system_prompt_is_shared_by_sessions() -> None:
     system = list(range(40))
     index = PrefixIndex(1_000)
