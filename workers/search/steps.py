@@ -2,13 +2,14 @@
 
 Theory of operation. `advance` makes every active slot take one step after the other. In a step a
 slot emits its tasks, the rows whose distances it needs: while seeding, the next rows of its lists;
-while walking, those neighbours of its nearest unexpanded entries that it has not met. It computes
-their distances and merges them into its routing list, with the rows of the tasks ahead and the
-edges that it will need next already on their way from memory. Keys are totally ordered and each
-slot reads only its own state, so a search's result does not depend on what else is in the batch, on
-parking, or on how many extends a call makes. The walk is CAGRA's (see `graph.py`) without random
-entry points, with a visited table that fails open: a row that finds no place is computed again and
-dropped as equal in the merge, never lost.
+while walking, those neighbours of its nearest unexpanded entries that it has not met. It drops
+those that are too far by their codes (`codes.py`), computes the distances of the others and merges
+them into its routing list. Each of these is a pass over all slots, so that what a slot has asked
+for is on its way from memory meanwhile. Keys are totally ordered and each slot reads only its own
+state, so a search's result does not depend on what else is in the batch, on parking, or on how many
+extends a call makes. The walk is CAGRA's (see `graph.py`) without random entry points, with a
+visited table that fails open: a row whose place another one took is measured again and dropped as
+equal in the merge, never lost.
 
 Rows that a filter or a tombstone excludes are walked through, and kept out of `found`, the list of
 results; scanned rows go there only. Where all rows are walked and may be returned, the routing list
