@@ -28,6 +28,7 @@ BASE_MS, TRANSFER_SHARE, SHARING_SHARE, STALL_SHARE = 1.0, 0.1, 0.02, 0.2
 ANSWER_SHARE, ANSWER_RATE = 0.5, 0.05  # how much of max_tokens answers use
 ANSWER_TOKENS_RATE = 0.01  # slow: lengths of answers differ by orders of magnitude
 HOP_RATE = 0.05
+STRANGER = 2.0  # how often a local prompt without history counts: others' turns wait behind it
 APPEND_MEMORY_MS = 2_000.0  # over which appended tokens are averaged
 
 Features = tuple[float, ...]
@@ -146,12 +147,14 @@ class Estimates:
         moved_tokens: int,
         max_tokens: int,
         weights: tuple[float, float],
+        at_home: bool = True,
         now_ms: int,
     ) -> Estimate:
         """Both ways to run it; the score of PPD with a price for moving KV, above 0 for local.
 
         A local prompt slows the streams of its batch: what they lose over their answers counts
-        against it. A remote one waits for its KV once, which is spread over its own answer.
+        against it. A remote one waits for its KV once, which is spread over its own answer. Away
+        from home a local prompt is long, and those that are at home there wait behind it.
         """
         remote_ms = self.prefill.predict((prefill_tokens / THOUSAND, *_ahead(prefill)))
         remote_ms = remote_ms * prefill.pace + self.hop_ms
@@ -165,7 +168,8 @@ class Estimates:
         stall_ms = running * self.decode.coefficients[2] * append_tokens / max(base_ms, 1e-3)
         tpot_local_ms = base_ms + stall_ms / (self.answer_tokens or answer_tokens)
         tpot_remote_ms = base_ms + moving_ms / answer_tokens
-        gain_ttft = (remote_ms - local_ms) / max(remote_ms, 1e-3)
+        counted_ms = local_ms if at_home else STRANGER * local_ms
+        gain_ttft = (remote_ms - counted_ms) / max(remote_ms, 1e-3)
         loss_tpot = (tpot_local_ms - tpot_remote_ms) / max(tpot_remote_ms, 1e-3)
         return Estimate(
             ttft_local_ms=local_ms,

@@ -213,6 +213,7 @@ class Placer:
                 moved_tokens=need.prompt_tokens - view.held_at(decode),
                 max_tokens=need.max_tokens,
                 weights=(w_ttft, w_tpot),
+                at_home=view.home is not None,
                 now_ms=view.now_ms,
             )
         return Case(

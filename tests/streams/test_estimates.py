@@ -1,5 +1,6 @@
 """What is learned of times: models, paces, hops, and what it is worth when notes are missing."""
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -186,6 +187,16 @@ def test_moved_kv_has_a_price_per_token() -> None:
             scores[w_kv, moved] = found.score
     assert scores[0.1, 0] == scores[0.0, 0]
     assert scores[0.1, 4_000] - scores[0.0, 4_000] == pytest.approx(0.4)
+
+
+def test_a_prompt_without_history_counts_twice_where_others_are_at_home() -> None:
+    scene = pair(policy="learned")
+    known = expected(scene.placer.estimates, scene)
+    away = expected(scene.placer.estimates, scene, at_home=False)
+    assert known.score - away.score == pytest.approx(
+        0.5 * known.ttft_local_ms / known.ttft_remote_ms
+    )
+    assert replace(away, score=known.score) == known
 
 
 def test_heartbeats_prolong_what_keeps_a_worker_busy() -> None:

@@ -51,7 +51,7 @@ def test_a_history_is_held_in_whole_blocks_but_for_its_last_token(context: int, 
 
 def test_what_is_moved_has_a_price_wherever_the_history_lies() -> None:
     modes = {}
-    for w_kv in (0.0, 5.0):
+    for w_kv in (0.0, 50.0):
         scene = pair(decodes=2, policy="learned", samples_min=0, explore_share=0.0, w_kv=w_kv)
         scene.fleet.occupy(scene.worker("d1"), scene.now_ms + 60_000, 0.1)
         for known in (None, session("d9"), session("d0", 16)):
@@ -61,7 +61,7 @@ def test_what_is_moved_has_a_price_wherever_the_history_lies() -> None:
             assert found.decode is scene.worker("d0") or found.mode is Mode.REMOTE
             modes[w_kv, known and known.decode_worker] = found.mode, found.reason
     local = (Mode.LOCAL, Reason.LEARNED)
-    assert [modes[5.0, on] for on in (None, "d9", "d0")] == [local] * 3
+    assert [modes[50.0, on] for on in (None, "d9", "d0")] == [local] * 3
     assert [modes[0.0, on] for on in (None, "d9", "d0")] == [
         (Mode.REMOTE, Reason.FIRST_TURN),
         (Mode.REMOTE, Reason.SESSION_WORKER_GONE),
@@ -70,7 +70,7 @@ def test_what_is_moved_has_a_price_wherever_the_history_lies() -> None:
 
 
 def test_local_first_turns_are_no_herd() -> None:
-    scene = pair(decodes=3, window=100, policy="learned", samples_min=0, w_kv=5.0)
+    scene = pair(decodes=3, window=100, policy="learned", samples_min=0, w_kv=50.0)
     names = []
     for _ in range(12):
         found = scene.take(need(100))
