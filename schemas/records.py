@@ -117,6 +117,7 @@ class DecisionKind(StrEnum):
     EXPIRE = "expire"
     CANCEL = "cancel"
     FAIL = "fail"
+    VOID = "void"
 
 
 class Reason(StrEnum):

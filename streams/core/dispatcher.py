@@ -224,6 +224,7 @@ class Dispatcher:
             error = WireError(code=last.code, message=message, retriable=last.retriable)
             self.fail(live, Reason.ATTEMPTS_EXHAUSTED, error, now_ms)
         else:
+            self._decide(live, DecisionKind.VOID, reason, now_ms)  # before anybody drops it
             self.orders.void(live, now_ms)
             live.again, live.kv = reason, None
             self.enqueue(live, now_ms)

@@ -2,9 +2,10 @@
 
 Theory of operation. The records of a partition lie on several topics, between which no order is
 known, so the fold does not depend on it: per request it keeps the latest attempt that was placed,
-the hand-over and the phases of that attempt, a cancellation, and the outcome. An attempt is taken
-through its phases by the same `note` and `step` that the live state uses. An outcome counts
-unless a later attempt was placed, exactly as in the live state, and so live state equals a rebuild.
+whether it was given up, its hand-over and phases, a cancellation, and the outcome. An attempt is
+taken through its phases by the same `note` and `step` that the live state uses; one that was given
+up waits to be placed again, whatever its workers said. An outcome counts unless a later attempt was
+placed, exactly as in the live state, and so live state equals a rebuild.
 To keep memory low, feed outcomes first: what has ended is then not kept at all.
 
 Pure, and knows nothing of workers: whether those that hold a request still live is
@@ -62,6 +63,7 @@ class _Trace:
     deadline_ms: int = 0
     placed: _Placing = _UNPLACED
     handed: _Placing = _UNPLACED
+    void_attempt: int = 0  # the latest that was given up
     phases: list[Phase] = field(default_factory=list)
     cancel: CancelReason | None = None
     outcome_attempt: int = -1
@@ -133,6 +135,8 @@ class Rebuild:
             trace.placed = placing
         elif decision.kind is DecisionKind.HANDOFF and decision.attempt >= trace.handed.attempt:
             trace.handed = placing
+        elif decision.kind is DecisionKind.VOID:
+            trace.void_attempt = max(trace.void_attempt, decision.attempt)
         elif _is_failed_try(decision):
             trace.failed_tries += 1
 
@@ -198,6 +202,10 @@ def _live(request: Request, trace: _Trace, partition: int) -> tuple[Live, Phase 
         return live, None
     live.mode, live.orchestration = placed.mode, placed.orchestration
     live.prefill, live.decode = placed.prefill, placed.decode
+    if trace.void_attempt >= placed.attempt:
+        errors = [phase.error for phase in trace.phases if phase.attempt == placed.attempt]
+        live.error = next(filter(None, errors), None)
+        return live, None
     live.state = BEGINS[placed.orchestration]
     return live, _replay(live, trace)
 

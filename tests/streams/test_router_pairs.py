@@ -298,6 +298,24 @@ def test_a_rebuild_goes_on_and_sends_what_may_not_have_been_sent(
 
 
 @both_pairs
+def test_a_rebuild_knows_which_attempt_was_given_up(orchestration: Orchestration) -> None:
+    """The prefill worker had ended its part; the router read first that it had started anew."""
+    on = pairs(orchestration)
+    brought_to(on, "paired")
+    work = work_of(on, WorkPhase.PREFILL)
+    on.worker("p0", Role.PREFILL, window=0)
+    last = on.decisions[-1]
+    assert (last.kind, last.reason) == (DecisionKind.VOID, Reason.WORKER_LOST)
+    assert cancels(on) == [("d0", True)]
+    on.phase(work, PhaseKind.PREFILL_DONE)
+    on.taken_over()
+    assert state_of(on, "r1") is State.QUEUED
+    on.workers["p0"].window = 1
+    on.beat(on.workers["p0"])
+    assert on.attempts == {"r1": 2}
+
+
+@both_pairs
 def test_what_a_void_attempt_says_late_ends_the_request_only_while_it_waits(
     orchestration: Orchestration,
 ) -> None:
