@@ -23,6 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from infra import collector
 from infra.bench.decisions_load import ROUTER, Size, Traffic, answered, prefilled
 from infra.bench.report import BENCH_DIR, at_most, command_line, percentile, show_bars, write_report
 from schemas.records import DecisionKind, Work, WorkPhase
@@ -183,7 +184,8 @@ def measure(policy: str, size: Size, seed: int) -> dict[str, Any]:
 def _measure(policy: str, size: Size, seed: int) -> dict[str, Any]:
     run = Run(size, policy, seed)
     run.set_up()
-    run.play()
+    with collector.spared():  # as in a router
+        run.play()
     return figures_of(run)
 
 

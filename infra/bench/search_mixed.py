@@ -7,7 +7,6 @@ Times count from when an arrival was due, less the event loop's timer, which wak
 """
 
 import asyncio
-import gc
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -15,18 +14,12 @@ from typing import Any
 
 import numpy as np
 
+from infra import collector
 from infra.bench.report import BENCH_DIR, Bar, at_least, at_most, percentile
 from infra.bench.search_index import Scene, measure_point
 from infra.bench.search_servers import (
-    PLACES,
-    THREADS,
-    TOP_M,
-    Engine,
-    Hnswlib,
-    K,
-    Server,
-    StaticBatches,
-)
+    PLACES, THREADS, TOP_M, Engine, Hnswlib, K, Server, StaticBatches,
+)  # fmt: skip
 from infra.bench.search_systems import OURS
 from schemas.errors import TriviumError
 from schemas.log.clock import wall_ms
@@ -180,13 +173,20 @@ def _equal_efforts(scene: Scene) -> dict[Kind, int]:
 
 async def _measure(scene: Scene, makers: dict[str, Callable[[], Server]]) -> dict[str, Any]:
     servers = {name: make() for name, make in makers.items()}
-    seconds, seed = scene.options.load_s, scene.options.seed
+    seed = scene.options.seed
     traffic = {name: Traffic(server, scene.queries, seed) for name, server in servers.items()}
-    capacities: dict[str, list[float]] = {name: [] for name in servers}
     for each in traffic.values():
         await each.closed(_WARM_UP_S)
-    gc.collect()
-    gc.freeze()  # as a retrieval worker does: else each full collection stops all for 30-40 ms
+    with collector.spared():  # as a retrieval worker: a full collection stops all for 30-40 ms
+        figures = await _figures(scene, traffic)
+    for server in servers.values():
+        await server.close()
+    return {"servers": figures, "k": K, "top_m": {str(k): m for k, m in TOP_M.items()}}
+
+
+async def _figures(scene: Scene, traffic: dict[str, Traffic]) -> dict[str, Any]:
+    seconds = scene.options.load_s
+    capacities: dict[str, list[float]] = {name: [] for name in traffic}
     for repeat in range(scene.options.repeats):
         for name, each in traffic.items():
             scene.progress(f"mixed traffic: capacity of {name}, repeat {repeat + 1}")
@@ -207,10 +207,7 @@ async def _measure(scene: Scene, makers: dict[str, Callable[[], Server]]) -> dic
             scene.progress(f"mixed traffic: {name} at {rate_per_s:.0f} searches/s")
             cell = await each.open(rate_per_s, seconds)
             figures[name]["loads"][str(share)] = cell.figures()
-    for server in servers.values():
-        await server.close()
-    gc.unfreeze()
-    return {"servers": figures, "k": K, "top_m": {str(k): m for k, m in TOP_M.items()}}
+    return figures
 
 
 def _kept_up_to(servers: dict[str, Any], name: str, decode_ms: float) -> float:

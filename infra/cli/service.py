@@ -6,7 +6,6 @@ again; 1: start a new life. `infra/launcher.py` relies on both.
 
 import asyncio
 import dataclasses
-import gc
 import logging
 import os
 import signal
@@ -17,13 +16,11 @@ from typing import Annotated, Any
 
 import typer
 
+from infra import collector
 from infra.cli.options import Bootstrap, Config, roles_from, settings_from
 from infra.config import Settings
 from schemas.errors import ClientError, ConfigError, TopicError, TriviumError
 
-# What lives then lives for good: the collector need not walk it, which stops a process for tens of
-# milliseconds each time. The second is for engines, which start slowly.
-_FREEZE_S = (3, 60)
 _DRAIN_MAX_S = 60
 # They tell every step of every start and stop; Faust's services by the modules of their classes.
 _TALKATIVE = ("aiokafka", "faust", "mode", "schemas.log.faust_app")
@@ -207,8 +204,7 @@ def _until_stopped(run: Callable[[asyncio.Event], Awaitable[None]]) -> Coroutine
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal)
-        for delay_s in _FREEZE_S:
-            loop.call_later(delay_s, gc.freeze)
+        collector.spare(loop)
         await run(stop)
 
     return main()

@@ -1,0 +1,34 @@
+"""How Python's collector of cyclic garbage runs in our processes: seldom.
+
+A collection stops the process for about 0.26 us per object that it looks at, in the middle of
+whatever is under way. Almost nothing of ours is cyclic, so young objects are looked at seven times
+less often than by default, which makes the collector's share of the time smaller and keeps one
+stop to milliseconds. What was built at the start is never looked at again.
+"""
+
+import asyncio
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_THRESHOLDS = (5_000, 5, 20)  # new objects; collections of the youngest, and of the next
+_FROZEN_AFTER_S = (3, 60)  # the second is for engines, which start slowly
+
+
+def spare(loop: asyncio.AbstractEventLoop) -> None:
+    """Have the collector spare a process that starts now."""
+    gc.set_threshold(*_THRESHOLDS)
+    for delay_s in _FROZEN_AFTER_S:
+        loop.call_later(delay_s, gc.freeze)  # else a full collection takes tens of milliseconds
+
+
+@contextmanager
+def spared() -> Iterator[None]:
+    """What `spare` comes to, at once: for benchmarks of what runs in such processes."""
+    before = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_THRESHOLDS)
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
