@@ -18,8 +18,15 @@ from infra import collector
 from infra.bench.report import BENCH_DIR, Bar, at_least, at_most, percentile
 from infra.bench.search_index import Scene, measure_point
 from infra.bench.search_servers import (
-    PLACES, THREADS, TOP_M, Engine, Hnswlib, K, Server, StaticBatches,
-)  # fmt: skip
+    PLACES,
+    THREADS,
+    TOP_M,
+    Engine,
+    Hnswlib,
+    K,
+    Server,
+    StaticBatches,
+)
 from infra.bench.search_systems import OURS
 from schemas.errors import TriviumError
 from schemas.log.clock import wall_ms
@@ -30,8 +37,7 @@ Array = np.ndarray[Any, Any]
 PREFILL_SHARE = 0.2
 DEADLINE_MS = (20, 80)  # of prefill, after arrival; an idle engine needs about 1 ms
 _TIMER_S = 0.001
-_UNLOADED_PER_S = 100
-_WARM_UP_S = 0.3
+_UNLOADED_PER_S, _WARM_UP_S = 100, 0.3
 _IN_FLIGHT_MAX = 4_096  # of an open loop; what comes beyond is counted as a miss
 _CALLERS = 2 * PLACES * THREADS
 _DRAWN = 1_024  # searches that are drawn at once
@@ -173,8 +179,7 @@ def _equal_efforts(scene: Scene) -> dict[Kind, int]:
 
 async def _measure(scene: Scene, makers: dict[str, Callable[[], Server]]) -> dict[str, Any]:
     servers = {name: make() for name, make in makers.items()}
-    seed = scene.options.seed
-    traffic = {name: Traffic(server, scene.queries, seed) for name, server in servers.items()}
+    traffic = {name: Traffic(s, scene.queries, scene.options.seed) for name, s in servers.items()}
     for each in traffic.values():
         await each.closed(_WARM_UP_S)
     with collector.spared():  # as a retrieval worker: a full collection stops all for 30-40 ms
@@ -185,16 +190,15 @@ async def _measure(scene: Scene, makers: dict[str, Callable[[], Server]]) -> dic
 
 
 async def _figures(scene: Scene, traffic: dict[str, Traffic]) -> dict[str, Any]:
-    seconds = scene.options.load_s
-    capacities: dict[str, list[float]] = {name: [] for name in traffic}
+    seconds, capacities = scene.options.load_s, {name: list[float]() for name in traffic}
     for repeat in range(scene.options.repeats):
         for name, each in traffic.items():
             scene.progress(f"mixed traffic: capacity of {name}, repeat {repeat + 1}")
             cell = await each.closed(max(0.3, seconds / 2))
             capacities[name].append(cell.figures()["searches_per_s"])
     figures: dict[str, Any] = {name: {"capacities_per_s": c} for name, c in capacities.items()}
-    for name, found in capacities.items():
-        figures[name]["capacity_per_s"] = percentile(found, 50)
+    for name, rates in capacities.items():
+        figures[name]["capacity_per_s"] = percentile(rates, 50)
     for name, each in traffic.items():
         scene.progress(f"mixed traffic: {name} unloaded")
         figures[name]["unloaded"] = (await each.open(_UNLOADED_PER_S, 2 * seconds)).figures()
@@ -205,8 +209,7 @@ async def _figures(scene: Scene, traffic: dict[str, Traffic]) -> dict[str, Any]:
             if share > 1.2 * figures[name]["capacity_per_s"] / figures[OURS]["capacity_per_s"]:
                 continue  # far beyond what it can do
             scene.progress(f"mixed traffic: {name} at {rate_per_s:.0f} searches/s")
-            cell = await each.open(rate_per_s, seconds)
-            figures[name]["loads"][str(share)] = cell.figures()
+            figures[name]["loads"][str(share)] = (await each.open(rate_per_s, seconds)).figures()
     return figures
 
 
