@@ -91,6 +91,14 @@ class View:
         """Leading prompt tokens that one worker is thought to hold."""
         return 0 if worker is None else int(self.held(worker.role).item(worker.row))
 
+    def lacking(self, worker: Worker | None) -> int:
+        """Prompt tokens that one worker is not thought to hold, whose KV would be moved there."""
+        return self.need.prompt_tokens - self.held_at(worker)
+
+    def to_compute_at(self, worker: Worker) -> int:
+        """As `to_compute`, for one worker."""
+        return max(1, self.lacking(worker))
+
     def to_compute(self, role: Role) -> Numbers:
         """Per row: prompt tokens to compute; engines compute at least the last one."""
         return np.maximum(self.need.prompt_tokens - self.held(role), 1.0)
@@ -117,7 +125,7 @@ class View:
 
     def append_at_ms(self, worker: Worker) -> float:
         """The same for one worker."""
-        tokens = worker.others_tokens + max(1, self.need.prompt_tokens - self.held_at(worker))
+        tokens = worker.others_tokens + self.to_compute_at(worker)
         speeds = self._speeds
         own_ms = (speeds.append_base_ms + tokens * speeds.append_ms_per_token) * worker.pace
         return max(worker.busy_until_ms - self.now_ms, 0.0) + own_ms

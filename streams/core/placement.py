@@ -111,7 +111,7 @@ class Placer:
         if worker is None:
             return None, Reason.NO_WORKER
         if need.note is not None:
-            self.estimates.joins(need.note, worker, need.prompt_tokens - view.held_at(worker))
+            self.estimates.joins(need.note, worker, view.lacking(worker))
         if worker is view.home:
             return worker, Reason.SESSION_WORKER
         if need.session is not None:
@@ -201,8 +201,8 @@ class Placer:
         assert prefill is not None
         waiting = pool.living_requests + max(0, need.waiting - 1)
         w_ttft, w_tpot = self._weights_of(need)
-        append_tokens = max(1, need.prompt_tokens - view.held_at(local))
-        prefill_tokens = max(1, need.prompt_tokens - view.held_at(prefill))
+        append_tokens = view.to_compute_at(local)
+        prefill_tokens = view.to_compute_at(prefill)
         estimate = None
         if self.settings.policy == "learned":
             estimate = self.estimates.expect(
@@ -210,7 +210,7 @@ class Placer:
                 prefill=prefill,
                 append_tokens=append_tokens,
                 prefill_tokens=prefill_tokens,
-                moved_tokens=need.prompt_tokens - view.held_at(decode),
+                moved_tokens=view.lacking(decode),
                 max_tokens=need.max_tokens,
                 weights=(w_ttft, w_tpot),
                 at_home=view.home is not None,
@@ -313,13 +313,12 @@ class Placer:
     ) -> Placement:
         now_ms = view.now_ms
         if prefill is not None:
-            moved_tokens = need.prompt_tokens - view.held_at(decode)
             need.note = self.estimates.remote(
-                prefill, decode, need.max_tokens, now_ms, moved_tokens
+                prefill, decode, need.max_tokens, now_ms, view.lacking(decode)
             )
         elif decode is not None:
             until_ms = now_ms + view.append_at_ms(decode)
-            tokens = max(1, need.prompt_tokens - view.held_at(decode))
+            tokens = view.to_compute_at(decode)
             need.note = self.estimates.in_place(decode, tokens, need.max_tokens, now_ms)
             token_ms = self.estimates.speeds.append_ms_per_token * decode.pace
             view.fleet.occupy(decode, until_ms, token_ms)
