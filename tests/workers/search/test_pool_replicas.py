@@ -130,11 +130,7 @@ async def test_replicas_join_leave_and_are_replaced_while_retrievals_go_on(
     vectors = {f"d{i}": row for i, row in enumerate(gaussian(50, DIM))}
     async with library(kafka) as books, AsyncExitStack() as first:
         one = await first.enter_async_context(worker(kafka, "one"))
-        await ready(books, 1)
-        await books.put(vectors)
-        await held(one, len(vectors))
-        reader = Reader(books, vectors)
-        await reader.more(20)
+        reader = await served_by(one, books, vectors)
         async with worker(kafka, "two") as two:
             await reader.until(lambda: two.serving.searches_total > 20)
             await reader.until(lambda: len(two._owned) == len(one._owned) == 2)  # of two topics
@@ -152,11 +148,7 @@ async def test_the_number_of_shards_changes_while_retrievals_go_on(kafka: LogSet
     vectors = {f"d{i}": row for i, row in enumerate(gaussian(50, DIM))}
     async with library(kafka) as books, AsyncExitStack() as before:
         whole = await before.enter_async_context(worker(kafka, "whole"))
-        await ready(books, 1)
-        await books.put(vectors)
-        await held(whole, len(vectors))
-        reader = Reader(books, vectors)
-        await reader.more(20)
+        reader = await served_by(whole, books, vectors)
         async with worker(kafka, "half-0", "0/2") as one, worker(kafka, "half-1", "1/2") as two:
             await ready(books, 2)
             await before.aclose()
@@ -167,6 +159,16 @@ async def test_the_number_of_shards_changes_while_retrievals_go_on(kafka: LogSet
             held_by = [sum(s.documents for s in each.collections.states()) for each in (one, two)]
             assert 0 < held_by[0] < 50 and sum(held_by) == 50
             await reader.stop()
+
+
+async def served_by(only: RetrievalWorker, books: Library, vectors: dict[str, Any]) -> Reader:
+    """A reader with its first answers, once the only worker holds all documents."""
+    await ready(books, 1)
+    await books.put(vectors)
+    await held(only, len(vectors))
+    reader = Reader(books, vectors)
+    await reader.more(20)
+    return reader
 
 
 async def members(log: LogSettings, place: str = "0/1") -> list[str]:
