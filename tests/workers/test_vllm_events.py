@@ -1,9 +1,15 @@
 """From KV events of vLLM to canonical hashes; what an engine sends is in `test_vllm_engine`."""
 
+import gc
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from zmq.asyncio import Socket
+from zmq.constants import SocketType
+from zmq.sugar.context import Context
+from zmq.sugar.socket import SyncSocket
 
 from schemas.prefix import chain
 from workers.kv.block_log import BlockLog
@@ -13,6 +19,7 @@ from workers.llm.vllm_events import (
     BlockStored,
     Event,
     Translation,
+    subscribe,
 )
 
 SIZE = 16
@@ -133,3 +140,24 @@ def test_names_are_bounded() -> None:
         cache.tell(stored(prompt(32, salt)))
     assert len(cache.held()) == 3
     assert len(cache.translation._held) == len(cache.translation._gone) == 3
+
+
+async def test_a_handshake_before_anybody_waits_leaves_no_open_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect = Socket.connect
+
+    def connected(self: Socket, address: str) -> None:
+        connect(self, address)
+        if self.type == SocketType.SUB:
+            monitor = SyncSocket.shadow(self.get_monitor_socket().underlying)
+            assert monitor.poll(timeout=10_000), "no handshake"
+
+    monkeypatch.setattr(Socket, "connect", connected)
+    folder = tmp_path / "kv"
+    folder.mkdir()
+    with Context() as context, context.socket(SocketType.PUB) as publisher:
+        publisher.bind(f"ipc://{folder}/socket")
+        events = await subscribe(f"ipc://{folder}/socket", BlockLog(SIZE, 100), 100)
+        gc.collect()
+        await events.close()

@@ -165,6 +165,7 @@ class KvEvents:
                 await monitor.recv_multipart()
         finally:
             self._socket.disable_monitor()
+            monitor.close(linger=0)
         self._reading = asyncio.get_running_loop().create_task(self._read())
 
     async def close(self) -> None:
