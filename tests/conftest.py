@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings as hypothesis_settings
 
 # vLLM starts three processes that import all of it anew; without a bytecode cache that doubles
 # the time.
@@ -25,6 +26,8 @@ from infra.processes import children, identify
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 
+# The same examples each time, however slow; `--hypothesis-profile default` looks for new ones.
+hypothesis_settings.load_profile("ci")
 _prefixes = (f"test-{os.getpid()}-{number}." for number in itertools.count(1))
 _RANKS = {"kafka": 1, "docker": 2, "vllm": 3, "gpu": 4}  # what needs least runs first
 

@@ -9,7 +9,7 @@ from typing import Any
 import avro.io
 import avro.schema
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schemas.codec import (
@@ -33,7 +33,7 @@ HEADER_BYTES = 10
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=300)
 def test_every_record_survives_the_round_trip(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(RECORDS))
     record = data.draw(instances(f"trivium.{name}"))
@@ -168,7 +168,7 @@ def test_garbage_is_refused_with_what_was_found(value: bytes | None, message: st
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_arbitrary_bodies_decode_or_raise_record_error(body: bytes) -> None:
     for name in ("Work", "TokenFrame"):
         mark = PLAIN.encode(example(f"trivium.{name}"))[:HEADER_BYTES]

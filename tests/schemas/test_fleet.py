@@ -1,6 +1,6 @@
 """The fleet view: who lives, who holds which lease, and that earlier epochs are void."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.fleet import LEASE_MS, FleetView
@@ -175,7 +175,6 @@ STEPS = st.lists(st.tuples(REGISTRATIONS | BEATS, st.integers(0, 2_000)), max_si
 
 
 @given(STEPS)
-@settings(deadline=None)
 def test_views_of_one_log_agree_and_leases_are_exclusive(
     steps: list[tuple[Registration | Heartbeat, int]],
 ) -> None:

@@ -174,7 +174,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(STEPS, st.integers(1, 12), st.integers(1, 200))
 def test_equals_the_slow_model(
     steps: list[tuple[str, int, int, int, int]], requests_max: int, tokens_max: int

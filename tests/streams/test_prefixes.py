@@ -259,7 +259,7 @@ class Run:
         return found
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(STEPS)
 def test_the_index_equals_a_naive_model(steps: list[tuple[str, int, int, int]]) -> None:
     run = Run(blocks_max=10_000)
@@ -272,7 +272,7 @@ def test_the_index_equals_a_naive_model(steps: list[tuple[str, int, int, int]]) 
             assert found == {k: v for k, v in run.naive(prompt).items() if k in sure}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(STEPS, st.integers(8, 40))
 def test_a_bounded_index_never_claims_what_it_was_not_told(
     steps: list[tuple[str, int, int, int]], blocks_max: int

@@ -175,7 +175,7 @@ def heal(on: Cluster) -> None:
     raise AssertionError(f"still live: {on.router.view()}")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.sampled_from(sorted(FLEETS)),
     st.lists(

@@ -1,7 +1,7 @@
 """Changes of a prefix cache, coalesced and bounded."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.kv.block_log import BlockLog
@@ -60,7 +60,6 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None)  # a shared machine may stall
 @given(STEPS, st.integers(1, 6))
 def test_whoever_applies_the_changes_knows_what_is_held(
     steps: list[tuple[str, int]], blocks_max: int

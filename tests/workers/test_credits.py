@@ -1,7 +1,7 @@
 """How a worker's capacity is shared among routers."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.records import Grant, Role
@@ -23,7 +23,6 @@ def test_shares(capacity: int, routers: list[str], shares: dict[str, int]) -> No
     assert divide(capacity, routers) == shares
 
 
-@settings(deadline=None)  # a shared machine may stall
 @given(st.integers(1, 500), st.sets(st.text("abc", min_size=1, max_size=3), min_size=1))
 def test_shares_use_the_capacity_and_differ_by_one_at_most(
     capacity: int, routers: set[str]

@@ -1,6 +1,6 @@
 """Frames hold all rows of one gateway partition, once, in order."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.codec import Codec
@@ -33,7 +33,6 @@ def ending(request_id: str) -> tuple[StreamEnd, Outcome, list[tuple[str, bytes]]
     return end, outcome, [("traceparent", b"t")]
 
 
-@settings(deadline=None)  # a shared machine may stall
 @given(ROWS)
 def test_rows_come_out_as_they_went_in(rows: list[tuple[int, str, list[int], str]]) -> None:
     frames = Frames("w1")
@@ -143,7 +142,6 @@ def test_only_what_begins_or_ends_is_urgent() -> None:
     assert [batch.frame.texts for batch in frames.take(1)] == [["ad"]]
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["r1", "r2", "r3"]), st.booleans()), max_size=40))
 def test_each_stream_arrives_whole_and_in_order(steps: list[tuple[str, bool]]) -> None:
     """Whatever is taken when: urgent alone, or all."""

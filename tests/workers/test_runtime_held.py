@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import DeadlineExceeded, KvUnavailable
@@ -262,7 +262,6 @@ def test_text_of_a_token_that_was_sent_without_it_still_goes_out() -> None:
     assert list(frame.texts) == ["é!"]
 
 
-@settings(deadline=None)  # a shared machine may stall
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(0, 9), max_size=3), st.text("ab", max_size=3)), max_size=8

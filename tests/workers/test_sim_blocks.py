@@ -118,7 +118,7 @@ OPERATIONS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(OPERATIONS)
 def test_blocks_are_never_lost_or_given_twice(operations: list[tuple[str, int, list[int]]]) -> None:
     manager = BlockManager(BLOCKS)

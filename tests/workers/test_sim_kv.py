@@ -30,7 +30,7 @@ def test_intact_bytes_give_the_values_back(bytes_per_token: int) -> None:
     assert arena.state([3, 9, 1], 2)[1:] == (digest.chain[1], digest.tail)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2), st.integers(0, SIZE * 16 - 1), st.integers(1, 255))
 def test_every_byte_counts(block: int, byte: int, change: int) -> None:
     arena = arena_with(TOKENS[:10], [0, 1, 2])

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -168,13 +168,7 @@ class BatchMates(RuleBasedStateMachine):
 
 
 TestBatchMates = BatchMates.TestCase
-TestBatchMates.settings = settings(
-    max_examples=40,
-    stateful_step_count=25,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+TestBatchMates.settings = settings(max_examples=40, stateful_step_count=25)
 
 
 def test_bulk_searches_do_not_depend_on_slots_or_threads() -> None:
