@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -33,14 +33,15 @@ CAPABILITY = Capability(
 
 
 class Fleet:
-    """Members that share one producer."""
+    """Members that share one producer, and leave at the end."""
 
     def __init__(self, settings: LogSettings, producer: LogProducer) -> None:
         self.settings = settings
         self.producer = producer
+        self.members: list[Membership] = []
 
     def member(self, member_id: str, *topics: str) -> Membership:
-        return Membership(
+        found = Membership(
             self.settings,
             Codec(),
             self.producer,
@@ -49,25 +50,38 @@ class Fleet:
             roles=[Role.DECODE],
             lease_topics=topics,
         )
+        self.members.append(found)
+        return found
 
     @asynccontextmanager
     async def running(self, *members: Membership) -> AsyncIterator[None]:
-        async with AsyncExitStack() as stack:
-            tasks = [asyncio.create_task(member.run()) for member in members]
-            for task in tasks:
-                stack.callback(task.cancel)
+        """They join together, and each beats as soon as it has joined."""
+        tasks: list[asyncio.Task[None]] = []
+
+        async def live(member: Membership) -> None:
+            await member.join()
+            tasks.append(asyncio.create_task(member.run()))
+
+        try:
+            await asyncio.gather(*map(live, members))
             yield
-        await asyncio.gather(*tasks, return_exceptions=True)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @asynccontextmanager
 async def fleet_of(settings: LogSettings) -> AsyncIterator[Fleet]:
     producer = LogProducer(settings, Codec(), durable=True, client_id="fleet")
     await producer.start()
+    fleet = Fleet(settings, producer)
     try:
         async with asyncio.timeout(30):
-            yield Fleet(settings, producer)
+            yield fleet
     finally:
+        for member in fleet.members:
+            await member.leave()
         await producer.stop()
 
 
@@ -75,21 +89,17 @@ async def test_members_that_join_together_lease_different_partitions(kafka: LogS
     async with fleet_of(kafka) as fleet:
         count = kafka.worker_partitions
         members = [fleet.member(f"w{n}", "decode") for n in range(count)]
-        await asyncio.gather(*(member.join() for member in members))
-        assert {member.leases["decode"] for member in members} == set(range(count))
-        for member in members:
-            await member.leave()
+        async with fleet.running(*members):
+            assert {member.leases["decode"] for member in members} == set(range(count))
 
 
 async def test_a_full_topic_says_what_to_do(kafka: LogSettings) -> None:
     small = replace(kafka, worker_partitions=1)
     async with fleet_of(small) as fleet:
         first, second = fleet.member("w1", "decode"), fleet.member("w2", "decode")
-        await first.join()
-        with pytest.raises(LeaseError, match="all 1 partitions of decode are leased; stop a"):
-            await second.join()
-        await first.leave()
-        await second.leave()
+        async with fleet.running(first):
+            with pytest.raises(LeaseError, match="all 1 partitions of decode are leased; stop a"):
+                await second.join()
 
 
 async def test_a_new_life_has_a_higher_epoch_and_may_reuse_its_partition(
@@ -97,14 +107,11 @@ async def test_a_new_life_has_a_higher_epoch_and_may_reuse_its_partition(
 ) -> None:
     small = replace(kafka, worker_partitions=1)
     async with fleet_of(small) as fleet:
-        first = fleet.member("w1", "decode")
+        first, again = fleet.member("w1", "decode"), fleet.member("w1", "decode")
         await first.join()
-        again = fleet.member("w1", "decode")
         await again.join()
         assert again.epoch > first.epoch
         assert again.leases == first.leases == {"decode": 0}
-        await again.leave()
-        await first.leave()
 
 
 async def test_running_members_lease_further_topics_and_roles(kafka: LogSettings) -> None:
@@ -112,9 +119,8 @@ async def test_running_members_lease_further_topics_and_roles(kafka: LogSettings
     async with fleet_of(small) as fleet:
         members = [fleet.member(f"w{n}", "decode") for n in range(2)]
         late = fleet.member("w2")
-        await asyncio.gather(*(member.join() for member in [*members, late]))
-        before = [dict(member.leases) for member in members]
         async with fleet.running(*members, late):
+            before = [dict(member.leases) for member in members]
             found = await asyncio.gather(*(member.lease("prefill") for member in members))
             assert sorted(found) == [0, 1]
             with pytest.raises(LeaseError, match="all 2 partitions of prefill are leased"):
@@ -129,8 +135,6 @@ async def test_running_members_lease_further_topics_and_roles(kafka: LogSettings
             seen = late.view.members
             await until(lambda: len(seen["w0"].registration.roles) == 2)
             assert seen["w0"].epoch == members[0].epoch
-        for member in [*members, late]:
-            await member.leave()
 
 
 async def test_beats_carry_state_credits_and_load(kafka: LogSettings) -> None:
@@ -140,17 +144,13 @@ async def test_beats_carry_state_credits_and_load(kafka: LogSettings) -> None:
         watcher._on_record = lambda record, offset, now_ms: seen.append(record)
         worker.load_source = lambda: Load(running=3)
         worker.grant_source = lambda: [Grant(router_id="r1", role=Role.DECODE, credits=5)]
-        await worker.join()
-        await watcher.join()
-        worker.set_state(MemberState.READY)
-        async with fleet.running(worker, watcher):
+        async with fleet.running(worker), fleet.running(watcher):
+            worker.set_state(MemberState.READY)
             await until(lambda: watcher.view.members["w1"].state is MemberState.READY)
         found = watcher.view.members["w1"]
         assert found.load.running == 3
         assert found.credits == {("r1", Role.DECODE): 5}
         assert isinstance(seen[0], Registration)
-        await worker.leave()
-        await watcher.leave()
 
 
 async def test_the_lease_dies_with_the_heartbeat_and_a_goodbye_is_seen_at_once(
@@ -158,18 +158,17 @@ async def test_the_lease_dies_with_the_heartbeat_and_a_goodbye_is_seen_at_once(
 ) -> None:
     async with fleet_of(kafka) as fleet:
         silent, polite, watcher = fleet.member("w1"), fleet.member("w2"), fleet.member("w3")
-        for member in (silent, polite, watcher):
-            await member.join()
         lives = watcher.view.members
         async with fleet.running(watcher):
+            async with fleet.running(polite):
+                await silent.join()
+                ended_ms = wall_ms()
             await polite.leave()
             await until(lambda: lives["w2"].state is MemberState.GONE)
-            assert lives["w1"].lives(wall_ms())
-            before_ms = wall_ms()
+            assert not lives["w2"].lives(lives["w2"].seen_ms)
             await until(lambda: not lives["w1"].lives(wall_ms()))
-            assert wall_ms() - before_ms <= LEASE_MS + 500
-        await silent.leave()
-        await watcher.leave()
+            assert lives["w1"].lives(lives["w1"].seen_ms + LEASE_MS)
+            assert lives["w1"].seen_ms - ended_ms < LEASE_MS, "nothing renewed it"
 
 
 async def test_a_member_that_was_silent_for_a_lease_is_fenced_everywhere(
@@ -177,39 +176,31 @@ async def test_a_member_that_was_silent_for_a_lease_is_fenced_everywhere(
 ) -> None:
     async with fleet_of(kafka) as fleet:
         frozen, watcher = fleet.member("w1", "decode"), fleet.member("w2", "decode")
+        third = fleet.member("w3")
         await frozen.join()
-        await watcher.join()
         async with fleet.running(watcher):
-            await until(lambda: not frozen.is_valid())
+            await until(lambda: not watcher.view.members["w1"].lives(wall_ms()))
+            assert not frozen.is_valid(), "it knows before others do"
             await frozen.beat_now()  # what a process does that slept between check and send
-            third = fleet.member("w3")
             await third.join()
             await until(lambda: "w3" in watcher.view.members)  # it has read past that beat
             assert not watcher.view.members["w1"].lives(wall_ms())
             with pytest.raises(LeaseError, match="silent|lease lost"):
                 await frozen.run()
-        for member in (frozen, watcher, third):
-            await member.leave()
 
 
 async def test_an_undecodable_fleet_record_is_buried_and_the_rest_goes_on(
     kafka: LogSettings,
 ) -> None:
     async with fleet_of(kafka) as fleet:
-        watcher = fleet.member("w1")
-        await watcher.join()
+        watcher, other = fleet.member("w1"), fleet.member("w2")
         dead = AssignedReader(kafka, "fleet.dlq", [0], client_id="dead")
         await dead.start("earliest")
         async with fleet.running(watcher):
-            await (
-                await fleet.producer.send_raw(
-                    kafka.topic_prefix + "fleet", b"garbage", key=b"w9", partition=0
-                )
-            )
-            other = fleet.member("w2")
+            topic = kafka.topic_prefix + "fleet"
+            await (await fleet.producer.send_raw(topic, b"garbage", key=b"w9", partition=0))
             await other.join()
             await until(lambda: "w2" in watcher.view.members)
             (buried,) = await dead.batch()
         assert buried.value == b"garbage"
-        for closing in (dead.stop(), other.leave(), watcher.leave()):
-            await closing
+        await dead.stop()
