@@ -1,8 +1,6 @@
 """The simulated engine's own: times, bounds, ends of answers, and KV that does not arrive."""
 
 import asyncio
-import selectors
-from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
@@ -10,41 +8,13 @@ import pytest
 
 from schemas.errors import ConfigError
 from schemas.records import KvHandle, Structured, StructuredKind
-from tests.waiting import pass_time, run, until
+from tests.virtual import run_virtual
+from tests.waiting import pass_time, until
 from tests.workers.engines import PREFILL, answered, collected, handed_over, job, prompt, start_sim
 from workers.kv.transfer import MemoryTransfer
 from workers.llm.engine import Output
 from workers.llm.sim_engine import SimEngine
 from workers.llm.sim_settings import SimSettings
-
-
-class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer instead of waiting for it."""
-
-    def __init__(self) -> None:
-        super().__init__(_JumpingSelector(self))
-        self.now_s = 1_000.0
-
-    def time(self) -> float:
-        return getattr(self, "now_s", 0.0)
-
-
-class _JumpingSelector(selectors.DefaultSelector):
-    def __init__(self, loop: VirtualLoop) -> None:
-        super().__init__()
-        self._loop = loop
-
-    def select(self, timeout: float | None = None) -> Any:
-        ready = super().select(0 if timeout is not None else 1)
-        if timeout and not ready:
-            self._loop.now_s += timeout
-        return ready
-
-
-def run_virtual(main: Coroutine[Any, Any, Any]) -> Any:
-    """Run on virtual time; threads answer in real time, so start engines before looking at it."""
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(main)
 
 
 async def timed(engine: SimEngine, count: int) -> list[tuple[float, list[Output]]]:
@@ -164,7 +134,7 @@ def test_running_never_exceeds_its_bound() -> None:
         assert most == 3
         await closed(engine)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_full_queue_refuses() -> None:
@@ -175,7 +145,7 @@ def test_full_queue_refuses() -> None:
         assert [answer.error_code for answer in answers] == ["", "", "", "worker_refused"]
         await closed(engine)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_memory_that_is_full_makes_wait_and_evicts() -> None:
@@ -189,7 +159,7 @@ def test_memory_that_is_full_makes_wait_and_evicts() -> None:
         assert too_long.error_code == "context_length_exceeded"
         await closed(engine)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_structured_answers_are_refused() -> None:
@@ -200,7 +170,7 @@ def test_structured_answers_are_refused() -> None:
         assert answer.error_code == "invalid_request"
         await closed(engine)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_repeated_job_is_ignored() -> None:
@@ -212,7 +182,7 @@ def test_repeated_job_is_ignored() -> None:
         assert len(answer.token_ids) == 12
         await closed(engine)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_answers_end_by_themselves() -> None:
@@ -231,7 +201,7 @@ def test_answers_end_by_themselves() -> None:
         assert (len(ignored.token_ids), ignored.last.finish_reason) == (60, "length")
         await closed(engine)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_answers_have_the_length_that_a_benchmark_asks_for() -> None:
@@ -243,7 +213,7 @@ def test_answers_have_the_length_that_a_benchmark_asks_for() -> None:
         assert (len(short.token_ids), short.last.finish_reason) == (3, "length")
         await closed(engine)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_length_of_the_model_bounds_the_answer() -> None:
@@ -253,7 +223,7 @@ def test_length_of_the_model_bounds_the_answer() -> None:
         assert (len(answer.token_ids), answer.last.finish_reason) == (10, "length")
         await closed(engine)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_seen_later_epoch_refuses_the_earlier_one() -> None:
@@ -272,7 +242,7 @@ def test_seen_later_epoch_refuses_the_earlier_one() -> None:
         for engine in (old, new, consumer):
             await engine.close()
 
-    run(main())
+    run_virtual(main())
 
 
 def test_fetch_that_fails_once_is_tried_again_and_twice_is_recomputed() -> None:
@@ -289,7 +259,7 @@ def test_fetch_that_fails_once_is_tried_again_and_twice_is_recomputed() -> None:
         await closed(consumer)
         await producer.close()
 
-    run(main())
+    run_virtual(main())
 
 
 def test_producer_that_is_gone_means_recomputing() -> None:
@@ -305,7 +275,7 @@ def test_producer_that_is_gone_means_recomputing() -> None:
         assert answer.outputs[0].kv_bytes == 0
         await closed(consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_wrong_bytes_change_the_answer() -> None:
@@ -321,7 +291,7 @@ def test_wrong_bytes_change_the_answer() -> None:
         for engine in (producer, consumer):
             await engine.close()
 
-    run(main())
+    run_virtual(main())
 
 
 def test_late_fetch_holds_nothing_up_and_its_blocks_stay_out_of_use() -> None:
@@ -344,7 +314,7 @@ def test_late_fetch_holds_nothing_up_and_its_blocks_stay_out_of_use() -> None:
         await closed(consumer)
         await producer.close()
 
-    run(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("how", ["abort", "deadline"])
@@ -367,7 +337,7 @@ def test_request_that_ends_while_fetching_frees_its_blocks_once_they_are_safe(ho
         await closed(consumer)
         await producer.close()
 
-    run(main())
+    run_virtual(main())
 
 
 def test_handle_expires_and_frees_its_blocks() -> None:
@@ -382,7 +352,7 @@ def test_handle_expires_and_frees_its_blocks() -> None:
         assert answer.error_code == "kv_unavailable"
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_read_handle_is_released_and_counted_on_both_sides() -> None:
@@ -395,7 +365,7 @@ def test_read_handle_is_released_and_counted_on_both_sides() -> None:
         assert producer.load().extra["held"] == 0
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_aborted_prefill_gives_its_held_blocks_up() -> None:
@@ -407,7 +377,7 @@ def test_aborted_prefill_gives_its_held_blocks_up() -> None:
         producer.abort(one.request_id)
         await closed(producer)
 
-    run(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("tokens", [48, 50])
@@ -419,7 +389,7 @@ def test_handle_of_the_same_engine_needs_no_transfer(tokens: int) -> None:
         assert decoded.outputs[0].kv_bytes == 0
         await closed(engine)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_metadata_can_come_from_elsewhere() -> None:
@@ -435,7 +405,7 @@ def test_metadata_can_come_from_elsewhere() -> None:
         await until(lambda: not producer.blocks.used)
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_bug_in_a_timer_ends_the_engine() -> None:
@@ -448,7 +418,7 @@ def test_bug_in_a_timer_ends_the_engine() -> None:
             await until_ended(engine, {"nobody"})
         await engine.close()
 
-    run(main())
+    run_virtual(main())
 
 
 def test_settings_that_make_no_sense_stop_the_start() -> None:

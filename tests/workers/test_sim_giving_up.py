@@ -8,7 +8,8 @@ import pytest
 
 from schemas.log.clock import wall_ms
 from schemas.records import Orchestration
-from tests.waiting import run, until
+from tests.virtual import run_virtual
+from tests.waiting import until
 from tests.workers.engines import (
     answered,
     collected,
@@ -45,7 +46,7 @@ def test_prefill_that_nobody_asks_gives_up_and_a_late_want_hears_why() -> None:
         assert decoded.last.error == prefilled.last.error
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 @PAIRED
@@ -70,7 +71,7 @@ def test_promise_that_is_not_kept_expires_and_its_blocks_stay_out_of_use(
         await until(lambda: not consumer.load().extra["quarantined"])
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 @PAIRED
@@ -86,7 +87,7 @@ def test_target_that_has_expired_is_not_written_to(orchestration: Orchestration)
         assert written(producer) == []
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 @PAIRED
@@ -105,7 +106,7 @@ def test_peer_of_a_later_life_is_not_written_to(orchestration: Orchestration) ->
         assert decoded.last.error == prefilled.last.error
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 @PAIRED
@@ -127,7 +128,7 @@ def test_decode_whose_peer_is_replaced_ends_at_once(orchestration: Orchestration
         assert (await answered(consumer, again)).error_code == "stale_epoch"
         await closed(consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 @PAIRED
@@ -141,7 +142,7 @@ def test_decode_whose_peer_is_lost_ends_at_once(orchestration: Orchestration) ->
         assert decoded.error_code == "kv_unavailable"
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 @PAIRED
@@ -158,7 +159,7 @@ def test_abort_of_decode_ends_prefill_and_frees_the_blocks(orchestration: Orches
         await until(lambda: not consumer.blocks.used)  # confirmed long before it would expire
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 @PAIRED
@@ -175,7 +176,7 @@ def test_decode_that_gave_up_before_prefill_came_is_not_written_to(
         assert written(producer) == []
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 @PAIRED
@@ -202,7 +203,7 @@ def test_blocks_of_a_write_under_way_stay_out_of_use_on_both_sides(
         transfer_of(producer).stalled = False
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 @PAIRED
@@ -223,7 +224,7 @@ def test_abort_of_prefill_alone_leaves_decode_to_its_own_cancellation(
         assert decoded.last.finish_reason == "abort"
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 @PAIRED
@@ -248,7 +249,7 @@ def test_write_that_fails_is_tried_again_with_pauses_and_then_both_end(
             assert decoded.last.error == prefilled.last.error
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 @PAIRED
@@ -265,7 +266,7 @@ def test_late_write_ends_prefill_and_its_blocks_wait(orchestration: Orchestratio
         assert decoded.token_ids == (await answered(producer, job(prompt(50)))).token_ids
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize(
@@ -290,7 +291,7 @@ def test_promise_that_does_not_fit_is_refused_and_prefill_hears_of_it(
         assert (await answered(producer, first)).error_code == "kv_unavailable"
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize(
@@ -316,7 +317,7 @@ def test_target_that_does_not_fit_is_refused_and_decode_hears_of_it(change: dict
         assert decoded.last.error == prefilled.last.error
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_paired_job_needs_a_peer_and_not_itself() -> None:
@@ -332,7 +333,7 @@ def test_paired_job_needs_a_peer_and_not_itself() -> None:
         assert (await answered(alone, second)).error_code == "kv_unavailable"
         await closed(engine, alone)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_deadline_of_a_waiting_decode_is_kept() -> None:
@@ -343,4 +344,4 @@ def test_deadline_of_a_waiting_decode_is_kept() -> None:
         assert (await answered(consumer, late)).error_code == "deadline_exceeded"
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())

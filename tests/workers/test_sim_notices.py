@@ -3,7 +3,8 @@
 import pytest
 
 from schemas.records import KvHandle, WireError
-from tests.waiting import run, until
+from tests.virtual import run_virtual
+from tests.waiting import until
 from tests.workers.engines import answered, job, prompt, start_sim
 from tests.workers.pairs import closed, transfer_of
 from workers.llm.sim_notices import Notice, NoticeKind
@@ -66,4 +67,4 @@ def test_what_is_no_notice_does_no_harm() -> None:
         assert len((await answered(engine, job(prompt(20)))).token_ids) == 12
         await closed(engine)
 
-    run(main())
+    run_virtual(main())

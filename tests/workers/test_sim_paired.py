@@ -8,6 +8,7 @@ import pytest
 
 from schemas.prefix import chain
 from schemas.records import Orchestration
+from tests.virtual import run_virtual
 from tests.waiting import run, until
 from tests.workers.engines import (
     PREFILL,
@@ -53,7 +54,7 @@ def test_bytes_are_those_of_the_missing_blocks(orchestration: Orchestration) -> 
         assert sent == received == 10 * BLOCK_BYTES
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 @PAIRED
@@ -69,7 +70,7 @@ def test_nothing_is_written_where_nothing_is_missing(
         assert prefilled.last.kv_bytes == (tokens - 64) * BLOCK_BYTES
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_decode_first_reads_what_only_decode_holds() -> None:
@@ -84,7 +85,7 @@ def test_decode_first_reads_what_only_decode_holds() -> None:
             assert consumer.load().kv_bytes_sent == 6 * BLOCK_BYTES
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_prefix_that_cannot_be_read_is_computed() -> None:
@@ -98,7 +99,7 @@ def test_prefix_that_cannot_be_read_is_computed() -> None:
         assert decoded.token_ids == alone.token_ids
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 @PAIRED
@@ -118,7 +119,7 @@ def test_wrong_bytes_change_the_answer(orchestration: Orchestration) -> None:
         for engine in (producer, consumer):
             await engine.close()
 
-    run(main())
+    run_virtual(main())
 
 
 @pytest.mark.parametrize("theirs", [1, 2, 4])
@@ -142,7 +143,7 @@ def test_tensor_parallel_degrees_may_differ(ours: int, theirs: int) -> None:
         assert pulled.outputs[0].kv_bytes == 5 * BLOCK_BYTES
         await closed(producer, consumer, alone)
 
-    run(main())
+    run_virtual(main())
 
 
 @needs_nixl
@@ -179,7 +180,7 @@ def test_want_may_come_after_the_kv_was_computed() -> None:
         assert decoded.token_ids == (await answered(producer, job(prompt(50)))).token_ids
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_first_token_that_ends_the_answer_is_handed_over_all_the_same() -> None:
@@ -194,7 +195,7 @@ def test_first_token_that_ends_the_answer_is_handed_over_all_the_same() -> None:
         assert decoded.last.finish_reason == "stop"
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 @PAIRED
@@ -215,7 +216,7 @@ def test_places_of_the_batch_are_kept_and_neighbours_go_on(orchestration: Orches
             consumer.abort(second.request_id)
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_two_engines_that_wait_for_each_other_go_on() -> None:
@@ -237,7 +238,7 @@ def test_two_engines_that_wait_for_each_other_go_on() -> None:
         assert sorted(reasons) == ["handover"] * 12 + ["length"] * 12
         await closed(*engines)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_peers_are_connected_when_they_are_discovered() -> None:
@@ -255,7 +256,7 @@ def test_peers_are_connected_when_they_are_discovered() -> None:
         assert not transfer_of(plain).moved
         await closed(producer, consumer, plain)
 
-    run(main())
+    run_virtual(main())
 
 
 def test_block_log_names_what_the_prefix_cache_holds() -> None:
@@ -270,4 +271,4 @@ def test_block_log_names_what_the_prefix_cache_holds() -> None:
         assert consumer.block_log.held() == []
         await closed(producer, consumer)
 
-    run(main())
+    run_virtual(main())

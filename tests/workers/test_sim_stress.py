@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 
 from schemas.records import KvHandle, Orchestration
-from tests.waiting import pass_time, run, until
+from tests.virtual import run_virtual
+from tests.waiting import pass_time, until
 from tests.workers.engines import PREFILL, collected, job, paired_jobs, prompt, start_sim
 from workers.kv.transfer import MemoryTransfer
 from workers.llm.engine import Job, Output
@@ -173,7 +174,7 @@ async def check(clients: list[Client], asked: dict[str, list[int]]) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_disorder_leaks_nothing_and_changes_no_answer(seed: int) -> None:
-    ends = run(disorder(seed, CHOICES, (1, 1)))
+    ends = run_virtual(disorder(seed, CHOICES, (1, 1)))
     assert ends["length"] > 10
     assert ends["handover"] > 5
     assert min(ends[key] for key in ("abort", "error", "fetched")) > 0
@@ -182,7 +183,7 @@ def test_disorder_leaks_nothing_and_changes_no_answer(seed: int) -> None:
 
 @pytest.mark.parametrize(("seed", "degrees"), [(4, (1, 1)), (5, (1, 4)), (6, (4, 2))])
 def test_disorder_of_both_phases_at_once_does_neither(seed: int, degrees: tuple[int, int]) -> None:
-    ends = run(disorder(seed, PAIRS, degrees))
+    ends = run_virtual(disorder(seed, PAIRS, degrees))
     assert ends["length"] > 10
     assert ends["handover"] > 10
     assert min(ends[key] for key in ("abort", "error", "fetched")) > 0
