@@ -105,10 +105,11 @@ class LogFinder:
 
 def window_of(name: str, since_ms: int, now_ms: int) -> Window:
     """Where a request of this name can be: about its arrival where the name tells that more
-    closely than `since_ms` (how far back to look) does.
+    closely than `since_ms` (how far back to look) does; what tells of the future is a name like
+    any other.
     """
     told = arrival_of(name)
-    if told is not None and told[1] - told[0] <= since_ms:
+    if told is not None and told[1] - told[0] <= since_ms and told[0] <= now_ms + CLOCKS_MS:
         return Window(told[0] - CLOCKS_MS, told[1] + ACCEPT_MS)
     return Window(now_ms - since_ms, now_ms + CLOCKS_MS)
 

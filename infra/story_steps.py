@@ -20,6 +20,7 @@ from schemas.records import (
 )
 
 CANDIDATES_SHOWN = 6
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ def _decided(decision: Decision) -> Step:
     what = f"{decision.kind.value}{where}{way}{attempt}: {decision.reason.value}{policy}"
     details = [", ".join(_situation(decision))]
     if decision.estimate is not None:
-        details.append(estimate_text(decision.estimate))
+        details += _expected(decision, decision.estimate)
     details += _candidates(decision.candidates, chosen)
     return Step(
         decision.at_ms, decision.router_id, what, "decision", 0, tuple(filter(None, details))
@@ -98,13 +99,23 @@ def _situation(decision: Decision) -> Iterator[str]:
         yield f"weights ttft {decision.w_ttft:g}, tpot {decision.w_tpot:g}"
 
 
-def estimate_text(estimate: Estimate) -> str:
-    """What was expected of both ways, in a line."""
-    return (
-        f"expected TTFT {estimate.ttft_local_ms:.1f} ms local, {estimate.ttft_remote_ms:.1f} "
-        f"remote; TPOT {estimate.tpot_local_ms:.2f} ms local, {estimate.tpot_remote_ms:.2f} "
-        f"remote; score {estimate.score:+.3f}, {estimate.samples} samples"
+def _expected(decision: Decision, estimate: Estimate) -> Iterator[str]:
+    """What was expected of both ways, where times were, and each term of the score."""
+    local_ms, remote_ms = estimate.ttft_local_ms, estimate.ttft_remote_ms
+    if remote_ms:
+        yield (
+            f"expected local: TTFT {local_ms:.1f} ms, TPOT {estimate.tpot_local_ms:.2f} ms; "
+            f"remote: TTFT {remote_ms:.1f} ms, TPOT {estimate.tpot_remote_ms:.2f} ms"
+        )
+    terms = (
+        f"score {estimate.score:+.3f} = {decision.w_ttft:g} * TTFT gain {estimate.gain_ttft:+.3f} "
+        f"- {decision.w_tpot:g} * TPOT loss {estimate.loss_tpot:+.3f}"
     )
+    if decision.policy == "learned":
+        terms += f" + KV price {estimate.kv_price:.3f}"
+    yield f"{terms}; {estimate.samples} samples, above 0 speaks for local"
+    if remote_ms and estimate.gain_ttft < (remote_ms - local_ms) / remote_ms - _ROUNDING:
+        yield "no worker holds the history, so the local TTFT counts twice"
 
 
 def _candidates(candidates: Sequence[Candidate], chosen: Sequence[str]) -> Iterator[str]:

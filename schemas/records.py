@@ -410,6 +410,9 @@ class Estimate:
     tpot_remote_ms: float = 0.0
     score: float = 0.0
     samples: int = 0
+    gain_ttft: float = 0.0
+    loss_tpot: float = 0.0
+    kv_price: float = 0.0
 
 
 @frozen

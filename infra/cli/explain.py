@@ -170,7 +170,8 @@ def _where(story: "Story") -> str:
     last = told or (placed[-1] if placed else None)
     if last is None:
         return "placed nowhere"
-    workers = " → ".join(filter(None, (last.prefill_worker, last.decode_worker)))
+    both = filter(None, (last.prefill_worker, last.decode_worker))
+    workers = " → ".join(dict.fromkeys(both))
     way = "" if last.orchestration.value == "none" else f" {last.orchestration.value}"
     moved = f"{story.kv_bytes:,} bytes"
     if story.kv_bytes >= 1_000_000:

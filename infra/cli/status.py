@@ -1,6 +1,7 @@
 """`trivium status`: the fleet as its own heartbeats tell it, live."""
 
 import asyncio
+import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,9 @@ _REFRESH_S = 0.5
 
 
 def status(
-    once: Annotated[bool, typer.Option("--once", help="Print and end.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print and end, as where the output is no terminal.")
+    ] = False,
     as_json: AsJson = False,
     config: Config = None,
     bootstrap: Bootstrap = None,
@@ -26,7 +29,8 @@ def status(
 
     Examples: `trivium status`, `trivium status --json | jq '.[].state'`
     """
-    asyncio.run(_show(settings_of_running(config, bootstrap).log, once or as_json, as_json))
+    once = once or as_json or not sys.stdout.isatty()
+    asyncio.run(_show(settings_of_running(config, bootstrap).log, once, as_json))
 
 
 async def _show(log: LogSettings, once: bool, as_json: bool) -> None:

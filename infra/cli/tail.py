@@ -102,12 +102,13 @@ def _decision(fields: dict[str, Any]) -> str:
     said += [f"attempt {fields['attempt']}"] if fields["attempt"] > 1 else []
     said += [f"waited {fields['waited_ms']} ms"] if fields["waited_ms"] else []
     if (estimate := fields["estimate"]) is not None:
-        said.append(
-            f"TTFT {estimate['ttft_local_ms']:.0f} ms local, {estimate['ttft_remote_ms']:.0f} "
-            f"remote; TPOT {estimate['tpot_local_ms']:.1f} local, "
-            f"{estimate['tpot_remote_ms']:.1f} remote; score {estimate['score']:+.3f} "
-            f"from {estimate['samples']}"
-        )
+        if estimate["ttft_remote_ms"]:
+            said.append(
+                f"TTFT {estimate['ttft_local_ms']:.0f} ms local, {estimate['ttft_remote_ms']:.0f} "
+                f"remote; TPOT {estimate['tpot_local_ms']:.1f} local, "
+                f"{estimate['tpot_remote_ms']:.1f} remote;"
+            )
+        said.append(f"score {estimate['score']:+.3f} from {estimate['samples']}")
     return " ".join(said)
 
 

@@ -171,13 +171,17 @@ class Estimates:
         counted_ms = local_ms if at_home else STRANGER * local_ms
         gain_ttft = (remote_ms - counted_ms) / max(remote_ms, 1e-3)
         loss_tpot = (tpot_local_ms - tpot_remote_ms) / max(tpot_remote_ms, 1e-3)
+        kv_price = self._w_kv * moved
         return Estimate(
             ttft_local_ms=local_ms,
             ttft_remote_ms=remote_ms,
             tpot_local_ms=tpot_local_ms,
             tpot_remote_ms=tpot_remote_ms,
-            score=weights[0] * gain_ttft - weights[1] * loss_tpot + self._w_kv * moved,
+            score=weights[0] * gain_ttft - weights[1] * loss_tpot + kv_price,
             samples=min(self.prefill.samples, self.append.samples, self.decode.samples),
+            gain_ttft=gain_ttft,
+            loss_tpot=loss_tpot,
+            kv_price=kv_price,
         )
 
     def prefill_done(self, note: Note, worker: Life, computed_tokens: int, took_ms: float) -> None:

@@ -96,8 +96,13 @@ class Tabled:
         cell = self._table.find(at)
         if cell is None:
             return Choice(False, Reason.TOO_LITTLE_KNOWN)
-        score = cell.score(case.w_ttft, case.w_tpot)
-        return Choice(score > 0, Reason.TABLE, Estimate(score=score, samples=cell.samples))
+        estimate = Estimate(
+            score=cell.score(case.w_ttft, case.w_tpot),
+            samples=cell.samples,
+            gain_ttft=cell.gain_ttft,
+            loss_tpot=cell.loss_tpot,
+        )
+        return Choice(estimate.score > 0, Reason.TABLE, estimate)
 
 
 class Learned:

@@ -134,7 +134,17 @@ PLACED = decision(
     load=0.5,
     w_ttft=0.7,
     w_tpot=0.3,
-    estimate=Estimate(ttft_local_ms=80, ttft_remote_ms=60, score=-0.25, samples=35),
+    estimate=Estimate(
+        ttft_local_ms=80,
+        ttft_remote_ms=60,
+        tpot_local_ms=11,
+        tpot_remote_ms=10,
+        score=0.7 * (60 - 80) / 60 - 0.3 * 0.1 + 0.02,
+        samples=35,
+        gain_ttft=(60 - 80) / 60,
+        loss_tpot=0.1,
+        kv_price=0.02,
+    ),
     candidates=[
         Candidate(
             worker_id=f"prefill-{n}",
@@ -206,11 +216,37 @@ def test_a_decision_tells_what_it_looked_at() -> None:
         "waited 4 ms, 3 in the queue, slack 59996 ms, session holds 64 tokens, load 0.50, "
         "weights ttft 0.7, tpot 0.3"
     )
-    assert details[1].startswith("expected TTFT 80.0 ms local, 60.0 remote; TPOT")
-    assert details[1].endswith("score -0.250, 35 samples")
-    assert details[2] == ("→ prefill-0 (prefill): 9 credits, 0 running, 0 tokens ahead, 0 cached")
-    assert details[3].startswith("  prefill-1 (prefill): 8 credits, 1 running, 10 tokens ahead")
+    assert details[1:3] == (
+        "expected local: TTFT 80.0 ms, TPOT 11.00 ms; remote: TTFT 60.0 ms, TPOT 10.00 ms",
+        "score -0.243 = 0.7 * TTFT gain -0.333 - 0.3 * TPOT loss +0.100 + KV price 0.020; "
+        "35 samples, above 0 speaks for local",
+    )
+    assert details[3] == ("→ prefill-0 (prefill): 9 credits, 0 running, 0 tokens ahead, 0 cached")
+    assert details[4].startswith("  prefill-1 (prefill): 8 credits, 1 running, 10 tokens ahead")
     assert details[-1] == "  and 2 more"
+
+
+def test_each_policy_tells_the_terms_of_its_score() -> None:
+    def told(placed: Decision) -> tuple[str, ...]:
+        return steps_of(tell([request("r1")], [placed])["r1"])[1].details
+
+    assert PLACED.estimate is not None
+    stranger = replace(PLACED.estimate, gain_ttft=(60 - 160) / 60)
+    assert "the local TTFT counts twice" in told(replace(PLACED, estimate=stranger))[3]
+    cell = Estimate(score=0.5 * 0.4 - 0.5 * 0.1, samples=12, gain_ttft=0.4, loss_tpot=0.1)
+    tabled = decision(4, policy="table", reason=Reason.TABLE, w_ttft=0.5, w_tpot=0.5)
+    assert told(replace(tabled, estimate=cell)) == (
+        "weights ttft 0.5, tpot 0.5",
+        "score +0.150 = 0.5 * TTFT gain +0.400 - 0.5 * TPOT loss +0.100; 12 samples, above 0 "
+        "speaks for local",
+    )
+
+
+def test_one_worker_is_named_once() -> None:
+    ended = outcome(DECODE, mode=Mode.LOCAL, orchestration=Orchestration.NONE)
+    ended = replace(ended, prefill_worker="decode-0")
+    text = shown(tell([request("r1")], [ended])["r1"])
+    assert "\nlocal: decode-0, 0 bytes of KV over NIXL" in text
 
 
 def test_one_screen() -> None:
@@ -291,7 +327,7 @@ def test_json_holds_everything_but_the_prompt(capsys: pytest.CaptureFixture[str]
     found = json.loads(capsys.readouterr().out)
     assert found["request"]["prompt_tokens"] == 100
     assert found["work"][1]["kv"]["worker_id"] == "prefill-0"
-    assert found["decisions"][0]["estimate"]["score"] == -0.25
+    assert found["decisions"][0]["estimate"]["kv_price"] == 0.02
     assert len(found["decisions"][0]["candidates"]) == 8
     assert found["tokens"]["rows"] == [[27, "prefill-0", 1], [50, "decode-0", 2]] + [
         [99, "decode-0", 2]
@@ -328,7 +364,8 @@ def test_an_id_tells_when_its_call_arrived() -> None:
         assert arrival_of(name) is None
     window = Window(NOW_MS - CLOCKS_MS, NOW_MS + ACCEPT_MS)
     assert window_of(request_id, HOUR_MS, NOW_MS + 5 * HOUR_MS) == window
-    assert window_of("mine", HOUR_MS, NOW_MS) == Window(NOW_MS - HOUR_MS, NOW_MS + CLOCKS_MS)
+    for name in ("mine", "rzzzzzzzzzz"):  # the second tells of the year 10 889
+        assert window_of(name, HOUR_MS, NOW_MS) == Window(NOW_MS - HOUR_MS, NOW_MS + CLOCKS_MS)
 
 
 async def test_an_old_request_is_found_where_its_id_says() -> None:

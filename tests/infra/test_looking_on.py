@@ -76,6 +76,8 @@ def test_decisions_say_what_and_why_in_a_line() -> None:
         "(policy learned) attempt 2 waited 7 ms TTFT 80 ms local, 60 remote; TPOT 12.5 local, "
         "11.0 remote; score -0.250 from 35"
     )
+    tabled = replace(DECISION, estimate=Estimate(score=0.1, samples=9))
+    assert line(tabled).endswith(" waited 7 ms score +0.100 from 9")
     bare = replace(
         DECISION,
         kind=DecisionKind.SHED,

@@ -185,6 +185,8 @@ def test_moved_kv_has_a_price_per_token() -> None:
         for moved in (0, 4_000):
             found = expected(scene.placer.estimates, scene, moved_tokens=moved)
             scores[w_kv, moved] = found.score
+            terms = 0.5 * found.gain_ttft - 0.5 * found.loss_tpot + found.kv_price
+            assert terms == pytest.approx(found.score)
     assert scores[0.1, 0] == scores[0.0, 0]
     assert scores[0.1, 4_000] - scores[0.0, 4_000] == pytest.approx(0.4)
 
@@ -196,7 +198,7 @@ def test_a_prompt_without_history_counts_twice_where_others_are_at_home() -> Non
     assert known.score - away.score == pytest.approx(
         0.5 * known.ttft_local_ms / known.ttft_remote_ms
     )
-    assert replace(away, score=known.score) == known
+    assert replace(away, score=known.score, gain_ttft=known.gain_ttft) == known
 
 
 def test_heartbeats_prolong_what_keeps_a_worker_busy() -> None:

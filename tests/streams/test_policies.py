@@ -98,7 +98,12 @@ CELLS = [
 def test_the_table(changes: dict[str, Any], local: bool, reason: Reason, samples: int) -> None:
     choice = Tabled(Table(EDGES, CELLS)).choose(case(**changes))
     assert (choice.local, choice.reason) == (local, reason)
-    assert (choice.estimate.samples if choice.estimate else 0) == samples
+    estimate = choice.estimate
+    assert (estimate.samples if estimate else 0) == samples
+    if estimate is not None:
+        weights = case(**changes)
+        score = weights.w_ttft * estimate.gain_ttft - weights.w_tpot * estimate.loss_tpot
+        assert score == pytest.approx(estimate.score)
 
 
 def test_a_table_comes_back_from_json() -> None:
