@@ -5,12 +5,14 @@ stands still for them; it does so for nothing else outside, so no sockets and no
 """
 
 import asyncio
+import functools
 import selectors
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from unittest.mock import patch
 
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 _START_S = 1_000_000.0
 
@@ -59,8 +61,24 @@ def run_virtual(main: Coroutine[Any, Any, Result], *, seconds: float = 30) -> Re
             return await main
 
     loop = VirtualLoop()
+    unseen: list[dict[str, Any]] = []  # errors that nobody asked for
+    loop.set_exception_handler(lambda _, context: unseen.append(context))
     with (
         patch.multiple(time, monotonic=loop.time, time_ns=lambda: int(loop.now_s * 1e9)),
         asyncio.Runner(loop_factory=lambda: loop) as runner,
     ):
-        return runner.run(limited())
+        result = runner.run(limited())
+    assert not unseen, unseen
+    return result
+
+
+def virtual(
+    test: Callable[Arguments, Coroutine[Any, Any, None]],
+) -> Callable[Arguments, None]:
+    """A decorator: the test runs on virtual time."""
+
+    @functools.wraps(test)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        run_virtual(test(*args, **kwargs))
+
+    return run

@@ -34,6 +34,7 @@ from schemas.records import (
 )
 from schemas.retrieval import Found, pack_vector
 from schemas.settings import LogSettings
+from tests.virtual import virtual
 from tests.waiting import pass_time, until
 
 CODEC = Codec()
@@ -119,6 +120,7 @@ async def ask(asker: Asker, within_ms: int = 300) -> Found:
     return await asker.search([1.0], collection="c", deadline_ms=wall_ms() + within_ms)
 
 
+@virtual
 async def test_partitions_take_turns_and_all_shards_are_merged() -> None:
     def both(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
         pool.answer(hits(request, 1, shards=2, found={"b": 0.5}))
@@ -131,6 +133,7 @@ async def test_partitions_take_turns_and_all_shards_are_merged() -> None:
         assert pool.asked == [1, 2, 3, 0, 1]
 
 
+@virtual
 async def test_a_silent_partition_is_left_for_the_one_farthest_away_and_then_avoided() -> None:
     """Partitions 0 and 1 were those of a worker that died."""
 
@@ -144,6 +147,7 @@ async def test_a_silent_partition_is_left_for_the_one_farthest_away_and_then_avo
         assert pool.asked == [1, 3, 2, 3, 0, 2, 2, 3]
 
 
+@virtual
 async def test_a_partition_that_falls_silent_only_later_is_left_as_well() -> None:
     """Its worker died with a retrieval in hand, just after it had answered a later one."""
 
@@ -160,6 +164,7 @@ async def test_a_partition_that_falls_silent_only_later_is_left_as_well() -> Non
         assert pool.asked == [1, 2, 3, 0, 1, 3]
 
 
+@virtual
 async def test_shards_that_are_only_slow_are_not_asked_again() -> None:
     def slow(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
         asyncio.get_running_loop().call_later(0.5, pool.answer, hits(request))
@@ -174,6 +179,7 @@ async def test_shards_that_are_only_slow_are_not_asked_again() -> None:
         assert len(again) < 30, "only those that were asked before the first answer came"
 
 
+@virtual
 async def test_one_shard_may_be_silent_where_another_answers() -> None:
     def one(pool: Pool, partition: int, request: RetrievalRequest) -> None:
         pool.answer(hits(request, 1, shards=2))
@@ -185,6 +191,7 @@ async def test_one_shard_may_be_silent_where_another_answers() -> None:
         assert pool.asked == [1, 3]
 
 
+@virtual
 async def test_the_first_answer_of_a_shard_counts_and_late_ones_are_dropped() -> None:
     kept: list[RetrievalRequest] = []
 
@@ -203,6 +210,7 @@ async def test_the_first_answer_of_a_shard_counts_and_late_ones_are_dropped() ->
         assert (await ask(asker)).hits[0].document_id == "first"
 
 
+@virtual
 async def test_nobody_waits_beyond_the_deadline_and_silent_shards_are_named() -> None:
     def half(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
         pool.answer(hits(request, 0, shards=2))
@@ -214,11 +222,12 @@ async def test_nobody_waits_beyond_the_deadline_and_silent_shards_are_named() ->
     async with asking(1, lambda *_: None) as (asker, pool):
         with pytest.raises(DeadlineExceeded):
             await ask(asker, within_ms=40)
-        with pytest.raises(DeadlineExceeded, match="passed 7 ms ago|passed [789] ms ago"):
+        with pytest.raises(DeadlineExceeded, match="passed 7 ms ago"):
             await ask(asker, within_ms=-7)
         assert asker._pending == {}
 
 
+@virtual
 async def test_what_cannot_be_asked_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async with asking(0, lambda *_: None) as (asker, pool):
         with pytest.raises(NotReady, match="no retrieval worker is ready"):

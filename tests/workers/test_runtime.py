@@ -24,6 +24,7 @@ from schemas.records import (
     TokenFrame,
     WorkPhase,
 )
+from tests.virtual import virtual
 from tests.waiting import until
 from tests.workers.fakes import (
     cancel_work,
@@ -206,6 +207,7 @@ async def test_tokens_come_together_while_the_last_frame_is_not_acknowledged() -
         found.log.held_acks["tokens"][1].set_result(None)
 
 
+@virtual
 async def test_frames_of_many_streams_keep_their_interval_but_first_and_last_do_not_wait() -> None:
     async with life(running_max=8, frame_interval_ms=200, frame_at_once_max=2) as found:
         names = [f"r{n}" for n in range(4)]
@@ -227,6 +229,7 @@ async def test_frames_of_many_streams_keep_their_interval_but_first_and_last_do_
         assert list(found.log.of(TokenFrame)[3].texts) == ["yy"] * 3
 
 
+@virtual
 async def test_the_last_tokens_of_many_streams_leave_although_the_timer_is_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,6 +16,7 @@ from schemas.records import (
     PhaseKind,
     WorkPhase,
 )
+from tests.virtual import virtual
 from tests.waiting import until
 from tests.workers.fakes import (
     handle,
@@ -118,6 +119,7 @@ async def test_a_drain_whose_reports_are_not_acknowledged_is_a_failure() -> None
 
 
 @pytest.mark.parametrize("gone", ["pulled", "expired"])
+@virtual
 async def test_a_drain_waits_for_kv_that_was_handed_over(gone: str) -> None:
     async with life(drain_timeout_ms=300_000) as found:
         found.engine.figures.extra["held"] = 1
