@@ -257,10 +257,23 @@ class AssignedReader:
         return int(await self._started.position(partition))
 
     async def stop(self) -> None:
-        """Close."""
-        if self._consumer is not None:
-            await self._consumer.stop()
-            self._consumer = None
+        """Close.
+
+        A fetch that waits to try again, because its broker is away, passes its own cancellation on
+        to whoever closes the consumer, and then the connections stay (aiokafka 0.14).
+        """
+        consumer, self._consumer = self._consumer, None
+        if consumer is None:
+            return
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
+        asked = task.cancelling()
+        try:
+            await consumer.stop()
+        except asyncio.CancelledError:
+            await consumer._client.close()  # noqa: SLF001  # what `stop` did not come to
+            if task.cancelling() > asked:
+                raise
 
 
 async def bury(producer: LogProducer, record: ConsumerRecord, error: Exception) -> None:
@@ -275,8 +288,11 @@ async def bury(producer: LogProducer, record: ConsumerRecord, error: Exception) 
         "x-dlq-offset": record.offset,
         "x-dlq-timestamp": record.timestamp,
     }
-    headers = [*record.headers, *((name, str(value).encode()) for name, value in origin.items())]
+    headers = [*record.headers, *((name, _header(value)) for name, value in origin.items())]
     topic = record.topic + DEAD_LETTER_SUFFIX
-    await (
-        await producer.send_raw(topic, record.value, key=record.key, partition=0, headers=headers)
-    )
+    key = b"" if record.value is record.key is None else record.key  # the client sends no nothing
+    await (await producer.send_raw(topic, record.value, key=key, partition=0, headers=headers))
+
+
+def _header(value: object) -> bytes:
+    return str(value).encode(errors="backslashreplace")
