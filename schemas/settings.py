@@ -144,7 +144,8 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     hint = _plain(hint)
     if typing.get_origin(hint) is tuple:
         if isinstance(value, list):
-            return tuple(value)
+            item_hint = typing.get_args(hint)[0]
+            return tuple(_typed(f"{name}[{i}]", item, item_hint) for i, item in enumerate(value))
         raise ConfigError(f"{name}: expected a list, found {value!r}")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from schemas.errors import TriviumError
-from schemas.records import Endpoint, StreamEnd
+from schemas.records import Endpoint, OutcomeKind, StreamEnd
 from streams.gateway import answers
 from streams.gateway.errors import error_body
 from streams.gateway.event_id import Position, StreamKey, positions_text
@@ -101,7 +101,8 @@ class ChunkWriter:
                 middle += b',"token_ids":' + orjson.dumps(token_ids)
             parts = (self._positions(), self._open(i), orjson.dumps(text), middle)
             event = self._id + b"".join(parts) + self._after_logprobs
-        if stream.end is not None:
+        # What ended otherwise has no finish reason: an error event follows, and nothing else.
+        if stream.end is not None and stream.end.kind is OutcomeKind.COMPLETED:
             self._written[i] = Position(stream.next_seq, stream.next_char, True)
             event += self._finish(stream, stream.end)
         return event

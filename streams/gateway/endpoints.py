@@ -147,13 +147,13 @@ async def _whole(gateway: Gateway, call: Call, conversation: Conversation, send:
 
 
 def _keeps_running(headers: RawHeaders) -> bool:
-    value = headers.get(DISCONNECT_HEADER, b"cancel").strip().lower()
-    if value not in (b"cancel", b"continue"):
+    value = headers.get(DISCONNECT_HEADER, b"cancel").decode("latin-1").strip().lower()
+    if value not in ("cancel", "continue"):
         raise InvalidRequest(
             f"x-trivium-on-disconnect: expected cancel or continue, found {value[:40]!r}",
             "x-trivium-on-disconnect",
         )
-    return value == b"continue"
+    return value == "continue"
 
 
 def _last_event(gateway: Gateway, headers: RawHeaders) -> tuple[StreamKey, list[Position]]:

@@ -3,6 +3,7 @@
 Maps the error tree, validation errors and HTTP errors to bodies and headers. Sends nothing itself.
 """
 
+import re
 from typing import Any
 
 import orjson
@@ -19,6 +20,8 @@ _TYPES = {
 }
 _RETRY_STATUSES = (429, 503)
 _FOUND_CHARS_MAX = 80
+# What pydantic adds to a place where several types are allowed; no field has such a name.
+_BRANCH = re.compile(r"(str|list\[.*|dict\[.*)$")
 
 
 def error_type(status: int) -> str:
@@ -56,7 +59,8 @@ def from_validation(error: ValidationError) -> InvalidRequest:
 
 def from_detail(detail: ErrorDetails | dict[str, Any]) -> InvalidRequest:
     """One detail of pydantic's as an InvalidRequest."""
-    path = ".".join(str(part) for part in detail["loc"] if part != "body")
+    parts = [str(part) for part in detail["loc"] if part != "body"]
+    path = ".".join(part for part in parts if not _BRANCH.match(part))
     if detail["type"] == "missing":
         return InvalidRequest(f"{path}: required, but missing", path or None)
     message = detail["msg"]

@@ -83,8 +83,7 @@ def parse(value: str, *, choices_max: int) -> tuple[StreamKey, list[Position]]:
         return key, [_position(text) for text in positions]
     except (ValueError, struct.error, binascii.Error) as error:
         raise InvalidRequest(
-            f"Last-Event-ID: expected the id of an event of this API, found {value[:60]!r}: "
-            f"{error}",
+            f"Last-Event-ID: expected the id of an event of this API, found {value[:60]!r}",
             "Last-Event-ID",
         ) from error
 

@@ -80,10 +80,9 @@ async def take_in(
     else:
         prompts = await _completion_prompts(body, served)
     n = body.n or 1
-    if n * len(prompts) > settings.choices_max:
+    if n * len(prompts) > (most := min(settings.choices_max, settings.in_flight_max)):
         raise InvalidRequest(
-            f"n: expected at most {settings.choices_max} answers of one call, "
-            f"found {n * len(prompts)}",
+            f"n: expected at most {most} answers of one call, found {n * len(prompts)}",
             "n",
         )
     return Intake(

@@ -54,6 +54,8 @@ def test_the_file_is_the_flags_or_the_environments_or_the_folders(
         ("log = 1", {}, r"log: expected a section, \[log\], found 1"),
         ("[gateway]\nprot = 1", {}, "gateway.prot: unknown; expected one of accept_ms"),
         ("[gateway]\nport = 'x'", {}, "gateway.port: expected int, found 'x'"),
+        ("[gateway]\napi_keys = [1]", {}, r"gateway.api_keys\[0\]: expected str, found 1"),
+        ("[gateway]\napi_keys = 'x'", {}, "gateway.api_keys: expected a list, found 'x'"),
         ("[worker]\nengine = 'x'", {}, "worker.engine: expected sim or vllm, found 'x'"),
         ("[sim]\nrunning_mix = 1", {}, "sim.running_mix: unknown"),
         ("[vllm]\nrunning_max = 0", {}, "vllm.running_max: expected at least 1"),

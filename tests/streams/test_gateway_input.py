@@ -188,6 +188,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages: list should have at least 1 item"),
     ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role: expected 'system'"),
     ({"messages": [{"content": "x"}]}, "messages.0.role: required, but missing"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: expected a valid string"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         "messages.0.content.0.type: expected text, found 'image_url'; only text is served",

@@ -41,6 +41,9 @@ async def test_the_limit_of_answers_in_flight() -> None:
         rig.answer_with("a")
         again = await client.post("/v1/chat/completions", json=chat())
         assert again.status_code == 200
+        never = await client.post("/v1/chat/completions", json=chat(n=3))
+        assert never.status_code == 400, "no use in trying again"
+        assert "n: expected at most 2 answers" in never.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

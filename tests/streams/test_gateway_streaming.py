@@ -268,7 +268,10 @@ async def test_delete_cancels_and_the_stream_says_so() -> None:
         await until(lambda: stream.over)
     (cancellation,) = rig.log.cancellations
     assert cancellation.reason is CancelReason.CLIENT_REQUEST
-    assert events_of(stream.text)[-1]["error"]["code"] == "cancelled"
+    *chunks, error = events_of(stream.text)
+    assert error["error"]["code"] == "cancelled"
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert reasons == [None], "what was cut off did not finish"
 
 
 async def test_delete_of_a_request_that_another_gateway_answers() -> None:
