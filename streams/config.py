@@ -1,6 +1,7 @@
 """Section [router] of the settings file; the gateway's lives in streams/gateway/config.py."""
 
 from dataclasses import dataclass
+from math import isfinite
 
 from schemas.errors import ConfigError
 from schemas.records import Priority
@@ -73,6 +74,8 @@ class RouterSettings:
             if value not in expected:
                 one_of = ", ".join(expected)
                 raise ConfigError(f"router.{name}: expected one of {one_of}, found {value!r}")
+        elif not isfinite(value):
+            raise ConfigError(f"router.{name}: expected a finite number, found {value}")
         elif name.endswith("_share") and not 0 <= value <= 1:
             raise ConfigError(f"router.{name}: expected 0 to 1, found {value}")
         elif name in _FROM_ZERO and value < 0:
@@ -89,7 +92,7 @@ class RouterSettings:
             w_ttft, w_tpot = (float(part) for part in text.split("/"))
         except ValueError:
             w_ttft = w_tpot = -1.0
-        if not (w_ttft >= 0 and w_tpot >= 0):
+        if not (w_ttft >= 0 and w_tpot >= 0 and isfinite(w_ttft + w_tpot)):
             raise ConfigError(
                 f"router.weights_{priority.value}: expected two weights from 0 as 0.8/0.2, "
                 f"found {text!r}"

@@ -13,9 +13,11 @@ def load_table(settings: RouterSettings) -> Table | None:
     if settings.policy != "table" or not settings.table:
         return None
     try:
-        content = json.loads(Path(settings.table).read_text())
+        return Table.from_dict(json.loads(Path(settings.table).read_text()))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"router.table: expected a JSON file from `trivium plan ppd`, found {error}"
+            f"router.table: expected a JSON file from `trivium plan ppd` at {settings.table}, "
+            f"found {error}"
         ) from error
-    return Table.from_dict(content)
+    except ConfigError as error:
+        raise ConfigError(f"router.table: {settings.table}: {error.message}") from error

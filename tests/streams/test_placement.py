@@ -283,7 +283,9 @@ def test_weights_of_request_class_and_deployment() -> None:
         ({"local_share": 1.5}, "router.local_share: expected 0 to 1, found 1.5"),
         ({"weights_batch": "1"}, "router.weights_batch: expected two weights .* found '1'"),
         ({"weights_batch": "1/-1"}, "router.weights_batch: expected two weights"),
+        ({"weights_batch": "1/inf"}, "router.weights_batch: expected two weights"),
         ({"w_ttft": -1.0}, "router.w_ttft: expected at least 0, found -1.0"),
+        ({"w_ttft": float("nan")}, "router.w_ttft: expected a finite number, found nan"),
         ({"tick_ms": 0}, "router.tick_ms: expected a positive number, found 0"),
     ],
 )

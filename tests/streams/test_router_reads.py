@@ -65,6 +65,7 @@ def test_the_table_of_a_policy_is_read_from_its_file(tmp_path: Path) -> None:
     found = load_table(RouterSettings(policy="table", table=str(path)))
     assert found is not None and found.to_dict() == table.to_dict()
     assert load_table(RouterSettings(policy="static", table=str(path))) is None
-    path.write_text("{")
-    with pytest.raises(ConfigError, match=r"router\.table: expected a JSON file"):
-        load_table(RouterSettings(policy="table", table=str(path)))
+    for text, message in (("{", r"expected a JSON file .*table\.json"), ("{}", r".*table\.json: ")):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=rf"router\.table: {message}"):
+            load_table(RouterSettings(policy="table", table=str(path)))
