@@ -68,8 +68,12 @@ class TriviumError(Exception):
         self.message = message
 
     def to_wire(self) -> WireError:
-        """The error as a record travels with it."""
-        return WireError(code=self.code, message=self.message, retriable=self.retriable)
+        """The error as a record travels with it.
+
+        A message may quote what somebody sent; what is no UTF-8 of it is escaped.
+        """
+        message = self.message.encode(errors="backslashreplace").decode()
+        return WireError(code=self.code, message=message, retriable=self.retriable)
 
 
 class ClientError(TriviumError):

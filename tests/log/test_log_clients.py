@@ -2,6 +2,8 @@
 
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -107,6 +109,23 @@ async def test_dead_letters_carry_origin_and_error(kafka: LogSettings) -> None:
     assert headers["x-dlq-error-message"] == b"no marker"
     assert headers["x-dlq-topic"].decode() == kafka.topic_prefix + "requests"
     assert headers["x-dlq-offset"] == b"0"
+
+
+async def test_a_record_of_nothing_is_buried_too() -> None:
+    """Other clients may write it; ours refuses to, and must not fail here."""
+
+    class Producer:
+        async def send_raw(self, topic: str, value: Any, *, key: Any, **where: Any) -> Any:
+            assert not (value is None and key is None)
+            sent.append((topic, dict(where["headers"])["x-dlq-error-message"]))
+            return asyncio.sleep(0)
+
+    sent: list[Any] = []
+    record: Any = SimpleNamespace(
+        topic="requests", partition=0, offset=7, timestamp=0, headers=(), key=None, value=None
+    )
+    await bury(Producer(), record, RecordError("found \ud800"))  # type: ignore[arg-type]  # a fake
+    assert sent == [("requests.dlq", b"found \\ud800")]
 
 
 async def test_a_record_on_a_foreign_topic_is_refused(kafka: LogSettings) -> None:

@@ -65,6 +65,11 @@ def test_errors_survive_the_wire(cls: type[TriviumError]) -> None:
     assert (again.message, str(again)) == (error.message, error.message)
 
 
+def test_what_is_no_utf8_of_a_message_is_escaped() -> None:
+    wire = InvalidRequest("expected a field, found \ud800é").to_wire()
+    assert Codec().decode(Codec().encode(wire)).message == "expected a field, found \\ud800é"
+
+
 def test_an_unknown_code_becomes_the_base() -> None:
     error = from_wire(WireError(code="from_the_future", message="m", retriable=True))
     assert type(error) is TriviumError and error.message == "m"
