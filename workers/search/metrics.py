@@ -5,7 +5,6 @@ Cosine is the inner product of vectors that were normalised on the way in; a zer
 and is at distance 1 of everything.
 """
 
-import math
 from enum import StrEnum
 from typing import Any
 
@@ -17,6 +16,7 @@ from workers.search.distances import HALF, INNER_PRODUCT, SINGLE, SQUARED_L2, pa
 Array = np.ndarray[Any, Any]
 
 LINE_BYTES = 64
+_SQUARES_MAX = float(np.finfo(np.float32).max) / 4  # of a vector: then every distance is finite
 
 
 class Metric(StrEnum):
@@ -57,14 +57,22 @@ def aligned(rows: int, columns: int, dtype: Any) -> Array:
     return matrix
 
 
+def numbers(vectors: Any) -> Array:
+    """What was given, as float32; raises InvalidVector."""
+    try:
+        return np.asarray(vectors, np.float32)
+    except (TypeError, ValueError) as error:
+        raise InvalidVector(f"expected numbers in rows of one length: {error}") from error
+
+
 def prepared(vectors: Any, dim: int, metric: Metric, storage: Storage = Storage.FLOAT32) -> Array:
     """Vectors as they are stored: shape (count, padded dim), aligned, zeros at the end of rows.
 
     `vectors` has shape (count, dim) or (dim,). Raises WrongDimension and InvalidVector.
     """
-    given = np.asarray(vectors, np.float32)
+    given = numbers(vectors)
     if given.shape == (dim,) and metric is not Metric.COSINE and storage is Storage.FLOAT32:
-        if math.isfinite(given @ given):  # then all values are; the usual query, for short
+        if np.vdot(given, given) <= _SQUARES_MAX:  # then all values are finite; the usual query
             if padded(dim) == dim:
                 return given.reshape(1, dim).copy()
             out = np.zeros((1, padded(dim)), np.float32)
@@ -77,9 +85,9 @@ def prepared(vectors: Any, dim: int, metric: Metric, storage: Storage = Storage.
             f"expected vectors of {dim} values, found shape {np.shape(vectors)}; "
             "use the model that the collection was built with"
         )
-    if not np.isfinite(given).all():
-        row = int(np.flatnonzero(~np.isfinite(given).all(axis=1))[0])
-        raise InvalidVector(f"expected finite values, found NaN or infinity in vector {row}")
+    squares = np.einsum("ij,ij->i", given, given)
+    if not (squares <= _SQUARES_MAX).all():
+        _check(given, squares, metric)
     shape = (len(given), padded(dim))
     out = np.empty(shape, storage.value) if len(given) == 1 else aligned(*shape, storage.value)
     out[:, dim:] = 0
@@ -91,3 +99,16 @@ def prepared(vectors: Any, dim: int, metric: Metric, storage: Storage = Storage.
     if storage is Storage.FLOAT16 and not np.isfinite(out).all():
         raise InvalidVector("expected values within +-65504, found larger; store float32 instead")
     return out
+
+
+def _check(given: Array, squares: Array, metric: Metric) -> None:
+    """Raise InvalidVector; `squares` are sums over rows."""
+    if not np.isfinite(given).all():
+        row = int(np.flatnonzero(~np.isfinite(given).all(axis=1))[0])
+        raise InvalidVector(f"expected finite values, found NaN or infinity in vector {row}")
+    if metric is not Metric.COSINE:
+        row = int(np.flatnonzero(~(squares <= _SQUARES_MAX))[0])
+        raise InvalidVector(
+            f"expected squares that sum to {_SQUARES_MAX:.2g} at most, so that distances are "
+            f"finite, found more in vector {row}; scale the vectors, or use cosine"
+        )

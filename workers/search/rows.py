@@ -89,5 +89,12 @@ def check_ids(ids: Sequence[Any], count: int) -> None:
         if isinstance(external, int):
             if not -(2**63) <= external < 2**63:
                 raise InvalidRequest(f"expected ids of 64 bits, found {external}", "ids")
-        elif len(external if isinstance(external, bytes) else external.encode()) > ID_BYTES_MAX:
+        elif len(_bytes_of(external)) > ID_BYTES_MAX:
             raise InvalidRequest(f"expected ids of at most {ID_BYTES_MAX} bytes", "ids")
+
+
+def _bytes_of(external: str | bytes) -> bytes:
+    try:
+        return external.encode() if isinstance(external, str) else external
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"expected ids in UTF-8: {error}", "ids") from error
