@@ -9,6 +9,7 @@ import typer
 
 from infra.cli.options import AsJson, print_json
 from schemas.errors import ConfigError
+from workers.search.settings import DEGREE_MAX
 
 app = typer.Typer(help="Build, look at and check index files.", no_args_is_help=True)
 Target = Annotated[Path, typer.Argument(help="The index file.", dir_okay=False)]
@@ -20,7 +21,7 @@ def build(
     path: Target,
     metric: Annotated[str, typer.Option(help="sqeuclidean, inner_product or cosine.")] = "cosine",
     storage: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
-    degree: Annotated[int, typer.Option(min=2, help="Edges of a row in the graph.")] = 32,
+    degree: Annotated[int, typer.Option(min=2, max=DEGREE_MAX, help="Edges of each row.")] = 32,
     seed: Annotated[int, typer.Option(help="Equal seeds build equal indexes.")] = 0,
     device: Annotated[str, typer.Option(help="cpu, cuda or auto: who computes distances.")] = "cpu",
     builder: Annotated[str, typer.Option(help="own, or cuvs, which needs cuda.")] = "own",
@@ -48,6 +49,8 @@ def build(
         raise ConfigError(
             f"{vectors}: expected numbers in rows, found shape {data.shape} of {data.dtype}"
         )
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"{path}: cannot be written: {path.absolute().parent} is no folder")
     began_s = time.monotonic()
     with Console(stderr=True).status(f"building {len(data)} rows"):
         index = Index.build(

@@ -56,9 +56,10 @@ class EngineSettings:
         for name in ("places", "extends_max", "inbox_max", "top_m_max", "k_max"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"engine.{name}: expected >= 1, found {getattr(self, name)}")
-        if self.slots < self.places:
+        if self.slots < self.places or self.slots & (self.slots - 1):
             raise ConfigError(
-                f"engine.slots: expected at least engine.places ({self.places}), found {self.slots}"
+                f"engine.slots: expected a power of two, and at least engine.places "
+                f"({self.places}), found {self.slots}"
             )
 
 
@@ -122,8 +123,9 @@ class SearchEngine:
     async def neighbours(self, view: IndexView, queries: Array, effort: Effort) -> Array:
         """Rows nearest to prepared queries, shape (queries, k), for `Index.link`: the lowest class.
 
-        One place a lane at most, and none while other searches lack one.
+        One place a lane at most, and none while other searches lack one. Raises what `search` does.
         """
+        self._check(effort, view)
         return (await self._found(view, queries, effort, Kind.LINK, None))[0]
 
     def set_share(self, share: float, flush_ms: float) -> None:

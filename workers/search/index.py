@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from schemas.errors import InvalidRequest
+from schemas.errors import InvalidRequest, WrongDimension
 from workers.search import admission, bulk, codes, entry, linking, metrics
 from workers.search.columns import Columns, Value
 from workers.search.graph import CANDIDATES, GraphOf, own_graph
@@ -27,6 +27,7 @@ Array = np.ndarray[Any, Any]
 Neighbours = Callable[[IndexView, Array, Effort], Array]  # rows for prepared queries: (queries, k)
 
 DEGREE = 32
+DEGREE_MAX = int(admission.K_MAX / CANDIDATES)  # a link searches for a row's candidates
 LINK_BATCH = 1_024  # rows that are linked together are compared each with each
 _LINK_TOP_M = 96
 
@@ -39,8 +40,10 @@ class Index:
         storage: Storage = Storage.FLOAT32, degree: int = DEGREE, seed: int = 0, threads: int = 0,
         graph_of: GraphOf = own_graph,
     ) -> None:  # fmt: skip
-        if dim < 1 or degree < 2:
-            raise InvalidRequest(f"expected dim >= 1 and degree >= 2, found {dim} and {degree}")
+        if dim < 1 or not 2 <= degree <= DEGREE_MAX:
+            raise InvalidRequest(
+                f"expected dim >= 1 and degree from 2 to {DEGREE_MAX}, found {dim} and {degree}"
+            )
         self.dim, self.metric, self.storage = dim, metric, storage
         self.degree, self.seed, self.threads = degree, seed, threads
         self.graph_of = graph_of  # of a build; rows that come later are linked on cores
@@ -60,8 +63,11 @@ class Index:
         metadata: Sequence[Mapping[str, Value]] | None = None, **settings: Any,
     ) -> "Index":  # fmt: skip
         """An index of `vectors`, shape (count, dim), all linked; by default row numbers are ids."""
-        index = cls(np.shape(vectors)[1], **settings)
-        index.upsert(range(len(vectors)) if ids is None else ids, vectors, metadata)
+        given = metrics.numbers(vectors)
+        if given.ndim != 2:
+            raise WrongDimension(f"expected vectors in rows, found shape {given.shape}")
+        index = cls(given.shape[1], **settings)
+        index.upsert(range(len(given)) if ids is None else ids, given, metadata)
         index.link()
         return index
 

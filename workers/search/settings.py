@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from workers.search.scheduler import SchedulerSettings
 
 DEVICES = ("cpu", "cuda", "auto")  # of backend.py, which is slow to import too
+DEGREE_MAX = 341  # of index.py
+TOP_M_MAX = 512  # of admission.py
+TASKS_MAX = 4_096  # of slots.py
 METRICS = ("sqeuclidean", "inner_product", "cosine")  # of metrics.py, whose import takes a second
 
 _AT_LEAST = {
@@ -23,10 +26,13 @@ _AT_LEAST = {
     "drain_timeout_ms": 0,
     "close_timeout_ms": 1,
     "upkeep_interval_ms": 1,
+    "control_interval_ms": 1,
+    "link_target_bytes_per_s": 0,
     "compact_share": 0,
     "flush_ms": 0,
     "share": 0,
 }
+_AT_MOST = {"degree": DEGREE_MAX, "top_m": TOP_M_MAX}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +67,16 @@ class RetrievalSettings:
                 raise ConfigError(
                     f"retrieval.{name}: expected at least {least}, found {getattr(self, name)}"
                 )
+        for name, most in _AT_MOST.items():
+            if getattr(self, name) > most:
+                raise ConfigError(
+                    f"retrieval.{name}: expected at most {most}, found {getattr(self, name)}"
+                )
+        if self.width * self.degree > TASKS_MAX:
+            raise ConfigError(
+                f"retrieval.width: expected at most {TASKS_MAX // self.degree} with degree "
+                f"{self.degree}, found {self.width}"
+            )
         if self.device not in DEVICES:
             raise ConfigError(
                 f"retrieval.device: expected one of {', '.join(DEVICES)}, found {self.device!r}"

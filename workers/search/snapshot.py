@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from schemas.errors import SnapshotError
+from schemas.errors import InvalidRequest, SnapshotError
 from workers.search import codes
 from workers.search.columns import Columns
 from workers.search.index import Index
@@ -76,7 +76,7 @@ def load(path: Path, *, verify: bool = True, threads: int = 0) -> Index:
     try:
         arrays = {each["name"]: _section(path, begin, each, verify) for each in header["sections"]}
         return _index(header, arrays, threads)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, InvalidRequest) as error:
         raise _refused(path, f"its header does not make sense: {error!r}") from error
 
 

@@ -82,11 +82,35 @@ def test_bad_input_is_refused() -> None:
     assert len(index) == 5
     with pytest.raises(InvalidVector, match="float32 instead"):
         Index.build([[1e6, 0.0]], storage=Storage.FLOAT16)
+    for shape, said in ((np.zeros(4), "in rows"), (np.zeros((2, 0)), "dim >= 1")):
+        with pytest.raises((InvalidRequest, WrongDimension), match=said):
+            Index.build(shape)
+    for words in ([["a", "b"]], [[1.0, 2.0], [3.0]]):
+        with pytest.raises(InvalidVector, match="expected numbers in rows of one length"):
+            Index.build(words)
+    with pytest.raises(InvalidRequest, match="degree from 2 to 341, found 6 and 342"):
+        Index(6, degree=342)
     for effort in (Effort(k=0), Effort(k=513), Effort(top_m=0), Effort(width=10_000)):
         with pytest.raises(InvalidRequest, match="expected (k|top_m|width) from 1 to"):
             index.search(np.zeros(6), effort)
     with pytest.raises(EmptyIndex):
         Index(6).search(np.zeros(6))
+
+
+@pytest.mark.parametrize("metric", list(Metric))
+def test_every_distance_is_finite(metric: Metric) -> None:
+    """Or a search would end with infinities, and with NaN where they cancel out."""
+    largest = np.float32(9.2e18)  # its square is a quarter of the largest float32
+    index = Index.build([[largest, 0.0], [-largest, 0.0], [1.0, 1.0]], metric=metric)
+    assert np.isfinite(index.search([[-largest, 0.0], [1.0, 0.0]], Effort(k=3))[1]).all()
+    for huge in ([3e38, -3e38], [[1.0, 1.0], [1e19, 0.0]]):
+        if metric is Metric.COSINE:
+            assert np.isfinite(index.search(huge, Effort(k=3))[1]).all()
+            continue
+        with pytest.raises(InvalidVector, match=r"found more in vector [01]; scale the vectors"):
+            index.search(huge)
+        with pytest.raises(InvalidVector, match="squares that sum to 8.5e[+]37 at most"):
+            index.upsert([7, 8], np.resize(huge, (2, 2)))
 
 
 @pytest.fixture(scope="module")

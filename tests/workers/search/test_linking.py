@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from schemas.errors import EngineDead
+from schemas.errors import ConfigError, EngineDead, InvalidRequest
 from tests.waiting import until
 from tests.workers.search.scenes import overlapping
 from workers.search.engine import EngineSettings, SearchEngine
@@ -70,6 +70,18 @@ async def test_an_engine_that_closes_ends_a_link_and_the_index_stays_as_it_was()
     assert found[:, 0].tolist() == list(range(2_900, 2_910))
     assert np.isin(index.graph, np.arange(2_500)).all()
     assert index.link() == 0
+
+
+async def test_an_engine_refuses_links_that_its_slots_have_no_room_for() -> None:
+    index = grown()
+    engine = SearchEngine(EngineSettings(lanes=1, k_max=20))
+    with pytest.raises(InvalidRequest, match="expected k from 1 to 20, found 24"):
+        await asyncio.to_thread(index.link, neighbours=through(engine))
+    assert index.loose == 500
+    await engine.close()
+    for slots in (8, 24):
+        with pytest.raises(ConfigError, match=f"engine.slots: .* a power of two.*found {slots}"):
+            EngineSettings(places=12, slots=slots)
 
 
 def scheduler() -> Scheduler:

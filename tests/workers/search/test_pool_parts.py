@@ -23,13 +23,20 @@ from schemas.retrieval import pack_vector
 from schemas.settings import LogSettings
 from tests.waiting import until
 from tests.workers.search.scenes import gaussian
-from workers.search import watchdog
+from workers.search import admission, index, slots, watchdog
 from workers.search.collections import Change, Collections
 from workers.search.engine import EngineSettings, SearchEngine
 from workers.search.fleet_figures import FleetFigures, stalled_share
 from workers.search.metrics import Metric
 from workers.search.receipts import Receipts
-from workers.search.settings import METRICS, RetrievalSettings, ShardPlace
+from workers.search.settings import (
+    DEGREE_MAX,
+    METRICS,
+    TASKS_MAX,
+    TOP_M_MAX,
+    RetrievalSettings,
+    ShardPlace,
+)
 from workers.search.upkeep import Upkeep
 from workers.search.watchdog import STALL_MS, Progress
 
@@ -217,11 +224,17 @@ def test_settings_are_checked() -> None:
     assert Metric(settings.metric_of("a")) is Metric.SQEUCLIDEAN
     assert Metric(settings.metric_of("b")) is Metric.COSINE
     assert set(METRICS) == {metric.value for metric in Metric}
+    assert (DEGREE_MAX, TOP_M_MAX) == (index.DEGREE_MAX, admission.TOP_M_MAX)
+    assert TASKS_MAX == slots.TASKS_MAX
     assert settings.scheduler().share == 0.25 and settings.control().wait_target_ms == 7
     cases: list[tuple[dict[str, Any], str]] = [
         ({"metrics": ("a=euclid",)}, "collection=metric .* found 'a=euclid'"),
         ({"top_m": 0}, "top_m: expected at least 1"),
+        ({"top_m": 513}, "top_m: expected at most 512, found 513"),
+        ({"degree": 342}, "degree: expected at most 341, found 342"),
+        ({"degree": 64, "width": 65}, "width: expected at most 64 with degree 64, found 65"),
         ({"share": 2.0}, "share: expected 0 to 1"),
+        ({"control_interval_ms": 0}, "control_interval_ms: expected at least 1"),
     ]
     for wrong, said in cases:
         with pytest.raises(ConfigError, match=said):
