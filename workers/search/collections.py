@@ -82,7 +82,9 @@ class Collections:
     def _add(self, name: str, group: Sequence[Change]) -> None:
         documents = [each.document for each in group if each.document is not None]
         vectors = [unpack_vector(document.vector) for document in documents]
-        index = self.indexes.get(name) or self._make(name, len(vectors[0]))
+        index = self.indexes.get(name)
+        if not index:  # or an empty one, whose dimension binds nobody
+            index = self._make(name, len(vectors[0]))
         if any(len(vector) != index.dim for vector in vectors) and len(vectors) > 1:
             raise InvalidRequest("vectors of several dimensions")  # the caller goes one by one
         metadata = [_metadata(document.metadata) for document in documents]
@@ -95,13 +97,21 @@ class Collections:
                 f"collection: expected a name of 1 to {NAME_CHARS_MAX} characters without a slash, "
                 f"found {name!r:.200}"
             )
-        if len(self.indexes) >= self._settings.collections_max:
-            raise InvalidRequest(
-                f"{len(self.indexes)} collections are held already; raise [retrieval] "
-                "collections_max"
-            )
+        self._make_room(name)
         settings = self._settings
         return Index(dim, metric=Metric(settings.metric_of(name)), degree=settings.degree)
+
+    def _make_room(self, name: str) -> None:
+        """Forget an empty collection where no other fits."""
+        others = self.indexes.keys() - {name}
+        if len(others) < self._settings.collections_max:
+            return
+        empty = next((other for other in sorted(others) if not len(self.indexes[other])), None)
+        if empty is None:
+            raise InvalidRequest(
+                f"{len(others)} collections are held already; raise [retrieval] collections_max"
+            )
+        del self.indexes[empty]
 
 
 def _metadata(text: str) -> dict[str, Value]:

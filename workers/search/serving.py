@@ -4,7 +4,6 @@ Every retrieval gets its hits, failed ones too; nothing that is asked ends the w
 """
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -65,7 +64,6 @@ class Serving:
                     "was read; give it more time"
                 )
             index = self._collections.get(request.collection)
-            ids = index.view().ids
             answer = await self._engine.search(index, self._query(request, kind, index))
         except TriviumError as error:
             self.misses_total += isinstance(error, DeadlineExceeded)
@@ -76,8 +74,7 @@ class Serving:
                 f"the search failed; the log of {self._server.worker_id} says why"
             )
             return self._record(request, began_ms, error=broken.to_wire())
-        seeds = [str(ids[row]) for row in answer.top if row < len(ids)]
-        return self._answered(request, began_ms, answer, seeds if request.wants_seeds else ())
+        return self._answered(request, began_ms, answer)
 
     def _query(self, request: RetrievalRequest, kind: Kind, index: Index) -> Query:
         if len(request.seeds) > SEEDS_MAX:
@@ -91,20 +88,18 @@ class Serving:
             top_m=request.top_m or self._settings.top_m,
             width=request.width or self._settings.width,
             where=expressions.parse(request.filter) if request.filter else None,
-            seeds=[row_of[seed] for seed in request.seeds if seed in row_of],
+            seeds=[row for seed in request.seeds if (row := row_of.get(seed)) is not None],
             kind=kind,
             deadline_ms=request.deadline_ms,
         )
 
-    def _answered(
-        self, request: RetrievalRequest, began_ms: int, answer: Answer, seeds: Sequence[str]
-    ) -> Hits:
+    def _answered(self, request: RetrievalRequest, began_ms: int, answer: Answer) -> Hits:
         return self._record(
             request,
             began_ms,
             document_ids=tuple(map(str, answer.ids)),
             distances=pack_vector(answer.distances),
-            seeds=tuple(seeds),
+            seeds=tuple(map(str, answer.top_ids())) if request.wants_seeds else (),
             exact=answer.exact,
             extends=answer.extends,
             distances_computed=answer.computed,

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from schemas import errors
+from schemas.codec import Codec
 from schemas.log.clock import wall_ms
 from schemas.records import Document, Hits, RetrievalRequest
 from schemas.retrieval import pack_vector, unpack_vector
@@ -147,3 +148,28 @@ async def test_more_hits_than_documents_are_all_documents(serving: Serving) -> N
     asked = dataclasses.replace(request(FILMS[0], collection="films"), k=400)
     found = await serving.hits(asked, Kind.DECODE)
     assert sorted(found.document_ids) == sorted(f"f{i}" for i in range(30))
+
+
+def test_an_empty_collection_makes_room_and_may_begin_anew() -> None:
+    held = Collections(RetrievalSettings(collections_max=1))
+    assert held.apply([change("c", "a", [1, 0])]) == []
+    ((_, error),) = held.apply([change("d", "b", [1, 0, 0])])
+    assert "1 collections are held already; raise [retrieval] collections_max" in error.message
+    held.apply([Change("c", "a", None)])
+    assert held.apply([change("c", "b", [1, 0, 0])]) == []
+    assert [(state.name, state.dim) for state in held.states()] == [("c", 3)]
+    held.apply([Change("c", "b", None)])
+    assert held.apply([change("d", "b", [1])]) == []
+    assert [(state.name, state.dim) for state in held.states()] == [("d", 1)]
+
+
+async def test_a_field_that_is_no_utf8_does_no_harm(serving: Serving) -> None:
+    """JSON may have half a character; an error that names the field must still reach the asker."""
+    odd = Document(
+        document_id="odd", collection="books", vector=pack_vector(BOOKS[0]), at_ms=0,
+        metadata='{"\\ud800": "\\udfff"}',
+    )  # fmt: skip
+    assert serving._collections.apply([Change("books", "odd", odd)]) == []
+    found = await serving.hits(request(filter='{"year": 1}'), Kind.DECODE)
+    assert found.error is not None and "fields are: tenant, \\ud800" in found.error.message
+    assert Codec().decode(Codec().encode(found)) == found
