@@ -26,7 +26,7 @@ def start(config: Config = None, as_json: AsJson = False, quiet: Quiet = False) 
         print(f"Kafka {'already runs' if before else 'started'} at {bootstrap}")
 
 
-@app.command()
+@app.command(epilog="Example: trivium broker stop --quiet")
 def stop(config: Config = None, quiet: Quiet = False) -> None:
     """Stop it in an orderly way; data stays."""
     stopped = Broker(settings_from(config).broker).stop()
@@ -34,7 +34,7 @@ def stop(config: Config = None, quiet: Quiet = False) -> None:
         print("Kafka stopped" if stopped else "Kafka does not run here")
 
 
-@app.command()
+@app.command(epilog="Example: trivium broker status --json | jq -r .bootstrap")
 def status(config: Config = None, as_json: AsJson = False) -> None:
     """Say whether it runs, where, and how much it holds; exit code 1 if it does not run."""
     found = Broker(settings_from(config).broker).status()
@@ -53,7 +53,7 @@ def status(config: Config = None, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(epilog="Example: trivium broker reset --yes && trivium broker start")
 def reset(
     config: Config = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from infra.cli.options import AsJson, print_json
 from infra.statefile import read_state
-from schemas.errors import NotReady, from_wire
+from schemas.errors import ConfigError, NotReady, from_wire
 from schemas.records import WireError
 
 _DEFAULT_URL = "http://127.0.0.1:8000"
@@ -26,13 +27,17 @@ def chat(
     max_tokens: Annotated[int, typer.Option(help="Of each answer.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
     api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", show_default=False)] = "none",
+    as_json: AsJson = False,
 ) -> None:
     """Talk to the model; each answer says where it was computed. An empty line ends.
 
-    Examples: `trivium chat`, `trivium chat -m "Why a log?" --max-tokens 40`
+    Examples: `trivium chat`, `trivium chat -m "Why a log?" --max-tokens 40`,
+    `trivium chat -m "Why a log?" --json | jq -r .text`
     """
     import httpx
 
+    if as_json and message is None:
+        raise ConfigError("--json: expected a question with -m; a conversation is for people")
     state = read_state()
     base = url or (state.gateways[0] if state and state.gateways else _DEFAULT_URL)
     headers = {"Authorization": f"Bearer {api_key}", "X-Session-Id": f"chat-{uuid.uuid4().hex}"}
@@ -48,7 +53,12 @@ def chat(
             for text in _inputs(message):
                 messages.append({"role": "user", "content": text})
                 body = {"model": model, "messages": messages, "stream": True, **sampling}
-                messages.append({"role": "assistant", "content": _turn(client, body)})
+                turn = _turn(client, body, show=not as_json)
+                messages.append({"role": "assistant", "content": turn["text"]})
+                if as_json:
+                    print_json(turn)
+                else:
+                    _print_where(turn)
     except httpx.TransportError as error:
         raise NotReady(f"no gateway at {base}: {error}; start one with `trivium up`") from error
 
@@ -68,8 +78,8 @@ def _inputs(message: str | None) -> Iterator[str]:
         yield text
 
 
-def _turn(client: Any, body: dict[str, Any]) -> str:
-    """Stream one answer to the terminal, then a line on how it came; returns the answer."""
+def _turn(client: Any, body: dict[str, Any], *, show: bool) -> dict[str, Any]:
+    """Stream one answer, to the terminal if it is to be shown; returns it and how it came."""
     began_s, first_s, text, tokens = time.monotonic(), 0.0, "", 0
     placement: dict[str, Any] = {}
     options = {"stream_options": {"include_usage": True}}
@@ -85,14 +95,27 @@ def _turn(client: Any, body: dict[str, Any]) -> str:
                 if piece and not first_s:
                     first_s = time.monotonic() - began_s
                 text += piece
-                print(piece, end="", flush=True)
-    whole_s = time.monotonic() - began_s
+                if show:
+                    print(piece, end="", flush=True)
+    return {
+        "text": text,
+        "completion_tokens": tokens,
+        "first_token_ms": round(first_s * 1000, 1),
+        "total_ms": round((time.monotonic() - began_s) * 1000, 1),
+        **placement,
+    }
+
+
+def _print_where(turn: dict[str, Any]) -> None:
+    """A line on how an answer came."""
     from rich.console import Console
 
-    timing = f"{tokens} tokens in {whole_s:.2f} s, first after {first_s * 1000:.0f} ms"
+    timing = (
+        f"{turn['completion_tokens']} tokens in {turn['total_ms'] / 1000:.2f} s, "
+        f"first after {turn['first_token_ms']:.0f} ms"
+    )
     console = Console(stderr=True, highlight=False)
-    console.print(f"\n[dim]{_where(placement)}; {timing}[/dim]", soft_wrap=True)
-    return text
+    console.print(f"\n[dim]{_where(turn)}; {timing}[/dim]", soft_wrap=True)
 
 
 def _where(placement: dict[str, Any]) -> str:

@@ -18,6 +18,16 @@ BENCHMARKS = {
     "search": "infra.bench.search:main",
     "search-gpu": "infra.bench.search_gpu:main",
 }
+_BENCH_USAGE = """Usage: trivium bench NAME [OPTIONS]
+
+Run a benchmark; what follows its name goes to it. Results lie in build/bench.
+
+  serving     Trivium beside a direct engine and two HTTP proxies
+  decisions   placement in a fleet of 200 workers, 100 000 sessions, 1 M known KV blocks
+  search      the vector engine beside hnswlib, faiss and usearch
+  search-gpu  the same on a CUDA device, beside cuVS where that is installed
+
+Examples: `trivium bench serving --quick`, `trivium bench serving --help`"""
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -25,7 +35,10 @@ def demo(
     engine: Annotated[str, typer.Option(help="vllm, or sim for a quick look.")] = "vllm",
     as_json: AsJson = False,
 ) -> None:
-    """Hold three conversations through Kafka, real engines and NIXL, and explain one of them."""
+    """Hold three conversations through Kafka, real engines and NIXL, and explain one of them.
+
+    Examples: `trivium demo`, `trivium demo --engine sim --json | jq .good`
+    """
     raise typer.Exit(_function(DEMO)(engine=engine, as_json=as_json))
 
 
@@ -33,12 +46,9 @@ def bench(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Which benchmark.", show_default="all names")] = "",
 ) -> None:
-    """Run a benchmark; what follows its name goes to it. Results lie in build/bench.
-
-    Examples: `trivium bench serving`, `trivium bench serving --help`
-    """
-    if not name:
-        print("\n".join(BENCHMARKS))
+    """Run a benchmark; what follows its name goes to it. Results lie in build/bench."""
+    if name in ("", "-h", "--help"):
+        print(_BENCH_USAGE)
         return
     if name not in BENCHMARKS:
         raise ConfigError(f"bench: expected one of {', '.join(BENCHMARKS)}, found {name!r}")
@@ -51,7 +61,10 @@ def asyncapi(
         Path | None, typer.Option("--output", "-o", help="Write here instead of printing.")
     ] = None,
 ) -> None:
-    """Print the AsyncAPI document of all topics and records."""
+    """Print the AsyncAPI document of all topics and records.
+
+    Examples: `trivium asyncapi -o trivium.json`, `trivium asyncapi | jq .channels`
+    """
     from schemas.asyncapi import asyncapi_text
 
     text = asyncapi_text()

@@ -115,7 +115,10 @@ def router(
     bootstrap: Bootstrap = None,
     log_level: LogLevel = "info",
 ) -> None:
-    """Run one router; several share the sessions among them."""
+    """Run one router; several share the sessions among them.
+
+    Example: `trivium router --id router-1 --bootstrap kafka:9092`
+    """
     settings = settings_from(config, bootstrap)
 
     async def run(stop: asyncio.Event) -> None:
@@ -137,7 +140,10 @@ def gateway(
     bootstrap: Bootstrap = None,
     log_level: LogLevel = "info",
 ) -> None:
-    """Run one gateway: the OpenAI API over HTTP."""
+    """Run one gateway: the OpenAI API over HTTP.
+
+    Example: `trivium gateway --host 0.0.0.0 --port 8001 --bootstrap kafka:9092`
+    """
     settings = settings_from(config, bootstrap, gateway={"host": host, "port": port})
 
     async def run(stop: asyncio.Event) -> None:

@@ -74,7 +74,10 @@ def up(
 
 
 def down(quiet: Quiet = False, as_json: AsJson = False) -> None:
-    """Stop the stack that runs in this state folder, draining it first."""
+    """Stop the stack that runs in this state folder, draining it first.
+
+    Example: `TRIVIUM_HOME=/tmp/other trivium down`
+    """
     state = read_state()
     if state is not None:
         state.launcher.signal(signal.SIGTERM)

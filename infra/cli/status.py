@@ -165,6 +165,7 @@ def _table(rows: list[dict[str, Any]]) -> Any:
         return Text("nobody is there; start something with `trivium up`")
     heads = ("member", "roles", "state", "credits", "running", "waiting", "tokens/s")
     table = Table(*heads, "KV blocks", "KV out/in", "silent", box=None, padding=(0, 1, 0, 0))
+    table.columns[0].min_width = max(len(row["member_id"]) for row in rows)  # ids are to be whole
     for row in rows:
         load = row["load"]
         blocks = f"{load['kv_blocks_used']}/{load['kv_blocks_total']}"

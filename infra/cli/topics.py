@@ -25,7 +25,7 @@ def create(config: Config = None, bootstrap: Bootstrap = None, as_json: AsJson =
         print(f"created: {', '.join(created)}" if created else "all topics are there")
 
 
-@app.command()
+@app.command(epilog="Example: trivium topics verify && trivium worker --role prefill")
 def verify(config: Config = None, bootstrap: Bootstrap = None) -> None:
     """Exit with an error unless every topic is there as the settings want it."""
     from schemas.log.admin import verify_topics
@@ -34,7 +34,7 @@ def verify(config: Config = None, bootstrap: Bootstrap = None) -> None:
     print("all topics are there, with the partition counts of the settings")
 
 
-@app.command()
+@app.command(epilog="Example: trivium topics describe --json | jq '.[] | select(.found == 0)'")
 def describe(config: Config = None, bootstrap: Bootstrap = None, as_json: AsJson = False) -> None:
     """Show every topic: records, partitions, how long it is kept."""
     from rich.console import Console

@@ -45,8 +45,6 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_each_command_has_help(command: str) -> None:
-    if command == "bench":
-        return  # its help is its benchmark's
     code, output, _ = trivium(command, "--help")
     assert code == 0
     assert "Usage" in output
@@ -70,6 +68,7 @@ def test_each_command_has_help(command: str) -> None:
         (["up", "--config", "absent.toml"], "absent.toml: no such settings file"),
         (["bench", "bogus"], "bench: expected one of serving, "),
         (["chat", "-m", "x", "--url", f"http://{NOWHERE}"], "no gateway at"),
+        (["chat", "--json"], "--json: expected a question with -m"),
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:

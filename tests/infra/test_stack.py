@@ -62,6 +62,9 @@ def test_up_status_chat_tail_down(kafka: LogSettings, tmp_path: Path) -> None:
         code, output, errors = trivium(*ask, home=home, env=env)
         assert (code, bool(output.strip())) == (0, True), errors
         assert "replica: replica-0; 4 tokens in" in errors
+        _, told, _ = trivium(*ask, "--json", home=home, env=env)
+        turn = json.loads(told)
+        assert (turn["text"], turn["decode_worker"]) == (output, "replica-0")
 
         tail = ["tail", "outcomes", "--from-beginning", "-n", "1", "--json"]
         _, output, _ = trivium(*tail, home=home, env=env)
