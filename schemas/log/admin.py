@@ -10,7 +10,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, for_code
 
 from schemas.errors import BrokerUnavailable, TopicError
-from schemas.log.clients import RECORD_BYTES_MAX, client_options
+from schemas.log.clients import RECORD_BYTES_MAX, client_options, started
 from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_RETENTION_MS, DEAD_LETTER_SUFFIX, TOPICS, Topic
 
@@ -64,9 +64,8 @@ def _new(name: str, partitions: int, settings: LogSettings, config: dict[str, st
 async def _admin(settings: LogSettings) -> AIOKafkaAdminClient:
     client = AIOKafkaAdminClient(**client_options(settings), client_id="trivium-admin")
     try:
-        await client.start()
+        await started(client.start, client.close)
     except KafkaError as error:
-        await client.close()
         raise BrokerUnavailable(f"no broker at {settings.bootstrap}: {error}") from error
     return client
 

@@ -7,7 +7,7 @@ its worker. Faust agents are the one exception (`schemas/log/faust_app.py`).
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import count
 from typing import Any, Literal
 
@@ -42,6 +42,23 @@ def client_options(settings: LogSettings) -> dict[str, Any]:
     return options
 
 
+async def started(
+    start: Callable[[], Awaitable[object]], stop: Callable[[], Awaitable[object]]
+) -> None:
+    """Start an aiokafka client, or stop it again where that fails or is cancelled.
+
+    A start that is cancelled forgets its first connection (aiokafka 0.14), so it is waited for:
+    about as long as a request may take.
+    """
+    starting = asyncio.ensure_future(start())
+    try:
+        await asyncio.shield(starting)
+    except BaseException:
+        await asyncio.wait([starting])
+        await stop()
+        raise
+
+
 class LogProducer:
     """Writes records to the topics of the table.
 
@@ -73,9 +90,8 @@ class LogProducer:
             max_request_size=RECORD_BYTES_MAX,
         )
         try:
-            await producer.start()
+            await started(producer.start, producer.stop)
         except KafkaError as error:
-            await producer.stop()
             raise BrokerUnavailable(f"no broker at {self._settings.bootstrap}: {error}") from error
         self._producer = producer
 
@@ -181,13 +197,9 @@ class AssignedReader:
         """Connect and stand at the given place; `latest` is fixed when this returns."""
         consumer = AIOKafkaConsumer(**self._options)
         try:
-            await consumer.start()
+            await started(consumer.start, consumer.stop)
         except KafkaError as error:
-            await consumer.stop()
             raise BrokerUnavailable(f"no broker at {self._bootstrap}: {error}") from error
-        except asyncio.CancelledError:
-            await consumer.stop()
-            raise
         self._consumer = consumer
         try:
             consumer.assign(self._partitions)

@@ -15,7 +15,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 from schemas.errors import BrokerUnavailable
-from schemas.log.clients import AssignedReader, client_options
+from schemas.log.clients import AssignedReader, client_options, started
 from schemas.log.clock import wall_ms
 from schemas.settings import LogSettings
 from streams.agents.app import TOPICS, group_id
@@ -74,7 +74,7 @@ async def _read(
 async def _committed(log: LogSettings, partitions: list[int]) -> Offsets:
     """The group's committed offsets, where there are any."""
     admin = AIOKafkaAdminClient(**client_options(log))
-    await admin.start()
+    await started(admin.start, admin.close)
     try:
         wanted = [TopicPartition(log.topic_prefix + t, p) for t in TOPICS for p in partitions]
         found = await admin.list_consumer_group_offsets(group_id(log), partitions=wanted)
@@ -89,7 +89,7 @@ async def _committed(log: LogSettings, partitions: list[int]) -> Offsets:
 async def asking_client(log: LogSettings) -> AsyncIterator[AIOKafkaConsumer]:
     """A consumer that fetches nothing."""
     consumer = AIOKafkaConsumer(**client_options(log))
-    await consumer.start()
+    await started(consumer.start, consumer.stop)
     try:
         yield consumer
     finally:

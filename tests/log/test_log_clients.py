@@ -1,12 +1,15 @@
 """The log clients and topic admin against a real broker."""
 
 import asyncio
+import gc
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.conn import AIOKafkaConnection
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordError, TopicError
@@ -192,6 +195,32 @@ async def test_no_broker_is_said_at_once() -> None:
             await producer.start()
         with pytest.raises(BrokerUnavailable, match="no broker"):
             await create_topics(settings)
+
+
+STARTS: dict[str, Callable[[LogSettings], Coroutine[Any, Any, object]]] = {
+    "reader": lambda log: AssignedReader(log, "fleet", [0], client_id="r").start("latest"),
+    "producer": lambda log: LogProducer(log, Codec(), durable=True, client_id="w").start(),
+    "admin": describe_topics,
+}
+
+
+@pytest.mark.parametrize("client", STARTS)
+async def test_a_start_that_is_cancelled_leaves_nothing_open(
+    kafka: LogSettings, monkeypatch: pytest.MonkeyPatch, client: str
+) -> None:
+    send, asked = AIOKafkaConnection.send, asyncio.Event()
+
+    def asking(*args: Any, **options: Any) -> Any:
+        asked.set()
+        return send(*args, **options)
+
+    monkeypatch.setattr(AIOKafkaConnection, "send", asking)
+    task = asyncio.create_task(STARTS[client](kafka))
+    await asked.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    gc.collect()  # what is left says so now, which is an error here
 
 
 def test_every_process_agrees_on_a_sessions_partition() -> None:

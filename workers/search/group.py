@@ -4,7 +4,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import CommitFailedError, KafkaError, UnknownMemberIdError
 
 from schemas.errors import BrokerUnavailable
-from schemas.log.clients import client_options
+from schemas.log.clients import client_options, started
 from schemas.log.clock import wall_ms
 from schemas.settings import LogSettings
 from workers.search.settings import ShardPlace
@@ -24,7 +24,7 @@ async def begin(log: LogSettings, place: ShardPlace) -> None:
         **client_options(log), group_id=group_id(log, place), enable_auto_commit=False
     )
     try:
-        await consumer.start()
+        await started(consumer.start, consumer.stop)
         partitions = [
             TopicPartition(log.topic_prefix + topic, partition)
             for topic in TOPICS

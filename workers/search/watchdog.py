@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from schemas.errors import BrokerUnavailable
-from schemas.log.clients import client_options
+from schemas.log.clients import client_options, started
 from schemas.settings import LogSettings
 from workers.search.receipts import Place
 
@@ -51,7 +51,7 @@ async def watch(
     loop, progress, held = asyncio.get_running_loop(), Progress(), owned()
     consumer = AIOKafkaConsumer(**client_options(log))
     try:
-        await consumer.start()
+        await started(consumer.start, consumer.stop)
         while True:
             await asyncio.sleep(_LOOK_S)
             if held is not (now := owned()):
