@@ -29,7 +29,7 @@ def test_parts_of_the_grid_are_scaled_and_others_refused() -> None:
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_a_chosen_part_runs_live_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -54,7 +54,7 @@ async def test_a_chosen_part_runs_live_and_is_reported(
 
 
 @pytest.mark.kafka
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 async def test_a_running_cluster_is_planned_through_its_gateway(
     kafka: LogSettings, tmp_path: Path
 ) -> None:

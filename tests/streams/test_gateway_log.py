@@ -33,7 +33,7 @@ from tests.streams.gateway_fakes import (
 )
 from tests.waiting import until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.kafka
 CAPABILITY = Capability(
     model=MODEL, engine="sim", engine_id="e", block_size=16, max_model_len=256, running_max=8
 )
@@ -257,6 +257,7 @@ async def test_a_broker_that_pauses_means_503_and_the_gateway_joins_again(tmp_pa
         await asyncio.to_thread(broker.stop)
 
 
+@pytest.mark.timeout(120)  # two starts of a JVM
 async def test_a_gateway_outlives_its_broker_and_so_do_its_streams(tmp_path: Path) -> None:
     settings = BrokerSettings(port=0, heap_mb=384, quick=True)
     broker = Broker(settings, tmp_path, tethered=True)
@@ -285,6 +286,7 @@ async def test_a_gateway_outlives_its_broker_and_so_do_its_streams(tmp_path: Pat
                 await until(lambda: ready(client))
                 await running.answer(request, 1, 3)
                 assert text_of(events_of((await call).text)) == "".join(TEXTS)
+            os.kill(broker.status().pid, signal.SIGKILL)  # and now it ends, with nobody to tell
     finally:
         await asyncio.to_thread(broker.stop)
 

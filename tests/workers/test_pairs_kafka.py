@@ -30,7 +30,7 @@ from tests.workers.fakes import cancel_work
 from tests.workers.router import Router, chat, router_of, worker_of
 
 pytest.importorskip("nixl", reason="the NIXL library is missing")
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.kafka
 PREFILL, DECODE = WorkPhase.PREFILL, WorkPhase.DECODE
 CONCURRENT, DECODE_FIRST = Orchestration.CONCURRENT, Orchestration.DECODE_FIRST
 PROMPT = [20 + n % 300 for n in range(200)]

@@ -102,7 +102,6 @@ async def fleet_of(settings: LogSettings) -> AsyncIterator[FleetWatch]:
         await fleet.stop()
 
 
-@pytest.mark.timeout(60)
 async def test_a_worker_moves_under_load_and_loses_nothing(kafka: LogSettings) -> None:
     async with (
         router_of(kafka) as router,
