@@ -62,8 +62,8 @@ async def run_worker(
 ) -> None:
     """Serve until `stop` is set and the held work is done.
 
-    `engine` is started, or an async function that starts it when the worker has joined the fleet
-    and has its epoch; it is closed at the end in any case.
+    `engine` is started, or an async function that starts it when the worker has its epoch; it is
+    closed at the end in any case. The worker joins the fleet when its engine is up.
     """
     codec = codec or Codec()
     topics = lease_topics(roles)
@@ -120,9 +120,10 @@ class Worker:
     async def run(self, engine: EngineSource, stop: asyncio.Event) -> None:
         """The whole life; see the module's docstring for how it ends."""
         try:
-            await self._join()
+            await self._meet()
             if not await self._start_engine(engine, stop):
                 return
+            await self._join()
             await self._open()
             await self._tasks.until(stop.wait())
             await self._drain()
@@ -133,10 +134,15 @@ class Worker:
         finally:
             await self._close()
 
-    async def _join(self) -> None:
+    async def _meet(self) -> None:
         await self._clients.durable.start()
         await self._clients.tokens.start()
-        await self._membership.join()
+        await self._membership.meet()
+
+    async def _join(self) -> None:
+        """Only now: an engine that starts may keep the machine busy for longer than a lease."""
+        assert self._engine is not None
+        await self._membership.join(self._engine.capability)
         self._tasks.spawn("membership", self._membership.run())
         for topic, partition in self._membership.leases.items():
             await self._open_reader(topic, partition)
@@ -153,9 +159,7 @@ class Worker:
         starting = asyncio.ensure_future(source(self._membership.epoch))
         stopped = asyncio.ensure_future(stop.wait())
         try:
-            await self._tasks.until(
-                asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
-            )
+            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
         finally:
             await tasks.cancel(starting, stopped)
             if not starting.cancelled() and starting.exception() is None:

@@ -40,7 +40,7 @@ async def start_engine(
 def engine_source(
     settings: Settings, worker_id: str, roles: Sequence[Role]
 ) -> Callable[[int], Awaitable[Engine]]:
-    """What a worker calls with its epoch, once it has joined the fleet: starts its engine."""
+    """What a worker calls with its epoch: starts its engine."""
     name = settings.worker.engine
     section = settings.engines.get(name, {})
     return lambda epoch: start_engine(

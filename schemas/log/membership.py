@@ -45,7 +45,10 @@ OnRecord = Callable[[Registration | Heartbeat, int, int], None]
 
 
 class Membership:
-    """This process as a member of the fleet. `join`, then `run` until the end, then `leave`."""
+    """This process as a member of the fleet. `join`, then `run` until the end, then `leave`.
+
+    `meet` may come before, where a member has to know its epoch before it can serve.
+    """
 
     def __init__(
         self,
@@ -88,17 +91,32 @@ class Membership:
         self._fenced: set[tuple[str, int]] = set()
         self._reader = AssignedReader(settings, "fleet", [0], client_id=f"{member_id}-fleet")
 
+    async def meet(self) -> None:
+        """Read the fleet and take an epoch. Nothing is claimed yet, so there is nothing to lose.
+
+        For a member that takes long to start; others just `join`. Raises LeaseError when every
+        partition of a lease topic is taken.
+        """
+        await self._reader.start("earliest")
+        await self._read_all()
+        known = self.view.members.get(self.member_id)
+        self.epoch = max(wall_ms(), known.epoch + 1 if known is not None else 0)
+        for topic in self._lease_topics:
+            self._choose(topic, set())
+
     async def join(self, capability: Capability | None = None) -> None:
         """Read the fleet, claim a partition of each lease topic, and wait until the claims win.
 
-        Raises LeaseError when every partition is taken.
+        Raises LeaseError when every partition is taken, or a later life of this member is there.
         """
         self._capability = capability
-        await self._reader.start("earliest")
-        for record in await self._reader.read_to_end():
-            await self._fold(record, min(record.timestamp, wall_ms()))
-        known = self.view.members.get(self.member_id)
-        self.epoch = max(wall_ms(), known.epoch + 1 if known is not None else 0)
+        if self.epoch:
+            await self._read_all()  # what came since
+        else:
+            await self.meet()
+        later = self.view.members.get(self.member_id)
+        if later is not None and later.epoch > self.epoch:
+            raise LeaseError(f"{self.member_id}: another process took its place; two have its name")
         lost: set[tuple[str, int]] = set()
         while True:
             self.leases = {topic: self._choose(topic, lost) for topic in self._lease_topics}
@@ -110,6 +128,10 @@ class Membership:
             if not beaten:
                 return
             lost.update(beaten)
+
+    async def _read_all(self) -> None:
+        for record in await self._reader.read_to_end():
+            await self._fold(record, min(record.timestamp, wall_ms()))
 
     def _choose(self, topic: str, lost: set[tuple[str, int]]) -> int:
         now_ms = wall_ms()

@@ -114,6 +114,33 @@ async def test_a_new_life_has_a_higher_epoch_and_may_reuse_its_partition(
         assert again.leases == first.leases == {"decode": 0}
 
 
+async def test_a_member_that_met_the_fleet_claims_nothing_until_it_joins(
+    kafka: LogSettings,
+) -> None:
+    small = replace(kafka, worker_partitions=1)
+    async with fleet_of(small) as fleet:
+        slow, quick = fleet.member("w1", "decode"), fleet.member("w2", "decode")
+        await slow.meet()
+        epoch = slow.epoch
+        await quick.join()
+        assert quick.leases == {"decode": 0}
+        with pytest.raises(LeaseError, match="all 1 partitions of decode are leased"):
+            await slow.join()
+        await quick.leave()
+        await slow.join()
+        assert slow.leases == {"decode": 0}
+        assert slow.epoch == epoch
+
+
+async def test_a_member_whose_later_life_came_first_does_not_join(kafka: LogSettings) -> None:
+    async with fleet_of(kafka) as fleet:
+        early, late = fleet.member("w1", "decode"), fleet.member("w1", "decode")
+        await early.meet()
+        await late.join()
+        with pytest.raises(LeaseError, match="w1: another process took its place"):
+            await early.join()
+
+
 async def test_running_members_lease_further_topics_and_roles(kafka: LogSettings) -> None:
     small = replace(kafka, worker_partitions=2)
     async with fleet_of(small) as fleet:

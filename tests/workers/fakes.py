@@ -189,6 +189,7 @@ class FakeMembership:
         self.view = FleetView()
         self.states: list[MemberState] = [MemberState.STARTING]
         self.published: Capability | None = None
+        self.met = False
         self.roles: list[tuple[Role, ...]] = []  # those that it was given while running
         self.full: set[str] = set()  # topics without a free partition
         self.beats: list[list[Grant]] = []
@@ -199,7 +200,14 @@ class FakeMembership:
         self.lost = asyncio.Event()
         self.on_record = on_record
 
+    async def meet(self) -> None:
+        self.met = True
+
     async def join(self, capability: Capability | None = None) -> None:
+        assert self.met
+        if self.full:
+            raise LeaseError(f"all partitions of {', '.join(self.full)} are leased")
+        self.published = capability
         await self.beat_now()
 
     async def update(self, capability: Capability, roles: Sequence[Role] | None = None) -> None:

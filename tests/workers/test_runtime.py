@@ -37,25 +37,26 @@ from workers.config import WorkerSettings, engine_start
 from workers.llm.engine import Engine, EngineLoad
 
 
-async def test_it_joins_before_its_engine_is_up_and_offers_nothing_until_then() -> None:
-    found, may_start = Life(), asyncio.Event()
+async def test_it_joins_when_its_engine_is_up() -> None:
+    found, starts, may_start = Life(), asyncio.Event(), asyncio.Event()
 
     async def start(epoch: int) -> Engine:
         assert epoch == found.membership.epoch
+        starts.set()
         await may_start.wait()
         return found.engine
 
     await found.start(start)
-    await until(lambda: found.log.readers.keys() == {"prefill", "decode"})
-    await until(lambda: found.decode.started_at == "latest")
-    found.membership.add_router("router-a")
-    await found.membership.beat_now()
-    assert found.membership.states == [MemberState.STARTING]
-    assert found.membership.beats[-1] == []
+    await starts.wait()
+    assert found.membership.met
+    assert not found.membership.beats  # a start that takes long cannot lose a lease
+    assert not found.log.readers
     may_start.set()
     await found.ready()
-    await until(lambda: found.membership.published == found.engine.capability)
+    await until(lambda: len(found.membership.beats) > 1)
+    assert found.membership.published == found.engine.capability
     assert (found.log.readers["prefill"].partition, found.decode.partition) == (1, 2)
+    assert found.decode.started_at == "latest"
     found.stop.set()
     assert await found.ended() is None
     assert found.engine.closed
@@ -70,33 +71,29 @@ async def test_an_engine_that_does_not_start_ends_the_worker() -> None:
     await found.start(start)
     assert isinstance(await found.ended(), ConfigError)
     assert found.membership.left
-    assert found.decode.stopped
 
 
 async def test_it_can_be_stopped_while_its_engine_starts() -> None:
-    found = Life()
+    found, starts = Life(), asyncio.Event()
 
     async def start(epoch: int) -> Engine:
+        starts.set()
         await asyncio.Event().wait()
         raise AssertionError
 
     await found.start(start)
-    await until(lambda: "decode" in found.log.readers)
+    await starts.wait()
     found.stop.set()
     assert await found.ended() is None
     assert found.membership.left
 
 
-async def test_a_lease_lost_while_the_engine_starts_ends_the_worker() -> None:
+async def test_a_fleet_without_room_closes_the_engine() -> None:
     found = Life()
-
-    async def start(epoch: int) -> Engine:
-        found.membership.lost.set()
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    await found.start(start)
+    found.membership.full.add("decode")
+    await found.start()
     assert isinstance(await found.ended(), LeaseError)
+    assert found.engine.closed
 
 
 async def test_tokens_and_outcome_of_a_request() -> None:
