@@ -5,6 +5,7 @@ neither registers nor buries records that cannot be read.
 """
 
 import asyncio
+from collections.abc import Callable
 
 from schemas.codec import Codec
 from schemas.errors import RecordError
@@ -32,12 +33,13 @@ class FleetWatch:
         for record in await self._reader.read_to_end():
             self._fold(record.value, record.offset, min(record.timestamp, wall_ms()))
 
-    async def follow(self) -> None:
-        """Fold what comes."""
+    async def follow(self, then: Callable[[FleetView], None] = lambda _: None) -> None:
+        """Fold what comes; `then` is called after each batch."""
         while True:
             for record in await self._reader.batch():
                 self._fold(record.value, record.offset, wall_ms())
             self.view.forget(FORGET_MS, wall_ms())
+            then(self.view)
             self.changed.set()
 
     async def stop(self) -> None:

@@ -16,10 +16,11 @@ from infra import config
 from infra.broker.process import Broker
 from infra.config import Settings
 from infra.fleet import FleetWatch
-from infra.plan import Plan, process_specs
+from infra.plan import Plan, process_specs, with_roles
 from infra.statefile import ProcessRow, StackFiles
 from infra.supervisor import Process, Supervisor
 from schemas.errors import ConfigError, NotReady
+from schemas.fleet import FleetView
 from schemas.log.admin import create_topics
 from schemas.log.clock import wall_ms
 from schemas.records import MemberKind, MemberState
@@ -68,8 +69,7 @@ class Stack:
     @property
     def gateway_urls(self) -> list[str]:
         """Addresses of the gateways, `http://host:port`, without those not yet known."""
-        rows = [row for row in self.rows() if row.kind == MemberKind.GATEWAY]
-        return [row.url for row in rows if row.url]
+        return [row.url for row in self.rows() if row.kind == MemberKind.GATEWAY and row.url]
 
     async def start(self, *, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Start everything and wait until it is ready; raises a TriviumError if it cannot be."""
@@ -81,7 +81,7 @@ class Stack:
         codec = await asyncio.to_thread(make_codec, self.settings.log)
         self._fleet = FleetWatch(self.settings.log, codec)
         await self._fleet.start()
-        self._spawn(self._fleet.follow())
+        self._spawn(self._fleet.follow(self._keep_roles))
         self._config.write_text(config.dump(self.settings))
         self._start_missing()
         await self.wait_ready(timeout_s=timeout_s)
@@ -168,6 +168,13 @@ class Stack:
         if member is None or member.registration.pid != process.pid or not member.lives(wall_ms()):
             return "starting"
         return "starting" if member.state is MemberState.GONE else member.state.value
+
+    def _keep_roles(self, view: FleetView) -> None:
+        """A worker that was moved has its present roles again when it is started anew."""
+        for name, process in self.processes.items():
+            member = view.members.get(name)
+            if member is not None and member.registration.pid == process.pid:
+                process.spec = with_roles(process.spec, member.registration.roles)
 
     def rows(self) -> list[ProcessRow]:
         """Every process of the plan, for display."""

@@ -5,8 +5,8 @@ Decides only; `infra/launcher.py` starts them.
 
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from infra.config import without_sections
@@ -86,6 +86,15 @@ def process_specs(
             )
         )
     return specs
+
+
+def with_roles(spec: ProcessSpec, roles: Iterable[str]) -> ProcessSpec:
+    """The spec of a worker with other roles; any other spec, and no roles, stay as they are."""
+    command, said = list(spec.command), ",".join(roles)
+    if "--role" not in command or not said:
+        return spec
+    command[command.index("--role") + 1] = said
+    return replace(spec, command=tuple(command))
 
 
 def core_shares(cores: list[int], count: int) -> list[list[int]]:

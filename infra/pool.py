@@ -1,7 +1,8 @@
 """Moves a worker from pool to pool while it runs: writes the order, then watches the fleet.
 
 The worker finishes what it holds and keeps its engine, its caches and its epoch
-(`workers/roles.py`); started anew, it has the roles of its command line again.
+(`workers/roles.py`). Started anew by `trivium up`, it keeps its roles (`infra/launcher.py`); by
+hand, it has those of its command line again.
 """
 
 import asyncio

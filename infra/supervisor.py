@@ -40,7 +40,7 @@ class Process:
     """One spec and its present life."""
 
     def __init__(self, spec: ProcessSpec) -> None:
-        self.spec = spec
+        self.spec = spec  # of the next life: it may be replaced
         self.pid = 0  # 0: not running
         self.restarts = 0
         self.exit_code: int | None = None  # of the last life

@@ -42,7 +42,8 @@ def move(
     """Give a worker other roles; it finishes what it holds and keeps its engine and caches.
 
     Examples: `trivium pool move decode-0 --to prefill`, `trivium pool move decode-0 --to
-    prefill,decode`. Started anew, it has the roles of its command line again.
+    prefill,decode`. A worker of `trivium up` that dies comes back with these roles; one that was
+    started by hand, or with another `trivium up`, has the roles of its command line again.
     """
     roles = roles_from(to, "--to")
     log = settings_of_running(config, bootstrap).log

@@ -12,6 +12,7 @@ from infra.fleet import FleetWatch
 from infra.launcher import Stack
 from infra.pool import move_worker
 from schemas.codec import Codec
+from schemas.fleet import Member
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
 from schemas.records import OutcomeKind, Reason, Role
@@ -48,6 +49,9 @@ class Operator:
 
     async def move(self, worker_id: str, *roles: Role) -> None:
         await move_worker(self._fleet, self._producer, self._log, worker_id, roles, timeout_s=20)
+
+    def worker(self, worker_id: str) -> Member:
+        return self._fleet.view.members[worker_id]
 
 
 class Load:
@@ -130,10 +134,12 @@ async def test_nothing_is_lost_while_workers_come_go_move_and_die(
         await load.decoded_by("prefill-0")
         await operator.move("decode-1", PREFILL, DECODE)
         await load.more(20)
-        killed_ms = wall_ms()
+        killed_ms, before = wall_ms(), operator.worker("decode-1")
         await running.kill("decode-1", signal.SIGKILL)
         await load.more(40)
         await running.wait_ready("decode-1")
+        await until(lambda: operator.worker("decode-1").epoch > before.epoch)
+        assert operator.worker("decode-1").registration.roles == before.registration.roles
         await running.scale(prefill=2, decode=3)  # drains prefill-2, which has both roles
         await load.decoded_by("decode-2")
         await operator.move("prefill-0", PREFILL)

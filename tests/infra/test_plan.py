@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.plan import Plan, core_shares, process_specs
+from infra.plan import Plan, core_shares, process_specs, with_roles
 from infra.supervisor import ProcessSpec
 from schemas.errors import ConfigError
 
@@ -28,6 +28,17 @@ def test_each_process_gets_its_name_its_role_and_its_log() -> None:
     assert worker.log_file == Path("/state/logs/prefill-1.log")
     assert worker.env["TRIVIUM_HOME"] == "/state"
     assert found["gateway-1"].command[6:8] == ("--port", "8001")
+
+
+def test_a_moved_worker_is_started_anew_with_its_roles() -> None:
+    found = specs(Plan(retrieval=1))
+    moved = with_roles(found["decode-0"], ("prefill", "decode"))
+    assert moved.command[3:7] == ("worker", "--id", "decode-0", "--role")
+    assert moved.command[7:9] == ("prefill,decode", "--config")
+    assert with_roles(moved, ("decode",)) == found["decode-0"]
+    assert with_roles(moved, ()) == moved
+    for name in ("retrieval-0", "router-0"):
+        assert with_roles(found[name], ("prefill",)) == found[name]
 
 
 def test_gateways_on_any_port_are_told_none() -> None:
