@@ -3,7 +3,7 @@
 Pure; `trivium explain` and the demo print them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from infra.story import Story
@@ -15,6 +15,7 @@ from schemas.records import (
     Phase,
     PhaseKind,
     Request,
+    Role,
     Work,
     WorkPhase,
 )
@@ -80,7 +81,7 @@ def _decided(decision: Decision) -> Step:
     details = [", ".join(_situation(decision))]
     if decision.estimate is not None:
         details += _expected(decision, decision.estimate)
-    details += _candidates(decision.candidates, chosen)
+    details += _candidates(decision)
     return Step(
         decision.at_ms, decision.router_id, what, "decision", 0, tuple(filter(None, details))
     )
@@ -113,15 +114,21 @@ def _expected(decision: Decision, estimate: Estimate) -> Iterator[str]:
     )
     if decision.policy == "learned":
         terms += f" + KV price {estimate.kv_price:.3f}"
-    yield f"{terms}; {estimate.samples} samples, above 0 speaks for local"
+    yield f"{terms}; local above 0; {estimate.samples} samples"
     if remote_ms and estimate.gain_ttft < (remote_ms - local_ms) / remote_ms - _ROUNDING:
         yield "no worker holds the history, so the local TTFT counts twice"
 
 
-def _candidates(candidates: Sequence[Candidate], chosen: Sequence[str]) -> Iterator[str]:
-    found = sorted(candidates, key=lambda candidate: candidate.worker_id not in chosen)
+def _candidates(decision: Decision) -> Iterator[str]:
+    def is_chosen(candidate: Candidate) -> bool:
+        prefills = candidate.role is Role.PREFILL
+        return candidate.worker_id == (
+            decision.prefill_worker if prefills else decision.decode_worker
+        )
+
+    found = sorted(decision.candidates, key=lambda candidate: not is_chosen(candidate))
     for candidate in found[:CANDIDATES_SHOWN]:
-        mark = "→" if candidate.worker_id in chosen else " "
+        mark = "→" if is_chosen(candidate) else " "
         yield (
             f"{mark} {candidate.worker_id} ({candidate.role.value}): {candidate.credits} credits, "
             f"{candidate.running} running, {candidate.work_ahead_tokens} tokens ahead, "

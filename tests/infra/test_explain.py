@@ -219,7 +219,7 @@ def test_a_decision_tells_what_it_looked_at() -> None:
     assert details[1:3] == (
         "expected local: TTFT 80.0 ms, TPOT 11.00 ms; remote: TTFT 60.0 ms, TPOT 10.00 ms",
         "score -0.243 = 0.7 * TTFT gain -0.333 - 0.3 * TPOT loss +0.100 + KV price 0.020; "
-        "35 samples, above 0 speaks for local",
+        "local above 0; 35 samples",
     )
     assert details[3] == ("→ prefill-0 (prefill): 9 credits, 0 running, 0 tokens ahead, 0 cached")
     assert details[4].startswith("  prefill-1 (prefill): 8 credits, 1 running, 10 tokens ahead")
@@ -237,9 +237,20 @@ def test_each_policy_tells_the_terms_of_its_score() -> None:
     tabled = decision(4, policy="table", reason=Reason.TABLE, w_ttft=0.5, w_tpot=0.5)
     assert told(replace(tabled, estimate=cell)) == (
         "weights ttft 0.5, tpot 0.5",
-        "score +0.150 = 0.5 * TTFT gain +0.400 - 0.5 * TPOT loss +0.100; 12 samples, above 0 "
-        "speaks for local",
+        "score +0.150 = 0.5 * TTFT gain +0.400 - 0.5 * TPOT loss +0.100; local above 0; 12 samples",
     )
+
+
+def test_a_worker_is_marked_in_the_role_for_which_it_was_chosen() -> None:
+    roles = (Role.PREFILL, Role.DECODE, Role.REPLICA)
+    looked_at = [
+        Candidate(worker_id="both", role=role, credits=1, running=0, work_ahead_tokens=0)
+        for role in roles
+    ]
+    for prefill, decode, marks in (("both", "other", "→  "), ("other", "both", "→→ ")):
+        placed = decision(4, candidates=looked_at, prefill_worker=prefill, decode_worker=decode)
+        details = steps_of(tell([request("r1")], [placed])["r1"])[1].details
+        assert "".join(detail[0] for detail in details) == marks
 
 
 def test_one_worker_is_named_once() -> None:
