@@ -11,14 +11,16 @@ from collections.abc import Sequence
 from aiokafka import ConsumerRecord
 
 from schemas.codec import Codec
-from schemas.errors import RecordError, TriviumError
-from schemas.log.clients import AssignedReader, LogProducer, bury
+from schemas.errors import RecordError
+from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
+from schemas.log.membership import Membership
 from schemas.records import Document
 from schemas.retrieval import shard_of
 from schemas.settings import LogSettings
 from schemas.topics import check_record, document_key
 from workers.search.collections import Change, Collections
+from workers.search.refusals import Refusals, is_first
 from workers.search.settings import ShardPlace
 
 log = logging.getLogger("trivium.retrieval")
@@ -35,16 +37,20 @@ class DocumentFeed:
         producer: LogProducer,
         collections: Collections,
         place: ShardPlace,
-        *,
-        client_id: str,
+        membership: Membership,
     ) -> None:
         self._codec = codec
-        self._producer = producer
         self._collections = collections
         self._place = place
         partitions = range(settings.document_partitions)
         self._reader = AssignedReader(
-            settings, "documents", partitions, client_id=f"{client_id}-documents"
+            settings, "documents", partitions, client_id=f"{membership.member_id}-documents"
+        )
+        self.refusals = Refusals(
+            settings,
+            producer,
+            is_first=lambda: is_first(membership.view, place, membership.member_id, wall_ms()),
+            client_id=membership.member_id,
         )
         self.offsets: dict[int, int] = dict.fromkeys(partitions, 0)  # after the last one applied
 
@@ -56,7 +62,7 @@ class DocumentFeed:
         ends = await self._reader.end_offsets()
         async for batch in self._reader.until(ends):
             count += len(batch)
-            await self._apply(batch, live=False)
+            await self._apply(batch)
         log.info("read %d documents in %d ms", count, wall_ms() - started_ms)
         return count
 
@@ -74,20 +80,22 @@ class DocumentFeed:
         while True:
             batch = await self._reader.batch(max_records=_BATCH_MAX)
             if batch:
-                await self._apply(batch, live=True)
+                await self._apply(batch)
 
     async def stop(self) -> None:
         """Close."""
+        await self.refusals.look()
         await self._reader.stop()
 
-    async def _apply(self, batch: Sequence[ConsumerRecord], *, live: bool) -> None:
-        """Records that cannot be used are buried, by each worker of their shard."""
+    async def _apply(self, batch: Sequence[ConsumerRecord]) -> None:
+        """Records that cannot be used are their shard's to bury, or the first shard's."""
         changes: dict[tuple[str, str], tuple[Change, ConsumerRecord]] = {}
         for record in batch:
             try:
                 change = self._change(record)
             except RecordError as error:
-                await self._refuse(record, error, live and self._place.shard == 0)
+                if self._place.shard == 0:
+                    await self.refusals.add(record, error)
                 continue
             if shard_of(change.document_id, self._place.shards) == self._place.shard:
                 changes[change.collection, change.document_id] = (change, record)
@@ -97,7 +105,7 @@ class DocumentFeed:
         for record in batch:
             self.offsets[record.partition] = record.offset + 1
         for change, wrong in failed:
-            await self._refuse(changes[change.collection, change.document_id][1], wrong, live)
+            await self.refusals.add(changes[change.collection, change.document_id][1], wrong)
 
     def _change(self, record: ConsumerRecord) -> Change:
         if record.value:
@@ -118,9 +126,3 @@ class DocumentFeed:
                 f"documents: expected the key collection/document_id, found {record.key!r:.200}"
             )
         return Change(collection, document_id, None)
-
-    async def _refuse(self, record: ConsumerRecord, error: TriviumError, buries: bool) -> None:
-        place = f"{record.topic}[{record.partition}] {record.offset}"
-        log.warning("%s: not taken: %s", place, error.message)
-        if buries:  # what was there before the start, an earlier life has buried
-            await bury(self._producer, record, error)

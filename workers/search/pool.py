@@ -93,7 +93,7 @@ class RetrievalWorker:
         server = Server(worker_id=worker_id, place=place)
         self.serving = Serving(self.engine, self.collections, settings, server)
         self._feed = DocumentFeed(
-            log_settings, codec, self._producer, self.collections, place, client_id=worker_id
+            log_settings, codec, self._producer, self.collections, place, self.membership
         )
         self._snapshots = Snapshots(
             settings, self.collections, place, worker_id, lambda: dict(self._feed.offsets)
@@ -174,6 +174,7 @@ class RetrievalWorker:
         self._app.on_partitions_assigned.connect(self._assigned)
         self._app.on_partitions_revoked.connect(self._revoked)
         self._tasks.spawn("documents", self._feed.run())
+        self._tasks.spawn("refusals", self._feed.refusals.run())
         self._tasks.spawn("snapshots", self._snapshots.run())
         self._tasks.spawn("upkeep", self._upkeep.run())
         self._tasks.spawn("control", self._steering.run())

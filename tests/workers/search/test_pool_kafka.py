@@ -180,3 +180,25 @@ async def test_a_worker_that_is_stopped_while_it_loads_leaves_and_says_so(
     assert running.membership.state is MemberState.GONE
     with pytest.raises(EngineDead):
         await running.engine.search(Index.build([[0.0]]), Query(vector=[0.0], k=1))
+
+
+async def test_documents_that_cannot_be_used_are_buried_once_whoever_reads_them(
+    kafka: LogSettings,
+) -> None:
+    async def are_buried(count: int) -> bool:
+        return len(await buried(kafka, "documents")) == count
+
+    async with library(kafka) as books:
+        await books.put({"bad": [np.nan] * DIM, "good": np.ones(DIM)})
+        await books.raw("documents", b"rubbish", b"books/x")
+        async with worker(kafka, "first") as first, worker(kafka, "second") as second:
+            await held(second, 1)
+            await until(lambda: are_buried(2))
+            await books.put({"worse": np.ones(DIM - 1), "better": np.ones(DIM)})
+            await held(second, 2)
+            await until(lambda: are_buried(3))
+            refusals = [each._feed.refusals for each in (first, second)]
+            await until(lambda: not any(each._waiting for each in refusals))
+        async with worker(kafka, "second"):
+            pass
+        assert await are_buried(3)

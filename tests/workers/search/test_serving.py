@@ -10,13 +10,23 @@ import pytest
 
 from schemas import errors
 from schemas.codec import Codec
+from schemas.fleet import FleetView
 from schemas.log.clock import wall_ms
-from schemas.records import Document, Hits, RetrievalRequest
+from schemas.records import (
+    Document,
+    Hits,
+    MemberKind,
+    Registration,
+    RetrievalRequest,
+    Role,
+    SearchCapability,
+)
 from schemas.retrieval import pack_vector, unpack_vector
 from tests.workers.search.scenes import gaussian, nearest
 from workers.search.collections import Change, Collections
 from workers.search.engine import EngineSettings, SearchEngine
 from workers.search.query import Kind
+from workers.search.refusals import is_first
 from workers.search.serving import Server, Serving
 from workers.search.settings import RetrievalSettings, ShardPlace
 
@@ -173,3 +183,21 @@ async def test_a_field_that_is_no_utf8_does_no_harm(serving: Serving) -> None:
     found = await serving.hits(request(filter='{"year": 1}'), Kind.DECODE)
     assert found.error is not None and "fields are: tenant, \\ud800" in found.error.message
     assert Codec().decode(Codec().encode(found)) == found
+
+
+def test_the_first_replica_that_lives_buries_for_its_shard() -> None:
+    view = FleetView()
+    for name, shard, heard_ms in (("a", 0, 0), ("b", 0, 5_000), ("c", 0, 5_000), ("d", 1, 5_000)):
+        capability = SearchCapability(shard=shard, shards=2, backend="cpu", slots=1)
+        member = Registration(
+            member_id=name, epoch=1, kind=MemberKind.WORKER, roles=(Role.RETRIEVAL,), started_ms=0,
+            search=capability,
+        )  # fmt: skip
+        view.apply(member, 0, heard_ms)
+
+    def first(now_ms: int) -> list[str]:
+        places = {"a": 0, "b": 0, "c": 0, "d": 1}
+        return [n for n, s in places.items() if is_first(view, ShardPlace(s, 2), n, now_ms)]
+
+    assert first(1_000) == ["a", "d"]
+    assert first(5_000) == ["a", "b", "d"], "a is lost, and does not know it"
