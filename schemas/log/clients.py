@@ -96,10 +96,19 @@ class LogProducer:
         self._producer = producer
 
     async def stop(self) -> None:
-        """Flush and close."""
-        if self._producer is not None:
-            await self._producer.stop()
-            self._producer = None
+        """Flush and close; what no broker takes within `request_timeout_ms` is given up.
+
+        aiokafka would offer the records of an idempotent producer for ever.
+        """
+        producer, self._producer = self._producer, None
+        if producer is None:
+            return
+        try:
+            async with asyncio.timeout(self._settings.request_timeout_ms / 1000):
+                await producer.stop()
+        except TimeoutError:
+            await producer._sender.close()  # noqa: SLF001  # what `stop` did not come to
+            await producer.client.close()
 
     def session_partition(self, session_id: str) -> int:
         """The partition of everything about a session."""

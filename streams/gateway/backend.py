@@ -291,7 +291,8 @@ class LogBackend:
         membership = self._membership
         if membership is not None:
             membership.set_state(MemberState.DRAINING)
-            await _quietly(membership.beat_now)
+            limit_s = self._settings.accept_ms / 1000
+            await _quietly(lambda: asyncio.wait_for(membership.beat_now(), limit_s))
 
 
 async def _quietly(action: Callable[[], Awaitable[None]]) -> None:

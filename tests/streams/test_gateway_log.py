@@ -267,6 +267,7 @@ async def test_a_gateway_outlives_its_broker_and_so_do_its_streams(tmp_path: Pat
         pytest.skip(str(error))
     try:
         log = LogSettings(bootstrap=address, session_partitions=1, gateway_partitions=2)
+        log = replace(log, request_timeout_ms=1_500)  # how long it is waited for at the end
         await create_topics(log)
         async with cluster(log) as running:
             url = await running.gateway("gateway-1")
