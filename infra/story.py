@@ -71,9 +71,11 @@ class Story:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes that went over NIXL. Of a paired attempt both workers report the same ones."""
+        """Bytes that went over NIXL. Of a paired attempt both workers report those that prefill
+        wrote, and prefill those that it read.
+        """
         paired = {work.attempt for work in self.work if work.orchestration.is_paired}
-        total = 0
+        total = sum(phase.kv_read_bytes for phase in self.phases)
         for attempt in {phase.attempt for phase in self.phases}:
             phases = [phase for phase in self.phases if phase.attempt == attempt]
             prefill = sum(p.kv_bytes for p in phases if p.kind is PhaseKind.PREFILL_DONE)

@@ -158,7 +158,9 @@ def _finished(phase: Phase) -> Step:
     if phase.kind is PhaseKind.PREFILL_DONE:
         computed = phase.prompt_tokens - phase.cached_tokens
         what += f": {computed} tokens computed, {phase.cached_tokens} cached, {took_ms} ms"
-        details = (transfer_text(phase),) if phase.kv_bytes else ()
+        if phase.kv_read_bytes:
+            details = (f"{phase.kv_read_bytes:,} bytes of that read from decode before",)
+        details += (transfer_text(phase),) if phase.kv_bytes else ()
     elif phase.kind is PhaseKind.KV_RECEIVED:
         what += ": " + transfer_text(phase)
     elif phase.kind is PhaseKind.KV_ALLOCATED:

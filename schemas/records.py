@@ -361,6 +361,7 @@ class Phase:
     transfer_ms: float = 0.0
     kv: KvHandle | None = None
     error: WireError | None = None
+    kv_read_bytes: int = 0
 
 
 @frozen

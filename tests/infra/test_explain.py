@@ -312,7 +312,14 @@ def test_failures_cancellations_and_paired_orchestrations() -> None:
         decode,
         phase(decode, PhaseKind.KV_ALLOCATED, T0 + 7, kv=target),
         replace(prefill, kv_target=target),
-        phase(prefill, PhaseKind.PREFILL_DONE, T0 + 20, kv_bytes=500, transfer_ms=1.0),
+        phase(
+            prefill,
+            PhaseKind.PREFILL_DONE,
+            T0 + 20,
+            kv_bytes=500,
+            transfer_ms=1.0,
+            kv_read_bytes=700,
+        ),
         phase(decode, PhaseKind.KV_RECEIVED, T0 + 21, kv_bytes=500, transfer_ms=1.0),
         phase(decode, PhaseKind.FAILED, T0 + 22, error=broke),
         CancelWork(request_id="r1", attempt=1, worker_id="prefill-0", at_ms=T0 + 23, void=True),
@@ -320,7 +327,7 @@ def test_failures_cancellations_and_paired_orchestrations() -> None:
         outcome(decode, T0 + 50, kind=OutcomeKind.FAILED, finish_reason="", error=broke),
     ]
     story = tell([request("r1")], records)["r1"]
-    assert story.kv_bytes == 500  # both ends tell of the same bytes
+    assert story.kv_bytes == 1_200  # both ends tell of the same bytes, and prefill of what it read
     told = " | ".join(line for step in steps_of(story) for line in (step.what, *step.details))
     for words in (
         "kv allocated: 3 blocks, of which 32 tokens are held already",

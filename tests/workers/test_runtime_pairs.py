@@ -95,7 +95,7 @@ def test_prefill_of_a_pair_reports_and_leaves_the_end_to_decode(last: str) -> No
     desk.step(out(finish_reason=last, kv_bytes=640, transfer_ms=1.5))
     (phase,) = desk.phases
     assert (phase.kind, phase.kv) == (PhaseKind.PREFILL_DONE, None)
-    assert (phase.kv_bytes, phase.transfer_ms) == (640, 1.5)
+    assert (phase.kv_bytes, phase.transfer_ms, phase.kv_read_bytes) == (640, 1.5, 100)
     assert (phase.sent_tokens, phase.sent_chars, phase.cached_tokens) == (1, 1, 1)
     assert (desk.frames.pending(), len(desk.held)) == (False, 0)
 

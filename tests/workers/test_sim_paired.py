@@ -78,9 +78,10 @@ def test_decode_first_reads_what_only_decode_holds() -> None:
         producer, consumer = await start_sim(), await start_sim()
         tokens = prompt(100)
         await answered(consumer, job(tokens))
-        for _ in range(2):  # the second time prefill has it too
+        for read in (6, 0):  # the second time prefill has it too
             prefilled, _ = await paired(producer, consumer, tokens, DECODE_FIRST)
             assert prefilled.outputs[0].cached_tokens == 96
+            assert prefilled.outputs[0].kv_bytes == read * BLOCK_BYTES
             assert producer.load().kv_bytes_received == 6 * BLOCK_BYTES
             assert consumer.load().kv_bytes_sent == 6 * BLOCK_BYTES
         await closed(producer, consumer)

@@ -29,10 +29,13 @@ def clipped_row(stream: Stream, output: Output, seq: int, chars: int) -> None:
 def received(stream: Stream, output: Output, me: Identity, now_ms: int) -> Phase | None:
     """The phase that says that the KV arrived, the first time.
 
-    Prefill has none: it tells the bytes when it is done, those that it wrote if it wrote any.
+    Prefill has none: it tells the bytes when it is done, of a pair what it read and what it wrote.
     """
     if stream.prefill:
-        stream.kv_bytes = output.kv_bytes
+        if stream.paired and not output.finish_reason:
+            stream.kv_read_bytes = output.kv_bytes
+        else:
+            stream.kv_bytes = output.kv_bytes
         return None
     if stream.kv_reported or stream.work.kv is None:
         return None

@@ -65,9 +65,9 @@ class Output:
 
     A decode job of `decode_first` begins with an output that has `kv` alone: its blocks are
     allocated, and this is the prefill job's `kv_target`. A paired prefill job gives the first token
-    when it is drawn, always without a finish reason, and ends with `handover`, no `kv`, and
-    `kv_bytes` and `transfer_ms` of what it wrote; the decode job's `transfer_ms` is then 0, since
-    only the writer can measure it.
+    when it is drawn, always without a finish reason and with the `kv_bytes` of a prefix that it has
+    read from there, and ends with `handover`, no `kv`, and `kv_bytes` and `transfer_ms` of what it
+    wrote; the decode job's `transfer_ms` is then 0, since only the writer can measure it.
 
     The last output of a decode job may have `kv`: the conversation's KV, kept for the prefill of
     its next turn.

@@ -220,7 +220,8 @@ class Pushes:
             self._ended(run, late.to_wire())
             return
         if not error:
-            self.bytes_read += len(moving.local) * self._block_bytes
+            run.kv_bytes, run.transfer_ms = len(moving.local) * self._block_bytes, moving.took_ms
+            self.bytes_read += run.kv_bytes
             run.cached_tokens = valid_tokens
         self._ended(run, None)
 

@@ -48,6 +48,7 @@ class Stream:
     chars: int = 0
     cached_tokens: int = 0
     kv_bytes: int = 0
+    kv_read_bytes: int = 0  # of a prefix, that prefill of a pair has read from decode
     kv_reported: bool = False
 
     @property
@@ -129,6 +130,7 @@ def handed_over(
         kv_bytes=stream.kv_bytes,
         transfer_ms=transfer_ms,
         kv=None if kv is None else mine(kv, me),
+        kv_read_bytes=stream.kv_read_bytes,
     )
 
 
