@@ -34,7 +34,7 @@ from tests.workers.engines import (
 )
 from tests.workers.processes import cpu_s, family, lives, quiet_s
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(500)]  # two engines start
 BLOCK_BYTES = 32 * 2 * 4 * 4 * 32 * 4  # tokens, K and V, layers, heads, size, float32
 ROOT = Path(__file__).parents[2]
 

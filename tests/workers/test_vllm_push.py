@@ -25,7 +25,7 @@ from tests.workers.engines import (
 )
 from workers.llm.engine import Engine, Job
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(500)]  # two engines start
 LEASE_S, MARGIN_MS = 6, 500
 BLOCK_BYTES = 32 * 2 * 4 * 4 * 32 * 4  # tokens, K and V, layers, heads, size, float32
 
