@@ -86,7 +86,8 @@ class StaticBatches:
         view = self._index.view()
         prepared = metrics.prepared(vector, view.dim, view.metric)
         query = Query(vector=vector, k=K, top_m=TOP_M[kind], kind=kind)
-        waiting = _Waiting(admission.admission(query, prepared, view), self._loop.create_future())
+        search = admission.begun(view, admission.way(query, view), prepared)
+        waiting = _Waiting(search, self._loop.create_future())
         self._inbox.put(waiting)
         return await waiting.reply
 
@@ -120,7 +121,7 @@ class StaticBatches:
 
     def _complete(self, slots: Slots, batch: Sequence[_Waiting], number: int) -> None:
         for slot, waiting in enumerate(batch):
-            slots.fields[slot] = waiting.search.row
+            waiting.search.enter(slots, slot)
         active, finished = np.arange(len(batch)), np.empty(len(batch), np.int64)
         while len(active):
             ended, rounds = steps.advance(

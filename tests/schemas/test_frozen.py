@@ -2,11 +2,11 @@
 
 import pickle
 from collections.abc import Sequence
-from dataclasses import FrozenInstanceError, asdict, field, replace
+from dataclasses import FrozenInstanceError, asdict, dataclass, field, replace
 
 import pytest
 
-from schemas.frozen import frozen
+from schemas.frozen import frozen, quickly_made
 
 
 @frozen
@@ -58,3 +58,28 @@ class Plain:
     """Hashable, as its fields are."""
 
     at: int
+
+
+@quickly_made
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered(Parcel):
+    """With a base."""
+
+    number: int
+    signed: bool = False
+
+
+def test_dataclasses_with_a_base_are_made_quickly_too() -> None:
+    parcel = Registered(name="a", number=7)
+    assert asdict(parcel) == {
+        "name": "a", "grams": 5, "stamps": (), "notes": {}, "number": 7, "signed": False
+    }  # fmt: skip
+    assert type(parcel) is Registered
+    assert parcel == Registered(name="a", number=7) != Parcel(name="a")
+    assert replace(parcel, signed=True).signed
+    for name in ("grams", "signed"):
+        with pytest.raises(FrozenInstanceError):
+            setattr(parcel, name, 1)
+        with pytest.raises(FrozenInstanceError):
+            delattr(parcel, name)
+    assert not hasattr(parcel, "__dict__")

@@ -13,13 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from schemas.errors import EmptyIndex, InvalidRequest
-from workers.search import fields, memory
-from workers.search.compiled import kernel
+from workers.search import fields
 from workers.search.filters import Allowed
 from workers.search.hits import Reader
 from workers.search.keys import EMPTY, FLAG
 from workers.search.query import Answer, Effort
-from workers.search.slots import ROWS_A_STEP, TASKS_MAX, Slots, hash_places
+from workers.search.slots import ROWS_A_STEP, TASKS_MAX, Slots, fill, hash_places
 from workers.search.view import COMPILED_MAX, IndexView, address
 
 Array = np.ndarray[Any, Any]
@@ -29,10 +28,27 @@ ENTRIES = 16  # representatives that a walk begins at
 TOP_M_MAX, K_MAX = 512, 512
 
 
+class Limits(NamedTuple):
+    """What searches may ask for, and how small an index is scanned whole."""
+
+    top_m_max: int = TOP_M_MAX
+    k_max: int = K_MAX
+    tasks_max: int = TASKS_MAX  # width times degree
+    dim_max: int = 2**31 - 1
+    scanned_rows_max: int = SCANNED_ROWS_MAX
+
+
+_LIMITS = Limits()
+
+
 class Way(NamedTuple):
     """How searches of one effort go in one snapshot; nothing of a request."""
 
-    row: Array  # int64, `fields.COUNT`, without the query
+    row: Array  # int64, `fields.COUNT`, without what is a request's own
+    place: int  # address of `row`
+    k: int
+    top_m: int
+    wanted: int  # hits; where a walk finds fewer, all rows are scanned
     extends: int  # about how many it takes
     exact: bool  # it scans all rows that it may return
     allowed: int  # live rows that it may return
@@ -43,12 +59,28 @@ class Way(NamedTuple):
 class Search:
     """A search that is ready for a slot, with all that the slot will point to."""
 
-    row: Array  # int64, `fields.COUNT`
     view: IndexView
-    query: Array  # (1 or more, padded dim), float32
-    k: int
     way: Way
+    query: Array  # (1 or more, padded dim), float32
     warm: Array | None = None
+    warm_place: tuple[int, int] = (0, 0)  # its address and length
+
+    def enter(self, slots: Slots, slot: int) -> None:
+        """Fill in a slot's row."""
+        fill(slots.addresses[slot], self.way.place, self.query, *self.warm_place)
+
+    @property
+    def row(self) -> Array:
+        """Of a slot, int64, `fields.COUNT`."""
+        row = self.way.row.copy()
+        row[fields.QUERY] = address(self.query)
+        row[fields.WARM], row[fields.WARM_COUNT] = self.warm_place
+        return row
+
+    @property
+    def k(self) -> int:
+        """Hits that are asked for."""
+        return self.way.k
 
     @property
     def exact(self) -> bool:
@@ -71,15 +103,43 @@ class Search:
         return self.way.extends
 
 
-def check(
-    effort: Effort, view: IndexView, *, top_m_max: int = TOP_M_MAX, k_max: int = K_MAX,
-    tasks_max: int = TASKS_MAX,
-) -> None:  # fmt: skip
-    """Raise InvalidRequest or EmptyIndex where a search cannot be done."""
+def admission(
+    effort: Effort, query: Array, view: IndexView, *, seeds: Any = (),
+    scanned_rows_max: int = SCANNED_ROWS_MAX, top_m_max: int = TOP_M_MAX,
+) -> Search:  # fmt: skip
+    """A search of prepared queries (`metrics.prepared`); raises what `way` does."""
+    limits = Limits(scanned_rows_max=scanned_rows_max, top_m_max=top_m_max)
+    return begun(view, way(effort, view, limits), query, seeds)
+
+
+def way(effort: Effort, view: IndexView, limits: Limits = _LIMITS) -> Way:
+    """How searches of an effort go; raises InvalidRequest, UnknownFilterField or EmptyIndex."""
+    if effort.where is not None:
+        return _way(effort, view, limits)
+    ways, key = view.ways, (effort.k, effort.top_m, effort.width, effort.patience, limits)
+    known: Way | None = ways.get(key)
+    if known is None:
+        while len(ways) >= COMPILED_MAX:
+            ways.pop(next(iter(ways)), None)
+        ways[key] = known = _way(effort, view, limits)
+    return known
+
+
+def begun(view: IndexView, way: Way, query: Array, seeds: Any = ()) -> Search:
+    """A search that goes that way, from rows that may be near if there are `seeds`."""
+    search = Search(view, way, query)
+    if len(seeds) and way.row[fields.REPS_COUNT]:
+        warm = np.asarray(seeds, np.int64)[: way.top_m]
+        search.warm = warm = np.ascontiguousarray(warm[(warm >= 0) & (warm < view.linked)])
+        search.warm_place = address(warm), len(warm)
+    return search
+
+
+def _check(effort: Effort, view: IndexView, limits: Limits) -> None:
     for name, value, most in (
-        ("k", effort.k, k_max),
-        ("top_m", effort.top_m, top_m_max),
-        ("width", effort.width, tasks_max // view.graph.shape[1]),
+        ("k", effort.k, limits.k_max),
+        ("top_m", effort.top_m, limits.top_m_max),
+        ("width", effort.width, limits.tasks_max // view.graph.shape[1]),
     ):
         if not 1 <= value <= most:
             raise InvalidRequest(f"expected {name} from 1 to {most}, found {value}", name)
@@ -87,42 +147,15 @@ def check(
         raise InvalidRequest(f"expected patience >= 0, found {effort.patience}", "patience")
     if view.live == 0:
         raise EmptyIndex("expected an index with rows, found an empty one; upsert some first")
+    if view.vectors.shape[1] > limits.dim_max:
+        raise InvalidRequest(
+            f"expected vectors of up to {limits.dim_max} values, found {view.dim}; raise the "
+            "engine's cuda.dim_max, or choose device cpu"
+        )
 
 
-def admission(
-    effort: Effort, query: Array, view: IndexView, *, seeds: Any = (),
-    scanned_rows_max: int = SCANNED_ROWS_MAX, top_m_max: int = TOP_M_MAX,
-) -> Search:  # fmt: skip
-    """A search of prepared queries (`metrics.prepared`); the effort is checked already."""
-    if effort.where is None:  # the usual case: what it shares with others is looked up
-        key = (
-            effort.k, effort.top_m, effort.width, effort.patience, scanned_rows_max, top_m_max
-        )  # fmt: skip
-        way = view.ways.get(key)
-        if way is None:
-            while len(view.ways) >= COMPILED_MAX:
-                view.ways.pop(next(iter(view.ways)), None)
-            view.ways[key] = way = _way(effort, view, scanned_rows_max, top_m_max)
-    else:
-        way = _way(effort, view, scanned_rows_max, top_m_max)
-    row = way.row.copy()
-    row[fields.QUERY] = _place(query)
-    search = Search(row, view, query, effort.k, way)
-    if len(seeds) and row[fields.REPS_COUNT]:
-        warm = np.asarray(seeds, np.int64)[: row[fields.TOP_M]]
-        search.warm = warm = np.ascontiguousarray(warm[(warm >= 0) & (warm < view.linked)])
-        row[fields.WARM], row[fields.WARM_COUNT] = address(warm), len(warm)
-    return search
-
-
-@kernel
-def _place(query: Array) -> int:
-    """What `address` says, in a fifth of its time."""
-    place: int = memory.address(query)
-    return place
-
-
-def _way(effort: Effort, view: IndexView, scanned_rows_max: int, top_m_max: int) -> Way:
+def _way(effort: Effort, view: IndexView, limits: Limits) -> Way:
+    _check(effort, view, limits)
     row = view.template.copy()
     row[fields.K], row[fields.WIDTH] = effort.k, effort.width
     row[fields.PATIENCE] = effort.patience
@@ -134,17 +167,20 @@ def _way(effort: Effort, view: IndexView, scanned_rows_max: int, top_m_max: int)
         if where.rows is not None:
             _list(row, where.rows)
         else:
-            top_m = min(top_m_max, int(top_m * (view.live / where.count) ** 0.5))
+            top_m = min(limits.top_m_max, int(top_m * (view.live / where.count) ** 0.5))
     row[fields.TOP_M], row[fields.HASH_MASK] = top_m, hash_places(top_m) - 1
     row[fields.ENTRIES] = min(ENTRIES, top_m)
-    if view.linked == 0 or view.count <= max(scanned_rows_max, effort.k):
+    if view.linked == 0 or view.count <= max(limits.scanned_rows_max, effort.k):
         _all(row, view)
     exact = bool(row[fields.LIST_COUNT]) or not row[fields.REPS_COUNT]
     seeds = row[fields.LIST_COUNT] or (
         row[fields.REPS_COUNT] + row[fields.LOOSE_LAST] - row[fields.LOOSE_FIRST]
     )
     extends = -(-seeds // ROWS_A_STEP) + (0 if exact else top_m // effort.width + 3)
-    return Way(row, int(extends), exact, allowed, where)
+    return Way(
+        row, address(row), effort.k, top_m, 0 if exact else min(effort.k, allowed),
+        int(extends), exact, allowed, where,
+    )  # fmt: skip
 
 
 def _list(row: Array, rows: Array) -> None:
@@ -161,8 +197,8 @@ def _all(row: Array, view: IndexView) -> None:
 def rescanned(search: Search, slots: Slots, slot: int) -> bool:
     """Whether a search that ended has too few hits, and was made a scan of all rows instead."""
     row = slots.fields[slot]
-    wanted = min(search.k, search.way.allowed)
-    if search.way.exact or keys_of(slots, slot)[wanted - 1] < EMPTY - FLAG:
+    wanted = search.way.wanted
+    if not wanted or keys_of(slots, slot)[wanted - 1] < EMPTY - FLAG:
         return False
     _all(row, search.view)
     row[fields.STATUS] = fields.FRESH
@@ -178,21 +214,20 @@ def keys_of(slots: Slots, slot: int) -> Array:
 
 
 def answered(search: Search, slots: Slots, slot: int, reader: Reader) -> Answer | None:
-    """The answer of a search that is done; None if it is to be run again, as a scan."""
-    view = search.view
-    hits, entries, extends, computed, scanned = reader.read(slot)
-    if hits < min(search.k, search.way.allowed) and not search.way.exact and not scanned:
+    """The answer of a search that is done, whose slot is free then; None if it is to be run again,
+    as a scan."""
+    view, way = search.view, search.way
+    found = reader.read(slot, way.k, way.top_m, way.wanted)
+    if found is None:
         assert rescanned(search, slots, slot)
         return None
-    rows = reader.rows[:hits].copy()
-    names = view.ids
+    rows, distances, top_keys, extends, computed, is_scan = found
     return Answer(
         rows=rows,
-        ids=[names[i] for i in rows.tolist()],
-        distances=view.metric.shown(reader.distances[:hits]),
+        distances=view.metric.shown(distances),
         extends=extends,
         computed=computed,
-        exact=bool(scanned),
-        top_keys=slots.top[slot, :entries].copy(),
-        names=names,
+        exact=bool(is_scan),
+        top_keys=top_keys,
+        names=view.ids,
     )

@@ -24,7 +24,7 @@ from schemas.errors import DeadlineExceeded, EngineDead, QueueFull, TriviumError
 from workers.search import admission, bulk, fields
 from workers.search.hits import Reader
 from workers.search.query import Kind
-from workers.search.queues import Deadlines, Item
+from workers.search.queues import NEVER_MS, Deadlines, Item
 from workers.search.scheduler import Drop, Running, Scheduler, SchedulerSettings
 from workers.search.slots import Slots
 
@@ -92,7 +92,12 @@ class Dispatcher:
             self._begin(loop)
         if self.closed:
             raise EngineDead(self.closed)
-        if self._goes_at_once(ticket):
+        if (
+            self._direct < _DIRECT_MAX
+            and not self._parked
+            and len(self._held) < self.places
+            and self.scheduler.passes(ticket)
+        ):
             self._direct += 1
             self._admit(ticket, ticket.arrived_ms)
             if ticket.deadline_ms < self._alarm_ms:
@@ -104,14 +109,6 @@ class Dispatcher:
         if not self._is_due:
             self._is_due = True
             loop.call_soon(self._turn)
-
-    def _goes_at_once(self, ticket: Ticket) -> bool:
-        return (
-            self._direct < _DIRECT_MAX
-            and len(self._held) < self.places
-            and not self._parked
-            and self.scheduler.passes(ticket)
-        )
 
     def cancel(self, ticket: Ticket) -> None:
         """The outcome is not wanted any more."""
@@ -143,7 +140,6 @@ class Dispatcher:
             loop.add_reader(self.lanes.bell, self._rung)
 
     def _rung(self) -> None:
-        self.lanes.hush()
         self._turn()
 
     def _turn(self) -> None:
@@ -156,7 +152,7 @@ class Dispatcher:
             self.end_all()
             return
         for slot in self.lanes.ended():
-            self._ended(self._held[slot])
+            self._ended(slot)
         if (ms_per_extend := self.lanes.ms_per_extend()) is not None:
             self.scheduler.measured(ms_per_extend)
         now_ms = self._clock_ms()
@@ -187,7 +183,10 @@ class Dispatcher:
         parked = [self._running(slot) for slot in self._parked]
         free_places = self.places - self.running
         free_slots = self._slots.count - len(self._held)
-        plan = self.scheduler.plan(now_ms, free_places, free_slots, self._in_places(), parked)
+        plan = self.scheduler.plan(
+            now_ms, free_places, free_slots, self._in_places(), parked,
+            max((ticket.extends for ticket in self._held.values()), default=0),
+        )  # fmt: skip
         for slot in plan.park:
             self._park(slot)
         for slot in plan.resume:
@@ -221,49 +220,57 @@ class Dispatcher:
 
     def _admit(self, ticket: Ticket, now_ms: float) -> None:
         """To the lane with the fewest searches of those that have a slot left."""
-        lane = min((i for i, free in enumerate(self._free) if free), key=self._active.__getitem__)
-        ticket.slot = slot = self._free[lane].pop()
+        active, free = self._active, self._free
+        lane = active.index(min(active))
+        if not free[lane]:
+            lane = min((i for i, left in enumerate(free) if left), key=active.__getitem__)
+        ticket.slot = slot = free[lane].pop()
         self._held[slot] = ticket
-        self._active[lane] += 1
+        active[lane] += 1
         self.waits.append((ticket.kind, now_ms - ticket.arrived_ms, now_ms))
-        self._deadlines.add(ticket)
+        if ticket.deadline_ms != NEVER_MS:
+            self._deadlines.add(ticket)
         if ticket.source is None:
-            self._slots.fields[slot] = ticket.search.row
+            self.lanes.start(slot, ticket.search)
         else:
             bulk.take(self._slots, slot, ticket.search, ticket.source)
-        self.lanes.run(slot, ticket.search)
+            self.lanes.run(slot, ticket.search)
 
     def _give_up(self, ticket: Ticket) -> None:
         ticket.is_over = True
         self.lanes.end(ticket.slot)
 
-    def _ended(self, ticket: Ticket) -> None:
+    def _ended(self, slot: int) -> None:
         """A lane has let go of a search."""
-        if not ticket.is_over:
-            outcome: Any = ticket.source
+        ticket = self._held[slot]
+        if ticket.is_over:
+            self._release(ticket)
+            return
+        outcome: Any = ticket.source
+        if outcome is None:
+            outcome = admission.answered(ticket.search, self._slots, slot, self._reader)
             if outcome is None:
-                found = admission.answered(ticket.search, self._slots, ticket.slot, self._reader)
-                if (outcome := found) is None:
-                    self._run_again(ticket)
-                    return
-            self.searches += 1
-            _settle(ticket, outcome)
-        self._release(ticket)
+                self._run_again(ticket)
+                return
+        self.searches += 1
+        _settle(ticket, outcome)
+        self._release(ticket, ticket.source is None)
 
     def _run_again(self, ticket: Ticket) -> None:
         self.lanes.run(ticket.slot, ticket.search)
         if ticket.slot in self._parked:  # it ended before its lane heard that it is parked
             self.lanes.park(ticket.slot)
 
-    def _release(self, ticket: Ticket) -> None:
+    def _release(self, ticket: Ticket, was_read: bool = False) -> None:
         slot, ticket.slot = ticket.slot, -1
         lane = slot // self.lanes.slots_each
         del self._held[slot]
-        if slot in self._parked:
+        if self._parked and slot in self._parked:
             self._parked.remove(slot)
         else:
             self._active[lane] -= 1
-        self._slots.fields[slot] = fields.FREE  # it points to nothing any more
+        if not was_read:
+            self._slots.fields[slot] = fields.FREE  # it points to nothing any more
         self._free[lane].append(slot)
 
     def _why(self, why: Drop) -> TriviumError:

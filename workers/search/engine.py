@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from schemas.errors import ConfigError, InvalidRequest, QueueFull, TriviumError
+from schemas.errors import ConfigError, QueueFull, TriviumError
 from schemas.log.clock import wall_ms
 from workers.search import admission, backend, bulk, metrics
 from workers.search.cuda.batch import BatchSettings
@@ -87,6 +87,11 @@ class SearchEngine:
         self.settings = settings = settings or EngineSettings()
         slots, lanes, places = _lanes(settings)
         self._clock_ms, self._lanes, self._places = clock_ms, lanes.count, places * lanes.count
+        self._inbox_max = settings.inbox_max
+        self._limits = admission.Limits(
+            settings.top_m_max, settings.k_max, lanes.tasks_max, lanes.dim_max,
+            settings.scanned_rows_max,
+        )  # fmt: skip
         self._dispatcher = Dispatcher(slots, lanes, self._places, settings.scheduler, clock_ms)
 
     async def search(self, index: Index, query: Query) -> Answer:
@@ -95,14 +100,16 @@ class SearchEngine:
         Raises WrongDimension, InvalidVector, InvalidRequest, UnknownFilterField, EmptyIndex,
         QueueFull, DeadlineExceeded or EngineDead. Cancelling the caller ends the search.
         """
-        settings, view = self.settings, index.view()
-        self._check(query, view)
+        view = index.view()
+        way = admission.way(query, view, self._limits)
         vector = metrics.prepared(query.vector, view.dim, view.metric)
-        search = admission.admission(
-            query, vector, view, seeds=query.seeds, top_m_max=settings.top_m_max,
-            scanned_rows_max=settings.scanned_rows_max,
-        )  # fmt: skip
-        answer: Answer = await self._outcome(self._ticket(search, query.kind, query.deadline_ms))
+        search = admission.begun(view, way, vector, query.seeds)
+        ticket = self._asked(search, query.kind, query.deadline_ms)
+        try:
+            answer: Answer = await ticket.reply
+        except asyncio.CancelledError:
+            self._dispatcher.cancel(ticket)
+            raise
         return answer
 
     async def search_many(
@@ -115,7 +122,7 @@ class SearchEngine:
         `search` does; then the rest of the queries is given up.
         """
         view, effort = index.view(), effort or Effort()
-        self._check(effort, view)
+        admission.way(effort, view, self._limits)  # raises
         prepared = metrics.prepared(queries, view.dim, view.metric)
         rows, distances = await self._found(view, prepared, effort, kind, deadline_ms)
         return rows, view.metric.shown(distances)
@@ -125,7 +132,7 @@ class SearchEngine:
 
         One place a lane at most, and none while other searches lack one. Raises what `search` does.
         """
-        self._check(effort, view)
+        admission.way(effort, view, self._limits)  # raises
         return (await self._found(view, queries, effort, Kind.LINK, None))[0]
 
     def set_share(self, share: float, flush_ms: float) -> None:
@@ -172,31 +179,17 @@ class SearchEngine:
         """`cpu` or `cuda`."""
         return self._dispatcher.lanes.backend
 
-    def _check(self, effort: Effort, view: IndexView) -> None:
-        settings, lanes = self.settings, self._dispatcher.lanes
-        admission.check(
-            effort, view, top_m_max=settings.top_m_max, k_max=settings.k_max,
-            tasks_max=lanes.tasks_max,
-        )  # fmt: skip
-        if view.vectors.shape[1] > lanes.dim_max:
-            raise InvalidRequest(
-                f"expected vectors of up to {lanes.dim_max} values, found {view.dim}; raise the "
-                "engine's cuda.dim_max, or choose device cpu"
-            )
-
     async def _found(
         self, view: IndexView, prepared: Array, effort: Effort, kind: Kind, deadline_ms: int | None
     ) -> tuple[Array, Array]:
-        settings = self.settings
-        search = admission.admission(
-            effort, prepared, view, top_m_max=settings.top_m_max,
-            scanned_rows_max=settings.scanned_rows_max,
-        )  # fmt: skip
+        limits = self._limits
+        search = admission.begun(view, admission.way(effort, view, limits), prepared)
         rows, distances = await self._many(search, prepared, kind, deadline_ms)
         short = np.flatnonzero(rows[:, min(effort.k, search.allowed) - 1] < 0)
         if len(short) and not search.exact:
             picked = np.ascontiguousarray(prepared[short])
-            scan = admission.admission(effort, picked, view, scanned_rows_max=view.count)
+            limits = limits._replace(scanned_rows_max=view.count)
+            scan = admission.begun(view, admission.way(effort, view, limits), picked)
             rows[short], distances[short] = await self._many(scan, picked, kind, deadline_ms)
         return rows, distances
 
@@ -213,10 +206,14 @@ class SearchEngine:
         async def chunk(first: int) -> None:
             last = min(len(queries), first + size)
             async with room:
-                ticket = self._ticket(search, kind, deadline_ms, searches=last - first)
-                ticket.source = bulk.feed(queries, rows, distances, first, last)
-                ticket.keeps = (queries, rows, distances)
-                await self._outcome(ticket)
+                source = bulk.feed(queries, rows, distances, first, last)
+                keeps = (queries, rows, distances)
+                ticket = self._asked(search, kind, deadline_ms, last - first, source, keeps)
+                try:
+                    await ticket.reply
+                except asyncio.CancelledError:
+                    self._dispatcher.cancel(ticket)
+                    raise
 
         try:
             async with asyncio.TaskGroup() as together:
@@ -226,31 +223,29 @@ class SearchEngine:
             raise errors.exceptions[0] from None
         return rows, distances
 
-    def _ticket(
-        self, search: admission.Search, kind: Kind, deadline_ms: int | None, *, searches: int = 1
-    ) -> Ticket:
-        return Ticket(
+    def _asked(
+        self, search: admission.Search, kind: Kind, deadline_ms: int | None, searches: int = 1,
+        source: Array | None = None, keeps: Any = None,
+    ) -> Ticket:  # fmt: skip
+        """A search on its way; raises QueueFull and others."""
+        dispatcher, loop = self._dispatcher, asyncio.get_running_loop()
+        if (waiting := len(dispatcher.scheduler)) >= self._inbox_max:
+            raise QueueFull(
+                f"expected fewer than {self._inbox_max} waiting searches, found {waiting}; "
+                "try again later"
+            )
+        ticket = Ticket(
             kind=kind,
-            extends=search.extends * searches,
+            extends=search.way.extends * searches,
             arrived_ms=self._clock_ms(),
             deadline_ms=NEVER_MS if deadline_ms is None else deadline_ms,
             search=search,
-            reply=asyncio.get_running_loop().create_future(),
+            reply=loop.create_future(),
+            source=source,
+            keeps=keeps,
         )
-
-    async def _outcome(self, ticket: Ticket) -> Any:
-        dispatcher = self._dispatcher
-        if (waiting := len(dispatcher.scheduler)) >= self.settings.inbox_max:
-            raise QueueFull(
-                f"expected fewer than {self.settings.inbox_max} waiting searches, found {waiting}; "
-                "try again later"
-            )
-        dispatcher.submit(ticket, asyncio.get_running_loop())
-        try:
-            return await ticket.reply
-        except asyncio.CancelledError:
-            dispatcher.cancel(ticket)
-            raise
+        dispatcher.submit(ticket, loop)
+        return ticket
 
 
 def _lanes(settings: EngineSettings) -> tuple[Slots, Lanes | CudaLanes, int]:

@@ -108,6 +108,8 @@ class Index:
 
     def view(self) -> IndexView:
         """The index as it is now."""
+        if (known := self._view) is not None:
+            return known
         with self._lock:
             if self._view is None:
                 rows = self.rows
@@ -126,7 +128,7 @@ class Index:
         last hit hold row -1 at infinity. `ids_of` names rows.
         """
         view, effort = self.view(), effort or Effort()
-        admission.check(effort, view)
+        admission.way(effort, view)  # raises
         prepared = metrics.prepared(queries, self.dim, self.metric)
         found = bulk.search_all(effort, prepared, view, threads=self.threads)
         return found.rows, self.metric.shown(found.distances)

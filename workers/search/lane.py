@@ -49,8 +49,9 @@ class Lanes:
         self.failure: BaseException | None = None
         self._slots, self._extends_max = slots, extends_max
         self._bells = [os.eventfd(0) for _ in range(count)]
-        self._owner = np.zeros(4, np.int64)
-        self._last = (0, 0)  # rounds and nanoseconds at the last look
+        self._owner = np.zeros(turns.OWNER_SIZE, np.int64)
+        self._owner[turns.OWN_BELL] = self.bell
+        self._heard = self._owner.data
         self._blocks = np.zeros((count, turns.block_size(self.slots_each)), np.int64)
         self._blocks[:, turns.BELL] = self._bells
         self._blocks[:, turns.OWNER_BELL] = self.bell
@@ -59,8 +60,10 @@ class Lanes:
         self._places = [
             (address(self._blocks[i]), self.slots_each, address(self._attention[i]))
             for i in range(count)
-        ]
+            for _ in range(self.slots_each)
+        ]  # by slot
         self._ended = np.empty(slots.count, np.int64)
+        self._ended_seen = self._ended.data
         self._tell(0, turns.CLOSE)  # compile here, not in somebody's event loop
         self._run(0)
         self.ended()
@@ -71,8 +74,15 @@ class Lanes:
         for thread in self._threads:
             thread.start()
 
+    def start(self, slot: int, search: Search) -> None:
+        """Fill in a slot's row with a search's, and step it until it ends."""
+        row = self._slots.addresses[slot]
+        turns.start(
+            *self._places[slot], slot, row, search.way.place, search.query, *search.warm_place
+        )
+
     def run(self, slot: int, _search: Search) -> None:
-        """Step a slot whose row is filled in with a search's, until it ends."""
+        """Step a slot whose row is filled in, until it ends."""
         self._tell(slot, turns.RUN)
 
     def park(self, slot: int) -> None:
@@ -88,23 +98,17 @@ class Lanes:
         self._tell(slot, turns.END)
 
     def ended(self) -> list[int]:
-        """Slots that ended since the last call, in order of each lane."""
-        count = turns.hear(self._owner, self._blocks, self.slots_each, self._ended)
-        found: list[int] = self._ended[:count].tolist() if count else []
-        return found
-
-    def hush(self) -> None:
-        """Take back that the bell rang."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.bell)
+        """Slots that ended since the last call, in order of each lane; the bell is silent then."""
+        slots = self._slots
+        count = turns.hear(
+            self._owner, self._blocks, self.slots_each, self._ended, slots.fields, slots.top
+        )
+        return self._ended_seen[:count].tolist()
 
     def ms_per_extend(self) -> float | None:
         """Of what was done between the last two calls of `ended`; None if nothing was."""
-        _, rounds, _, busy_ns = self._owner.tolist()
-        (rounds_before, busy_before_ns), self._last = self._last, (rounds, busy_ns)
-        if rounds == rounds_before:
-            return None
-        return float((busy_ns - busy_before_ns) / (rounds - rounds_before) / 1e6)
+        rounds = self._heard[turns.NEW_ROUNDS]
+        return self._heard[turns.NEW_BUSY_NS] / rounds / 1e6 if rounds else None
 
     def figures(self) -> Figures:
         """Sums over lanes."""
@@ -126,7 +130,7 @@ class Lanes:
             os.close(counter)
 
     def _tell(self, slot: int, kind: int) -> None:
-        turns.tell(*self._places[slot // self.slots_each], kind, slot)
+        turns.tell(*self._places[slot], kind, slot)
 
     def _serve(self, lane: int) -> None:
         # to the operating system a lane is a batch job: when it wakes it does not push aside the

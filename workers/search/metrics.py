@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import InvalidVector, WrongDimension
-from workers.search.distances import HALF, INNER_PRODUCT, SINGLE, SQUARED_L2, padded
+from workers.search.compiled import kernel
+from workers.search.distances import HALF, INNER_PRODUCT, SINGLE, SQUARED_L2, distance, padded
+from workers.search.memory import address
 
 Array = np.ndarray[Any, Any]
 
@@ -32,8 +34,8 @@ class Metric(StrEnum):
         return SQUARED_L2 if self is Metric.SQEUCLIDEAN else INNER_PRODUCT
 
     def shown(self, distances: Array) -> Array:
-        """Distances of kernels as users see them, float32."""
-        return distances + np.float32(1) if self is Metric.COSINE else distances.copy()
+        """Distances of kernels as users see them, float32; perhaps the same array."""
+        return distances + np.float32(1) if self is Metric.COSINE else distances
 
 
 class Storage(StrEnum):
@@ -72,11 +74,9 @@ def prepared(vectors: Any, dim: int, metric: Metric, storage: Storage = Storage.
     """
     given = numbers(vectors)
     if given.shape == (dim,) and metric is not Metric.COSINE and storage is Storage.FLOAT32:
-        if np.vdot(given, given) <= _SQUARES_MAX:  # then all values are finite; the usual query
-            if padded(dim) == dim:
-                return given.reshape(1, dim).copy()
-            out = np.zeros((1, padded(dim)), np.float32)
-            out[0, :dim] = given
+        out = np.zeros((1, padded(dim)), np.float32)
+        out[0, :dim] = given
+        if _squares(out) <= _SQUARES_MAX:  # then all values are finite; the usual query
             return out
     if given.ndim == 1:
         given = given[None]
@@ -112,3 +112,10 @@ def _check(given: Array, squares: Array, metric: Metric) -> None:
             f"expected squares that sum to {_SQUARES_MAX:.2g} at most, so that distances are "
             f"finite, found more in vector {row}; scale the vectors, or use cosine"
         )
+
+
+@kernel
+def _squares(row: Array) -> Any:
+    """Their sum over a matrix of one padded row."""
+    at = address(row)
+    return -distance(at, at, row.shape[1], INNER_PRODUCT, SINGLE)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from schemas.frozen import quickly_made
 from workers.search.filters import Filter
 from workers.search.keys import held
 
@@ -33,6 +34,7 @@ class Effort:
     where: Filter | None = None
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Query(Effort):
     """One search."""
@@ -43,18 +45,23 @@ class Query(Effort):
     deadline_ms: int | None = None
 
 
+@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answer:
     """The nearest rows that a search found, nearest first; equal distances by row."""
 
     rows: Array  # int64
-    ids: list[ExternalId]
     distances: Array  # float32; see `metrics.py` for their meaning
     extends: int
     computed: int  # distances
     exact: bool  # every row that may be returned was looked at
     top_keys: Array  # the whole routing list, as keys
     names: list[ExternalId]  # of all rows, in the snapshot that was searched
+
+    @property
+    def ids(self) -> list[ExternalId]:
+        """External ids of `rows`."""
+        return [self.names[row] for row in self.rows.tolist()]
 
     @property
     def top(self) -> Array:

@@ -30,6 +30,7 @@ from workers.search.queues import NEVER_MS, BySlack, Deadlines, InOrder, Item
 _SWEPT_MIN = 64  # cancelled searches; fewer are not worth a sweep
 _SMOOTHING = 0.1  # weight of the latest measurement in the time of an extend
 _ROUNDING = 1e-9
+_PREFILL, _DECODE, _LINK = Kind.PREFILL, Kind.DECODE, Kind.LINK  # looked up often
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,12 +110,14 @@ class Scheduler:
         )  # fmt: skip
         self._deadlines = Deadlines(lambda item: item.waits)
         self._counts = dict.fromkeys(Kind, 0)
+        self._waiting = 0
+        self._passes = settings.gather_min == 1 and not settings.drops_late
         self._cancelled = 0  # since the last sweep
         self._links_run = False  # perhaps; else nobody looks for some
         self._credit = 1 - self.share  # of prefill, in places that fall free one at a time
 
     def __len__(self) -> int:
-        return sum(self._counts.values())
+        return self._waiting
 
     def waiting(self, kind: Kind) -> int:
         """Searches of a class that wait."""
@@ -127,23 +130,22 @@ class Scheduler:
         if self._counts[item.kind] >= self.settings.queue_max:
             return Drop.QUEUE_FULL
         self._counts[item.kind] += 1
+        self._waiting += 1
         item.waits = True
-        if item.kind is Kind.PREFILL:
+        if item.kind is _PREFILL:
             self._prefill.add(item)
         else:
-            (self._decode if item.kind is Kind.DECODE else self._link).append(item)
+            (self._decode if item.kind is _DECODE else self._link).append(item)
         self._deadlines.add(item)
         return None
 
     def passes(self, item: Item) -> bool:
         """Whether a plan would just admit a search that arrives now, if a place is free and no
         search is parked."""
-        settings = self.settings
         return (
-            not len(self)
-            and settings.gather_min == 1
-            and not settings.drops_late
-            and item.kind is not Kind.LINK
+            not self._waiting
+            and self._passes
+            and item.kind is not _LINK
             and item.deadline_ms > item.arrived_ms
         )
 
@@ -175,22 +177,26 @@ class Scheduler:
         free_slots: int,
         running: Iterable[Running] = (),
         parked: Sequence[Running] = (),
+        extends_most: float = math.inf,
     ) -> Plan:
         """Fill `free_places` of the batch; a search that is parked keeps its slot meanwhile.
 
         `parked` is in the order of parking. `free_slots` is how many slots hold no search at all.
-        `running` is looked at only where somebody may take a place.
+        `running` is looked at only where somebody may take a place: none has more extends left than
+        `extends_most`, so that a search with more slack than those take is not urgent.
         """
         plan = Plan()
         self._drop_expired(plan, now_ms)
-        if not self._gathers(now_ms, plan, bool(parked)):
+        if self.settings.gather_min == 1 or not self._gathers(now_ms, plan, bool(parked)):
             room = _Room(free_places, free_slots)
             if self._links_run:
                 running = list(running)
                 self._displace(plan, room, running, parked)
-            self._fill(plan, room, parked)
+            if room.places:
+                self._fill(plan, room, parked)
             if not room.places and self._counts[Kind.PREFILL]:
-                self._preempt(plan, room, running, len(parked), now_ms)
+                if self._presses(plan, extends_most, now_ms):
+                    self._preempt(plan, room, running, len(parked), now_ms)
         plan.wake_ms = min(plan.wake_ms, self._deadlines.next_ms())
         return plan
 
@@ -283,24 +289,27 @@ class Scheduler:
         return item
 
     def _first(self, queue: InOrder) -> Item | None:
-        item = queue.first()
-        if item is not None:
-            queue.popleft()
-            self._left(item)
-        return item
+        while queue:
+            item = queue.popleft()
+            if item.waits:
+                self._left(item)
+                return item
+        return None
 
     def _left(self, item: Item) -> None:
         assert item.waits
         item.waits = False
         self._counts[item.kind] -= 1
+        self._waiting -= 1
 
     def _drop_expired(self, plan: Plan, now_ms: float) -> None:
         """End what waited past its deadline; put what cannot meet it any more behind the others."""
         for item in self._deadlines.passed(now_ms):
             self._left(item)
             plan.dropped.append((item, Drop.DEADLINE_PASSED))
-        while (item := self._prefill.head(self.ms_per_extend)) is not None:
-            if item.slack_ms(now_ms, self.ms_per_extend) >= 0:
+        while self._counts[_PREFILL]:
+            item = self._prefill.head(self.ms_per_extend)
+            if item is None or item.slack_ms(now_ms, self.ms_per_extend) >= 0:
                 return
             self._prefill.pop(item)
             if self.settings.drops_late:
@@ -308,6 +317,18 @@ class Scheduler:
                 plan.dropped.append((item, Drop.TOO_LATE))
             else:
                 self._late.append(item)
+
+    def _presses(self, plan: Plan, extends_most: float, now_ms: float) -> bool:
+        """Whether a prefill search may be urgent."""
+        head = self._prefill.head(self.ms_per_extend)
+        if head is None:
+            return False
+        flush_ms = head.arrived_ms + self.flush_ms
+        most_ms = extends_most * self.ms_per_extend
+        if now_ms >= flush_ms or head.slack_ms(now_ms, self.ms_per_extend) < most_ms:
+            return True
+        plan.wake_ms = min(plan.wake_ms, flush_ms)
+        return False
 
     def _preempt(
         self, plan: Plan, room: _Room, running: Iterable[Running], parked: int, now_ms: float

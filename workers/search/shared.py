@@ -72,7 +72,8 @@ _clock = _called("clock_gettime", _I32, [_I32, _I64])
 
 @intrinsic
 def sleep(context: Any, counter: Any, room: Any) -> Any:
-    """Wait until an event counter is not 0, and set it to 0; 8 bytes of room, at an address."""
+    """Wait until an event counter is not 0, unless it is one that never waits, and set it to 0; 8
+    bytes of room, at an address."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         counter, room = arguments

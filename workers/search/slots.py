@@ -15,7 +15,9 @@ import numpy as np
 
 from workers.search import fields
 from workers.search.codes import CODED_QUERY_BYTES
+from workers.search.compiled import kernel
 from workers.search.keys import EMPTY
+from workers.search.memory import address, get_i64, put_i64
 from workers.search.metrics import aligned
 
 Array = np.ndarray[Any, Any]
@@ -38,9 +40,25 @@ class Slots:
         )
         # rows that a slot is about to measure, then its coded query
         self.tasks: Array = aligned(count, TASKS_MAX + -(-CODED_QUERY_BYTES // 8), np.int64)
+        self.addresses = addresses(self.fields)
         self.attention: Array = np.zeros(1, np.int64)  # set it to end a step early
+
+
+def addresses(rows: Array) -> list[int]:
+    """Of the rows of a matrix."""
+    return [int(row.ctypes.data) for row in rows]
 
 
 def hash_places(top_m: int) -> int:
     """Size of the visited table of a search: a power of two, about a third full at its end."""
     return 1 << max(11, (top_m * 96 - 1).bit_length())
+
+
+@kernel
+def fill(row: int, like: int, query: Array, warm: int, warm_count: int) -> None:
+    """Make the row at an address one like another, of a search of the first query."""
+    for field in range(fields.COUNT):
+        put_i64(row, field, get_i64(like, field))
+    put_i64(row, fields.QUERY, address(query))
+    put_i64(row, fields.WARM, warm)
+    put_i64(row, fields.WARM_COUNT, warm_count)

@@ -15,8 +15,9 @@ import numpy as np
 
 from workers.search import fields, steps
 from workers.search.compiled import kernel
-from workers.search.memory import address, get_i64, put_i64
+from workers.search.memory import address, get_i64, prefetch_row, put_i64
 from workers.search.shared import exchange, load, read_clock, sleep, store, wake
+from workers.search.slots import fill
 
 Array = np.ndarray[Any, Any]
 
@@ -28,9 +29,15 @@ HEARD = 40
 HEAD = 48  # then what was told, then which slots ended
 _TOLD_PER_SLOT = 8  # a slot is run again when it has ended, so more is never under way
 
+# Columns of the owner's array.
+CALLED, OWN_BELL, NEW_ROUNDS, NEW_BUSY_NS = range(4)
+_SEEN_ROUNDS, _SEEN_BUSY_NS, _DRAINED = 4, 5, 6
+OWNER_SIZE = 8
+
 # What is told of a slot.
 RUN, PARK, RESUME, END, CLOSE = range(5)
 _KINDS = 8
+_KEYS_BYTES = 256  # of a routing list, that are asked for ahead
 _AWAY, _ACTIVE, _PARKED = range(3)
 
 
@@ -145,22 +152,41 @@ def tell(b: int, slots: int, attention: int, kind: int, slot: int) -> None:
 
 
 @kernel
-def hear(owner: Array, blocks: Array, slots: int, ended: Array) -> int:
+def start(
+    b: int, slots: int, attention: int, slot: int, row: int, like: int, query: Array, warm: int,
+    warm_count: int,
+) -> None:  # fmt: skip
+    """Fill in a slot's row, and tell its lane to run it."""
+    fill(row, like, query, warm, warm_count)
+    tell(b, slots, attention, RUN, slot)
+
+
+@kernel
+def hear(owner: Array, blocks: Array, slots: int, ended: Array, rows: Array, top: Array) -> int:
     """Slots of all lanes that ended since the last time go to `ended`; how many. For the owner.
 
-    `owner[1:]` becomes the sums of rounds, places used and nanoseconds over all lanes.
+    It is told how many rounds all lanes made since, and in how many nanoseconds. What it reads next
+    of those slots is on its way from the lanes' caches.
     """
-    exchange(address(owner), 0, 0)  # before the look: what ends now calls again
-    owner[1:] = 0
-    count = 0
+    o = address(owner)
+    sleep(get_i64(o, OWN_BELL), o + 8 * _DRAINED)  # not at all: its bell is silenced thus
+    exchange(o, CALLED, 0)  # after that and before the look: what ends now calls again
+    count, rounds, busy_ns = 0, 0, 0
     for lane in range(len(blocks)):
         b = address(blocks) + lane * blocks.strides[0]
         heard, last = get_i64(b, HEARD), load(b, ENDED)
         while heard < last:
-            ended[count] = get_i64(b, HEAD + _TOLD_PER_SLOT * slots + (heard & (slots - 1)))
+            slot = get_i64(b, HEAD + _TOLD_PER_SLOT * slots + (heard & (slots - 1)))
+            prefetch_row(address(rows) + slot * rows.strides[0], 8 * fields.COUNT)
+            prefetch_row(address(top) + slot * top.strides[0], _KEYS_BYTES)
+            ended[count] = slot
             count += 1
             heard += 1
         put_i64(b, HEARD, heard)
-        for i in range(3):
-            owner[1 + i] += get_i64(b, ROUNDS + i)
+        rounds += get_i64(b, ROUNDS)
+        busy_ns += get_i64(b, BUSY_NS)
+    put_i64(o, NEW_ROUNDS, rounds - get_i64(o, _SEEN_ROUNDS))
+    put_i64(o, NEW_BUSY_NS, busy_ns - get_i64(o, _SEEN_BUSY_NS))
+    put_i64(o, _SEEN_ROUNDS, rounds)
+    put_i64(o, _SEEN_BUSY_NS, busy_ns)
     return count

@@ -23,7 +23,7 @@ from workers.search.cuda.device import Device
 from workers.search.cuda.feeds import Feed
 from workers.search.cuda.rings import DEPTH
 from workers.search.lane import Figures
-from workers.search.slots import Slots
+from workers.search.slots import Slots, addresses
 
 Array = np.ndarray[Any, Any]
 
@@ -39,6 +39,7 @@ class CudaSlots(Slots):
         self.count, self.top_m_max, self.k_max = sizes.slots, sizes.top_m_max, sizes.k_max
         self.fields = np.zeros((self.count, fields.COUNT), np.int64)
         self.top, self.found = batch.top, batch.found
+        self.addresses = addresses(self.fields)
 
 
 class CudaLanes:
@@ -63,6 +64,11 @@ class CudaLanes:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    def start(self, slot: int, search: Search) -> None:
+        """Fill in a slot's row with a search's, and step it."""
+        search.enter(self.slots, slot)
+        self.run(slot, search)
+
     def run(self, slot: int, search: Search) -> None:
         """Step a slot whose row is filled in, until it ends."""
         self._told.put((_RUN, slot, (self.slots.fields[slot].copy(), search)))
@@ -80,17 +86,14 @@ class CudaLanes:
         self._told.put((_END, slot, None))
 
     def ended(self) -> list[int]:
-        """Slots that ended since the last call."""
+        """Slots that ended since the last call; the bell is silent then."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.bell)
         found = [self._ended.popleft() for _ in range(len(self._ended))]
         columns = [fields.EXTENDS, fields.DISTANCES]
         for slot in found:
             self.slots.fields[slot, columns] = self.batch.counts[slot]
         return found
-
-    def hush(self) -> None:
-        """Take back that the bell rang."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.bell)
 
     def ms_per_extend(self) -> float | None:
         """Of what was done between the last two calls; None if nothing was."""
