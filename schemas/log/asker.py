@@ -6,7 +6,8 @@ the others take it over, ten seconds later. So a retrieval that lacks a shard af
 time, on a partition from which that shard answers nobody any more, or does not later on, is sent
 once more, to the partition farthest away: groups assign ranges, so that is another worker's if
 there is one. The silent one is avoided until the group has noticed. Where workers are only slow
-nothing is sent twice, which would make them slower.
+nothing is sent twice, which would make them slower. A shard whose replica has no room, or has
+failed, is asked once more in the same way, at once.
 """
 
 import asyncio
@@ -50,6 +51,8 @@ class _Pending:
 
     layout: Layout
     answers: dict[int, Hits] = field(default_factory=dict)
+    refused: dict[int, Hits] = field(default_factory=dict)  # before it was sent again
+    is_again: bool = False
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def take(self, hits: Hits) -> None:
@@ -58,8 +61,25 @@ class _Pending:
         known = self.answers.get(hits.shard)
         if known is None or known.error is not None:
             self.answers[hits.shard] = hits
-        if self.answers.keys() >= self.layout.living:
+        if self.answers.keys() >= self.layout.living or self.wants_another():
             self.done.set()
+
+    def wants_another(self) -> bool:
+        """Whether another replica may do what one could not."""
+        return not self.is_again and any(map(_is_the_replicas, self.answers.values()))
+
+    def begin_again(self) -> None:
+        """What replicas refused is asked of others; what they found stays."""
+        self.is_again = True
+        self.refused = {s: hits for s, hits in self.answers.items() if _is_the_replicas(hits)}
+        for shard in self.refused:
+            del self.answers[shard]
+        self.done.clear()
+
+
+def _is_the_replicas(hits: Hits) -> bool:
+    late = DeadlineExceeded.code
+    return hits.error is not None and hits.error.retriable and hits.error.code != late
 
 
 class Asker:
@@ -165,7 +185,8 @@ class Asker:
         finally:
             for retrieval_id in (request.retrieval_id, _second(request).retrieval_id):
                 self._pending.pop(retrieval_id, None)
-        return merged(request.retrieval_id, pending.answers, layout.shards, request.k)
+        answers = pending.refused | pending.answers
+        return merged(request.retrieval_id, answers, layout.shards, request.k)
 
     async def _until_answered(
         self, topic: str, request: RetrievalRequest, pending: _Pending
@@ -176,8 +197,11 @@ class Asker:
         async with asyncio.timeout(left_ms / 1000):
             partition = self._next = self._choose(self._next + 1)
             await self._send(topic, request, partition, pending)
-            if await self._until_silent(pending, partition, left_ms):
+            is_silent = await self._until_silent(pending, partition, left_ms)
+            if is_silent:
                 self._avoided_ms[partition] = wall_ms() + AVOIDED_MS
+            if is_silent or pending.wants_another():
+                pending.begin_again()
                 far = self._choose(partition + self._settings.retrieval_partitions // 2)
                 await self._send(topic, _second(request), far, pending)
                 await pending.done.wait()

@@ -1,14 +1,9 @@
 """The asker against a pool that is a function: whom it asks, whom again, what it believes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from schemas.codec import Codec
 from schemas.errors import (
     BrokerUnavailable,
     DeadlineExceeded,
@@ -17,107 +12,11 @@ from schemas.errors import (
     QueueFull,
     WrongDimension,
 )
-from schemas.fleet import FleetView
 from schemas.log import asker as module
-from schemas.log.asker import Asker
-from schemas.log.clock import wall_ms
-from schemas.records import (
-    Heartbeat,
-    Hits,
-    Load,
-    MemberKind,
-    MemberState,
-    Registration,
-    RetrievalRequest,
-    Role,
-    SearchCapability,
-)
-from schemas.retrieval import Found, pack_vector
-from schemas.settings import LogSettings
+from schemas.records import RetrievalRequest
+from tests.schemas.asked_pool import Pool, ask, asking, hits
 from tests.virtual import virtual
 from tests.waiting import pass_time, until
-
-CODEC = Codec()
-Answers = Callable[["Pool", int, RetrievalRequest], None]
-
-
-def hits(request: RetrievalRequest, shard: int = 0, *, shards: int = 1, **fields: Any) -> Hits:
-    found: dict[str, float] = fields.pop("found", {"a": 1.0})
-    return Hits(
-        retrieval_id=request.retrieval_id,
-        request_id="",
-        worker_id="w",
-        shard=shard,
-        shards=shards,
-        collection="c",
-        document_ids=tuple(found),
-        distances=pack_vector(list(found.values())),
-        at_ms=0,
-        **fields,
-    )
-
-
-class Pool:
-    """Producer, membership and reader of an asker at once; `answers` is called for each record."""
-
-    member_id = "asker"
-
-    def __init__(self, shards: int, answers: Answers) -> None:
-        self.leases = {"hits": 0}
-        self.view = FleetView()
-        self.valid = True
-        self.asked: list[int] = []  # partitions, in order
-        self.ids: list[str] = []
-        self._answers = answers
-        self._records: asyncio.Queue[Any] = asyncio.Queue()
-        now_ms = wall_ms()
-        for shard in range(shards):
-            part = SearchCapability(shard=shard, shards=shards, backend="cpu", slots=8)
-            name = f"w{shard}"
-            joined = Registration(
-                member_id=name, epoch=1, kind=MemberKind.WORKER, roles=(Role.RETRIEVAL,),
-                started_ms=0, search=part,
-            )  # fmt: skip
-            self.view.apply(joined, shard, now_ms)
-            beat = Heartbeat(
-                member_id=name, epoch=1, seq=1, at_ms=0, state=MemberState.READY, load=Load()
-            )
-            self.view.apply(beat, shard, now_ms)
-
-    def is_valid(self) -> bool:
-        return self.valid
-
-    async def send(self, topic: str, record: Any, *, key: str, partition: int) -> Any:
-        assert topic == "retrieval.decode" and key == record.retrieval_id
-        self.asked.append(partition)
-        self.ids.append(record.retrieval_id)
-        ack = asyncio.get_running_loop().create_future()
-        ack.set_result(None)
-        self._answers(self, partition, record)
-        return ack
-
-    def answer(self, found: Hits) -> None:
-        self._records.put_nowait(SimpleNamespace(value=CODEC.encode(found)))
-
-    async def batch(self) -> list[Any]:
-        return [await self._records.get()]
-
-
-@asynccontextmanager
-async def asking(shards: int, answers: Answers) -> AsyncIterator[tuple[Asker, Pool]]:
-    pool = Pool(shards, answers)
-    settings = LogSettings(retrieval_partitions=4)
-    found = Asker(settings, CODEC, pool, pool)  # type: ignore[arg-type]  # fakes
-    found._reader = pool  # type: ignore[assignment]  # the same
-    life = asyncio.create_task(found.run())
-    try:
-        yield found, pool
-    finally:
-        life.cancel()
-
-
-async def ask(asker: Asker, within_ms: int = 300) -> Found:
-    return await asker.search([1.0], collection="c", deadline_ms=wall_ms() + within_ms)
 
 
 @virtual
@@ -208,6 +107,40 @@ async def test_the_first_answer_of_a_shard_counts_and_late_ones_are_dropped() ->
         assert [hit.document_id for hit in found.hits][0] == "first"
         pool.answer(hits(kept[0], 0, shards=2))
         assert (await ask(asker)).hits[0].document_id == "first"
+
+
+@virtual
+async def test_a_replica_that_refuses_is_left_for_another_at_once() -> None:
+    """Whoever has partitions 0 and 1 has no room; the other shard answers late."""
+    full = QueueFull("expected fewer").to_wire()
+
+    def half(pool: Pool, partition: int, request: RetrievalRequest) -> None:
+        refused = {"error": full, "found": {}} if partition < 2 else {}
+        pool.answer(hits(request, 0, shards=2, **refused))
+        late = hits(request, 1, shards=2, found={"b": 2.0})
+        asyncio.get_running_loop().call_later(0.05, pool.answer, late)
+
+    async with asking(2, half) as (asker, pool):
+        found = await ask(asker)
+        assert [hit.document_id for hit in found.hits] == ["a", "b"] and found.is_complete
+        assert pool.asked == [1, 3]
+        assert (await ask(asker)).is_complete and pool.asked == [1, 3, 2], "nothing to avoid"
+
+
+@virtual
+async def test_what_all_replicas_refuse_is_refused() -> None:
+    def none(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
+        pool.answer(hits(request, error=QueueFull("expected fewer").to_wire(), found={}))
+
+    def once(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
+        if len(pool.asked) == 1:
+            none(pool, _partition, request)
+
+    for answers in (none, once):
+        async with asking(1, answers) as (asker, pool):
+            with pytest.raises(QueueFull, match="expected fewer"):
+                await ask(asker)
+            assert pool.asked == [1, 3]
 
 
 @virtual

@@ -1,0 +1,107 @@
+"""A pool that is a function, for an asker: producer, membership and reader in one."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from schemas.codec import Codec
+from schemas.fleet import FleetView
+from schemas.log.asker import Asker
+from schemas.log.clock import wall_ms
+from schemas.records import (
+    Heartbeat,
+    Hits,
+    Load,
+    MemberKind,
+    MemberState,
+    Registration,
+    RetrievalRequest,
+    Role,
+    SearchCapability,
+)
+from schemas.retrieval import Found, pack_vector
+from schemas.settings import LogSettings
+
+CODEC = Codec()
+Answers = Callable[["Pool", int, RetrievalRequest], None]
+
+
+def hits(request: RetrievalRequest, shard: int = 0, *, shards: int = 1, **fields: Any) -> Hits:
+    found: dict[str, float] = fields.pop("found", {"a": 1.0})
+    return Hits(
+        retrieval_id=request.retrieval_id,
+        request_id="",
+        worker_id="w",
+        shard=shard,
+        shards=shards,
+        collection="c",
+        document_ids=tuple(found),
+        distances=pack_vector(list(found.values())),
+        at_ms=0,
+        **fields,
+    )
+
+
+class Pool:
+    """Producer, membership and reader of an asker at once; `answers` is called for each record."""
+
+    member_id = "asker"
+
+    def __init__(self, shards: int, answers: Answers) -> None:
+        self.leases = {"hits": 0}
+        self.view = FleetView()
+        self.valid = True
+        self.asked: list[int] = []  # partitions, in order
+        self.ids: list[str] = []
+        self._answers = answers
+        self._records: asyncio.Queue[Any] = asyncio.Queue()
+        now_ms = wall_ms()
+        for shard in range(shards):
+            part = SearchCapability(shard=shard, shards=shards, backend="cpu", slots=8)
+            name = f"w{shard}"
+            joined = Registration(
+                member_id=name, epoch=1, kind=MemberKind.WORKER, roles=(Role.RETRIEVAL,),
+                started_ms=0, search=part,
+            )  # fmt: skip
+            self.view.apply(joined, shard, now_ms)
+            beat = Heartbeat(
+                member_id=name, epoch=1, seq=1, at_ms=0, state=MemberState.READY, load=Load()
+            )
+            self.view.apply(beat, shard, now_ms)
+
+    def is_valid(self) -> bool:
+        return self.valid
+
+    async def send(self, topic: str, record: Any, *, key: str, partition: int) -> Any:
+        assert topic == "retrieval.decode" and key == record.retrieval_id
+        self.asked.append(partition)
+        self.ids.append(record.retrieval_id)
+        ack = asyncio.get_running_loop().create_future()
+        ack.set_result(None)
+        self._answers(self, partition, record)
+        return ack
+
+    def answer(self, found: Hits) -> None:
+        self._records.put_nowait(SimpleNamespace(value=CODEC.encode(found)))
+
+    async def batch(self) -> list[Any]:
+        return [await self._records.get()]
+
+
+@asynccontextmanager
+async def asking(shards: int, answers: Answers) -> AsyncIterator[tuple[Asker, Pool]]:
+    pool = Pool(shards, answers)
+    settings = LogSettings(retrieval_partitions=4)
+    found = Asker(settings, CODEC, pool, pool)  # type: ignore[arg-type]  # fakes
+    found._reader = pool  # type: ignore[assignment]  # the same
+    life = asyncio.create_task(found.run())
+    try:
+        yield found, pool
+    finally:
+        life.cancel()
+
+
+async def ask(asker: Asker, within_ms: int = 300) -> Found:
+    return await asker.search([1.0], collection="c", deadline_ms=wall_ms() + within_ms)
