@@ -62,9 +62,10 @@ WORKLOADS = tuple(
 class Config:
     """Pools and how the router uses them.
 
-    `plain` is serving as published: the prompt's whole KV moves at every turn, after the prefill,
-    over the authors' connector, and the KV of an answer is not found again; otherwise what the
-    receiver has cached stays where it is.
+    `plain` is serving as published (`published.py`): conversations are dealt by hash, a share is
+    that of the decode workers, the prompt's whole KV moves at every turn, after the prefill, over
+    the authors' connector, and the KV of an answer is not found again. Otherwise the router places,
+    and what the receiver has cached stays where it is.
     """
 
     pools: str

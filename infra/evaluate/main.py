@@ -14,6 +14,7 @@ from infra.evaluate import (
     frontier,
     interference,
     many_turns,
+    margins,
     paper,
     planning,
     regret,
@@ -87,6 +88,7 @@ class Results:
     trends: dict[str, bool] = field(default_factory=dict)
     table_2: list[tables.Wins] = field(default_factory=list)
     trends_2: dict[str, bool] = field(default_factory=dict)
+    why_2: str = ""
     unlike_winners: float = 0.0
     table_4: list[tables.Failures] = field(default_factory=list)
     sharegpt: list[Served] = field(default_factory=list)
@@ -164,6 +166,7 @@ def _fill(results: Results, points: Points, setup: Setup) -> None:
     results.trends = tables.trends(results.table_1)
     results.table_2 = tables.table_2(points)
     results.trends_2 = tables.trends_2(results.table_2)
+    results.why_2 = margins.explanation(points)
     results.unlike_winners = tables.unlike_winners(points)
     results.table_4 = tables.table_4(points, (*CONFIGS, *OURS))
     results.trends_4, results.why_4 = failures.trends(results.table_4, results.sharegpt)

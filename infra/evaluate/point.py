@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from infra.evaluate import paper
+from infra.evaluate import paper, published
 from infra.evaluate.grid import CONVERSATIONS_MAX, DURATION_MS, TIMEOUT_MS, Config, Workload
 from infra.simulator.checkers import OneOutcome
 from infra.simulator.clients import Served
 from infra.simulator.cluster import READY_MS, Checker, Cluster, Fault, Shape
+from infra.simulator.dealing import HashDealer
 from infra.simulator.latency import H100, Setup
 from infra.simulator.script import Conversation
 from infra.simulator.workload import poisson
@@ -43,7 +44,7 @@ class Spec:
     weights: tuple[float, float] = (-1.0, -1.0)
     setup: Setup = SETUP
     conversations_max: int = CONVERSATIONS_MAX
-    connector: bool = True  # plain runs have the authors' connector, with its costs and its bound
+    published: bool = True  # plain runs have the authors' proxy and connector
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,7 @@ class Point:
     tpot: float = 0.0  # of all turns
     tpot_p99: float = 0.0
     decode_tpot: float = 0.0  # mean of later turns, from the decode worker's first token on
+    every_decode_tpot: float = 0.0  # likewise of all turns
     latency: float = 0.0  # mean of later turns, whole answers
     cost_ttft: float = 0.0
     cost_tpot: float = 0.0
@@ -71,7 +73,7 @@ class Point:
     later_kv_bytes: int = 0  # of it by later turns
     local: int = 0  # later turns that were placed locally
     load_seen: float = 0.0  # mean of what the router took for its load when it placed them
-    tokens_per_s: float = 0.0  # of completed answers, from the first request to the last end
+    tokens_per_s: float = 0.0  # of completed answers, from when arrivals begin to the last end
     longest_ms: float = 0.0  # the completed request that took longest
     memory_share: float = 0.0  # most KV that requests held of a worker's memory
     buffered_bytes: int = 0  # most that a connector held beside it
@@ -117,7 +119,7 @@ def run(spec: Spec) -> list[Point]:
         cluster.run(conversations)
         moved = cluster.links.moved_bytes
         served = cluster.clients.served[before:]
-        found = measure(spec, load, conversations, served, moved)
+        found = measure(spec, load, conversations, served, moved, begin_ms)
         seen = [watch.loads.get(each.request_id, 0.0) for each in served if each.turn > 1]
         load_seen = float(np.mean(seen or [0.0]))
         points.append(replace(found, load_seen=load_seen, **_pressure(cluster)))
@@ -129,9 +131,10 @@ def run(spec: Spec) -> list[Point]:
 def make_cluster(spec: Spec, *checkers: Checker, faults: Sequence[Fault] = ()) -> Cluster:
     """The cluster of a spec, with nothing sent yet."""
     config = spec.config
+    theirs = config.plain and spec.published
     setup = replace(spec.setup, receiver_keeps=not config.plain)
-    if config.plain and spec.connector:
-        setup = _published(setup)
+    if theirs:
+        setup = published.setup_of(setup)
     settings = RouterSettings(
         policy=config.policy,
         local_share=_share(config.share),
@@ -147,20 +150,14 @@ def make_cluster(spec: Spec, *checkers: Checker, faults: Sequence[Fault] = ()) -
         conversations_max=spec.conversations_max,
         weights=spec.weights,
         table=spec.table,
+        placer=HashDealer(settings, _salt(spec)) if theirs else None,
         checkers=[OneOutcome(), *checkers],
         faults=faults,
     )
 
 
-def _published(setup: Setup) -> Setup:
-    """As the authors serve: a slower connector, into a buffer, and clients that send text."""
-    latency_ms = setup.link.latency_ms + paper.CONNECTOR_MS
-    return replace(
-        setup,
-        answers_found=False,
-        receive_buffer_bytes=paper.RECEIVE_BUFFER_BYTES,
-        link=replace(setup.link, latency_ms=latency_ms),
-    )
+def _salt(spec: Spec) -> str:
+    return f"{spec.config.name} {spec.workload.name} {spec.loads_per_s} {spec.seed}"
 
 
 def _pressure(cluster: Cluster) -> dict[str, Any]:
@@ -183,8 +180,9 @@ def measure(
     conversations: Sequence[Conversation],
     served: Sequence[Served],
     moved: dict[str, int],
+    begin_ms: float,
 ) -> Point:
-    """The figures of one load; `moved` gives the KV bytes of each request."""
+    """The figures of one load, whose arrivals began then; `moved` gives each request's KV bytes."""
     asked = sum(len(each.turns) for each in conversations)
     done = [each for each in served if each.completed]
     later = [each for each in done if each.turn > 1]
@@ -216,16 +214,17 @@ def measure(
         tpot=float(np.mean(tpot)),
         tpot_p99=float(np.percentile(tpot, 99)),
         decode_tpot=float(np.mean([_decode_tpot(each) for each in later])),
+        every_decode_tpot=float(np.mean([_decode_tpot(each) for each in done])),
         latency=float(np.mean([each.took_ms for each in later])),
         longest_ms=max(each.took_ms for each in done),
-        tokens_per_s=_tokens_per_s(done),
+        tokens_per_s=_tokens_per_s(done, begin_ms),
     )
 
 
-def _tokens_per_s(done: Sequence[Served]) -> float:
-    began_ms = min(each.sent_ms for each in done)
-    took_ms = max(each.sent_ms + each.took_ms for each in done) - began_ms
-    return 1e3 * sum(each.output_tokens for each in done) / took_ms
+def _tokens_per_s(done: Sequence[Served], begin_ms: float) -> float:
+    """As in the paper: completion tokens of both turns, over the time of the whole point."""
+    end_ms = max(each.sent_ms + each.took_ms for each in done)
+    return 1e3 * sum(each.output_tokens for each in done) / (end_ms - begin_ms)
 
 
 def _decode_tpot(each: Served) -> float:

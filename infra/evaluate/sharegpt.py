@@ -79,7 +79,7 @@ def _run(task: tuple[Config, float, int, int]) -> Served:
     spec = Spec(
         config=config,
         workload=WORKLOADS[0],
-        loads_per_s=(),
+        loads_per_s=(load,),
         seed=seed,
         conversations_max=CONVERSATIONS_MAX,
     )

@@ -140,7 +140,7 @@ def trends(cells: list[Cell]) -> dict[str, bool]:
 # By objective: what is measured, smaller is better.
 OBJECTIVES: dict[str, Callable[[Point], float]] = {
     "TTFT": lambda p: p.decode_ttft,
-    "TPOT": lambda p: p.decode_tpot,
+    "TPOT": lambda p: p.every_decode_tpot,
     "throughput": lambda p: -p.tokens_per_s,
 }
 KINDS = ("replica", "x=0", "0<x<1", "x=1", "hybrid")
@@ -157,13 +157,12 @@ class Wins:
 
 
 def winners(points: Points, figure: Callable[[Point], float]) -> Winners:
-    """A configuration can win a point only if none has fewer failures there."""
+    """A configuration can win a point only if nearly all of its requests succeed there."""
     found: Winners = {}
     for workload in points.workloads:
         for load in points.loads:
             rivals = [points[config, workload.name, load] for config in CONFIGS]
-            fewest = min(p.failed for p in rivals)
-            able = [p for p in rivals if p.failed == fewest and p.later]
+            able = [p for p in rivals if p.failure_rate <= 1 - paper.SUCCESS_MIN and p.later]
             if able:
                 found[workload.name, load] = min(able, key=figure).config
     return found

@@ -70,7 +70,7 @@ def _run(task: tuple[str, Config, list[Arrival], int]) -> Traffic:
         seed=seed,
         setup=Setup(),
         conversations_max=0,
-        connector=False,  # its buffer is smaller than some of the prompts
+        published=False,  # a connector's buffer is smaller than some of the prompts
     )
     cluster = make_cluster(spec)
     conversations = traces.script(

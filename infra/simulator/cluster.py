@@ -44,6 +44,7 @@ from streams.core.events import (
     RequestArrived,
     Tick,
 )
+from streams.core.placement import Placer
 from streams.core.router import Router
 from streams.core.table import Table
 
@@ -121,6 +122,7 @@ class Cluster:
         conversations_max: int = 0,
         weights: tuple[float, float] = (-1.0, -1.0),
         table: Table | None = None,
+        placer: Placer | None = None,  # chooses workers in the router's place
         orchestrations: tuple[Orchestration, ...] = ORCHESTRATIONS,
         checkers: Sequence[Checker] = (),
         faults: Sequence[Fault] = (),
@@ -130,6 +132,8 @@ class Cluster:
         self.bus = Bus(self.clock, setup.bus_ms)
         self.links = Links(self.clock, setup)
         self.router = Router(ROUTER, settings, table)
+        if placer is not None:
+            self.router.dispatcher.placer = placer
         self.clients = Clients(
             self.clock,
             self._request,

@@ -61,6 +61,7 @@ class Engine:
         self.clock = clock
         self.costs = costs
         self.chunk_tokens = 0
+        self.send_ms = 0.0  # that a connector holds a step, per prompt that it completes
         self.slow_prefill = 1.0  # a fault: prompts take so many times longer
         self.slow = 1.0  # likewise, everything
         self.batch = 0
@@ -174,9 +175,11 @@ class Engine:
 
     def _mixed_ms(self) -> float:
         room = max(_CHUNK_MIN, self.chunk_tokens - self.batch)
-        chunk, pairs = 0, 0.0
+        chunk, pairs, completed = 0, 0.0, 0
         for sequence in self.prompts:
-            count = min(room - chunk, sequence.prompt_tokens - sequence.computed)
+            left = sequence.prompt_tokens - sequence.computed
+            count = min(room - chunk, left)
+            completed += count == left
             self._chunks.append((sequence, count))
             chunk += count
             pairs += count * (sequence.computed + count / 2)
@@ -189,7 +192,8 @@ class Engine:
             chunk_tokens=chunk,
             pairs=pairs,
         )
-        return alone_ms + (mixed_ms - alone_ms) * self.slow_prefill
+        sending_ms = self.send_ms * completed
+        return alone_ms + (mixed_ms - alone_ms) * self.slow_prefill + sending_ms
 
     def _end_run(self) -> None:
         """Count the steps, settle who is done and who joins, and plan again."""

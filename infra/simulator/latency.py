@@ -88,6 +88,9 @@ class Setup:
     # Whether an answer's KV serves the next turn: not where clients send the answer's text back and
     # it tokenizes otherwise than it was sampled.
     answers_found: bool = True
+    # How long a connector that pushes KV holds prefill workers' steps, per prompt. 0: not at all,
+    # as with NIXL, where the receiver reads.
+    send_ms: float = 0.0
     # What a connector receives into, outside the engine's memory, and holds until the request ends;
     # a worker whose buffer overflows dies. None: KV goes straight into the engine's blocks, as with
     # NIXL.

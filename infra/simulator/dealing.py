@@ -1,0 +1,79 @@
+"""A proxy that deals conversations by hash, looking at no load: serving as the PPD authors do.
+
+Their proxy (github.com/freelulul/vllm-ppd, ppd/src/comprehensive_proxy.py, `select_servers`) hashes
+the beginning of the first user message, and takes that modulo the number of replicas and decode
+workers, and modulo the number of prefill workers. A conversation stays where it was dealt. Some
+decode workers compute later turns themselves, the others never do; python's hash of a text is
+another one in each process, hence the salt.
+"""
+
+from hashlib import md5
+
+from schemas.records import Mode, Orchestration, Reason, Role
+from streams.config import RouterSettings
+from streams.core.choosing import View
+from streams.core.fleet import Fleet
+from streams.core.needs import Need
+from streams.core.placement import Placement, Placer
+from streams.core.policies import Choice
+from streams.core.pool import Worker
+
+_KEY_BYTES = 16  # of a prompt; conversations of a script differ in each token
+
+
+class HashDealer(Placer):
+    """Stands in for the router's choice of workers; of policies it knows `static` and `replica`."""
+
+    def __init__(self, settings: RouterSettings, salt: str) -> None:
+        super().__init__(settings)
+        self._salt = salt.encode()
+
+    def place(self, need: Need, fleet: Fleet, now_ms: int) -> Placement | None:
+        """Where the hash says; None while nobody lives there."""
+        view = self._view(need, fleet, now_ms)
+        replicas, decoders = (_living(view, role) for role in (Role.REPLICA, Role.DECODE))
+        prefills = _living(view, Role.PREFILL)
+        dealt = self._deal(need, replicas + decoders)
+        if dealt is None:
+            return None
+        if dealt.role is Role.REPLICA:
+            return self._placement(
+                need, view, Mode.REPLICA, Choice(False, Reason.SESSION_WORKER), None, dealt
+            )
+        if need.turn and decoders.index(dealt) >= self._first_appender(decoders):
+            return self._local(need, view, dealt, Choice(True, Reason.FIXED_SHARE))
+        prefill = self._deal(need, prefills)
+        if prefill is None:
+            return None
+        return self._placement(
+            need,
+            view,
+            Mode.REMOTE,
+            Choice(False, Reason.FIXED_SHARE),
+            prefill,
+            dealt,
+            Orchestration.PREFILL_FIRST,
+        )
+
+    def handoff(self, need: Need, fleet: Fleet, now_ms: int) -> tuple[Worker | None, Reason]:
+        """The decode worker that the conversation was dealt to."""
+        view = self._view(need, fleet, now_ms)
+        replicas, decoders = (_living(view, role) for role in (Role.REPLICA, Role.DECODE))
+        dealt = self._deal(need, replicas + decoders)
+        if dealt not in decoders:  # some have died since
+            dealt = self._deal(need, decoders)
+        return dealt, Reason.NO_WORKER if dealt is None else Reason.PREFILL_DONE
+
+    def _deal(self, need: Need, workers: list[Worker]) -> Worker | None:
+        if not workers:
+            return None
+        key = int.from_bytes(md5(self._salt + need.prompt[:_KEY_BYTES]).digest())
+        return workers[key % len(workers)]
+
+    def _first_appender(self, decoders: list[Worker]) -> int:
+        """From which decode worker on later turns are computed in place: its place in the list."""
+        return round(len(decoders) * (1 - self.settings.local_share))
+
+
+def _living(view: View, role: Role) -> list[Worker]:
+    return [each for each in view.fleet.pools[role].workers if each.lives(view.now_ms)]
