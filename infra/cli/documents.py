@@ -69,11 +69,20 @@ def _open_npy(file: Path) -> tuple[int, Iterator[Row]]:
     import numpy as np
 
     vectors = np.load(file, mmap_mode="r", allow_pickle=False)
-    if vectors.ndim != 2 or vectors.dtype.kind not in "fiu":
+    if vectors.ndim != 2 or not vectors.shape[1] or vectors.dtype.kind not in "fiu":
         raise ConfigError(
             f"{file}: expected numbers in rows, found shape {vectors.shape} of {vectors.dtype}"
         )
-    return len(vectors), ((str(row), vector, "") for row, vector in enumerate(vectors))
+    return len(vectors), _npy_rows(file, vectors)
+
+
+def _npy_rows(file: Path, vectors: Any) -> Iterator[Row]:
+    import numpy as np
+
+    for row, vector in enumerate(vectors):
+        if not np.isfinite(vector).all():
+            raise ConfigError(f"{file}: expected finite values, found others in row {row}")
+        yield str(row), vector, ""
 
 
 def _json_rows(file: Path) -> Iterator[Row]:
@@ -82,13 +91,27 @@ def _json_rows(file: Path) -> Iterator[Row]:
             if not line.strip():
                 continue
             try:
-                found = json.loads(line)
-                metadata = found.get("metadata")
-                yield str(found["id"]), found["vector"], json.dumps(metadata) if metadata else ""
-            except (ValueError, KeyError, AttributeError) as error:
+                yield _row(json.loads(line))
+            except (ValueError, TypeError, KeyError, OverflowError) as error:
                 raise ConfigError(
-                    f"{file}, line {number}: expected an object with id and vector: {error!r}"
+                    f"{file}, line {number}: expected an object with an id, a vector of numbers "
+                    f"and perhaps metadata: {error!r}"
                 ) from error
+
+
+def _row(found: Any) -> Row:
+    """What stands in a line; raises what Python raises where it does not fit."""
+    import numpy as np
+
+    name, metadata = str(found["id"]), found.get("metadata") or {}
+    name.encode()
+    if not isinstance(found["vector"], list) or not isinstance(metadata, dict):
+        raise TypeError("the vector is no list, or the metadata no object")
+    with np.errstate(over="ignore"):
+        vector = np.array([float(value) for value in found["vector"]], np.float32)
+    if not len(vector) or not np.isfinite(vector).all():
+        raise ValueError("the vector is empty, or has values that float32 does not hold")
+    return name, vector, json.dumps(metadata) if metadata else ""
 
 
 async def _load(

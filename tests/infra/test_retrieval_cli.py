@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from infra.cli.documents import _open
 from schemas.codec import Codec
+from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 from tests.waiting import until
 from workers.search.pool import RetrievalWorker
@@ -64,6 +66,39 @@ def test_wrong_input_is_one_line_that_says_what_to_do(
     done = trivium(*arguments)
     assert done.returncode == 2
     assert said in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[1]", "{", '{"id": "a"}', '{"vector": [1]}', '{"id": "a", "vector": []}',
+        '{"id": "a", "vector": [1, NaN]}', '{"id": "a", "vector": [1, null]}',
+        '{"id": "a", "vector": [1e39]}', '{"id": "a", "vector": [[1]]}',
+        '{"id": "a", "vector": "12"}', '{"id": "\\ud800", "vector": [1]}',
+        '{"id": "a", "vector": [1], "metadata": [1]}',
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_document_is_named(tmp_path: Path, line: str) -> None:
+    """Workers would bury it, and whoever loads the file would not hear of it."""
+    file = tmp_path / "books.jsonl"
+    file.write_text('{"id": 7, "vector": [1, 2.5], "metadata": {"year": 2020}}\n\n' + line)
+    count, rows = _open(file)
+    name, vector, metadata = next(rows)
+    assert (count, name, vector.tolist(), metadata) == (2, "7", [1, 2.5], '{"year": 2020}')
+    with pytest.raises(ConfigError, match="books.jsonl, line 3: expected an object with an id"):
+        next(rows)
+
+
+def test_a_row_that_is_no_vector_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "books.npy"
+    np.save(file, [[1.0, 2.0], [np.inf, 0.0]])
+    count, rows = _open(file)
+    assert count == 2 and next(rows)[1].tolist() == [1, 2]
+    with pytest.raises(ConfigError, match=r"books.npy: expected finite values.* in row 1"):
+        next(rows)
+    np.save(file, np.empty((3, 0)))
+    with pytest.raises(ConfigError, match=r"found shape \(3, 0\)"):
+        _open(file)
 
 
 @pytest.mark.kafka
