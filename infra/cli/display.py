@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group, RenderableType
@@ -99,7 +100,7 @@ class LiveTable(PlainLines):
                 Text(row.state, style=COLOURS.get(row.state, "")),
                 str(row.restarts or ""),
                 row.url,
-                Text(row.log_file, style="dim"),
+                Text(Path(row.log_file).name, style="dim"),
             )
         if self._stack.ready:
             return table

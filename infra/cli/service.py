@@ -17,13 +17,12 @@ from typing import Annotated, Any
 import typer
 
 from infra import collector
+from infra.cli import log_lines
 from infra.cli.options import Bootstrap, Config, roles_from, settings_from
 from infra.config import Settings
 from schemas.errors import ClientError, ConfigError, TopicError, TriviumError
 
 _DRAIN_MAX_S = 60
-# They tell every step of every start and stop; Faust's services by the modules of their classes.
-_TALKATIVE = ("aiokafka", "faust", "mode", "schemas.log.faust_app")
 _HOPELESS = (ClientError, ConfigError, TopicError)
 LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
 Id = Annotated[
@@ -182,12 +181,10 @@ def _serve(run: Callable[[asyncio.Event], Awaitable[None]], log_level: str) -> N
 
     level = logging.getLevelNamesMapping().get(log_level.upper())
     if level is None:
-        raise ConfigError(f"--log-level: expected debug, info, warning or error: {log_level!r}")
-    logging.basicConfig(
-        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
-    for library in _TALKATIVE:
-        logging.getLogger(library).setLevel(max(level, logging.WARNING))
+        raise ConfigError(
+            f"--log-level: expected debug, info, warning or error, found {log_level!r}"
+        )
+    log_lines.begin(level)
     try:
         uvloop.run(_until_stopped(run))
     except _HOPELESS:

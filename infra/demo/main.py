@@ -178,11 +178,12 @@ async def _ask(
 
 def _print_turn(console: Console, title: str, turn: Turn) -> None:
     told, usage = turn.told, turn.usage
+    workers = dict.fromkeys((told.get("prefill_worker"), told.get("decode_worker")))
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     console.print(f"[bold]{title}[/bold]  {turn.question}", highlight=False)
     console.print(escape(f"  {turn.answer.strip()[:160]}"), style="green", highlight=False)
     console.print(
-        f"  {told.get('mode')} on {told.get('prefill_worker')} and {told.get('decode_worker')}; "
+        f"  {told.get('mode')} on {' and '.join(filter(None, workers))}; "
         f"first token after {turn.first_token_ms:.0f} ms; {usage.get('prompt_tokens')} prompt "
         f"tokens, {cached} cached; {told.get('kv_bytes', 0):,} KV bytes over NIXL",
         style="dim",
