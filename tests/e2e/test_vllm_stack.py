@@ -27,7 +27,7 @@ from tests.conftest import _fresh_topics
 from tests.e2e.harness import Client, audit, stack
 from workers.config import WorkerSettings
 
-pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(600)]
 
 QUESTIONS = [
     "What does a log remember?",
@@ -64,7 +64,7 @@ async def pair(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Asyn
         for counts, mode in ((two, "pull"), ({"replica": 1}, "off"), (two, "push")):
             settings = vllm_settings(await _fresh_topics(bootstrap), kv_transfer=mode)
             folder = tmp_path_factory.mktemp("vllm")
-            running = stack(settings, folder, seconds=300, **counts)
+            running = stack(settings, folder, seconds=500, **counts)
             stacks.append(asyncio.create_task(opened.enter_async_context(running)))
         yield Pair(*[await starting for starting in stacks])
 
