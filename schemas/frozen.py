@@ -6,15 +6,21 @@ Here an object is of another class while it is constructed, with the same slots 
 that fields are set by plain assignments; then it gets its own class. Python allows that between
 classes of equal layout. Everything else is `dataclasses`'. `@quickly_made` gives that constructor
 to a dataclass that is there already, such as one with a base.
+
+A call of a class gathers its arguments into a dictionary first, a call of a function does not:
+`maker` gives a class's constructor as a function, for records of which a decision makes many.
 """
 
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, ParamSpec, TypeVar, dataclass_transform
 
+P = ParamSpec("P")
 T = TypeVar("T")
+_MAKERS: dict[Any, Any] = {}  # by class
 
 # A base's are those of frozen classes.
-_PLAIN = {"__setattr__": object.__setattr__, "__delattr__": object.__delattr__}
+_PLAIN = {name: getattr(object, name) for name in ("__init__", "__setattr__", "__delattr__")}
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
@@ -26,19 +32,27 @@ def frozen(cls: type[T]) -> type[T]:
 
 def quickly_made(cls: type[T]) -> type[T]:
     """Class decorator for frozen, slotted, keyword-only dataclasses without a `__post_init__`."""
-    cls.__init__ = _constructor(cls)  # type: ignore[method-assign]  # the same, only faster
+    constructors = _constructors(cls)
+    cls.__init__ = constructors["__init__"]  # type: ignore[method-assign]  # the same, only faster
+    _MAKERS[cls] = constructors["make"]
     return cls
 
 
-def _constructor(cls: Any) -> Any:
-    """An `__init__` for the class, written out and compiled as `dataclasses` does."""
+def maker(cls: Callable[P, T]) -> Callable[P, T]:
+    """What makes objects of a frozen class in half of the time that the class takes."""
+    found: Callable[P, T] = _MAKERS[cls]
+    return found
+
+
+def _constructors(cls: Any) -> dict[str, Any]:
+    """`__init__` and `make` for the class, written out and compiled as `dataclasses` does."""
     scope: dict[str, Any] = {
         "_become": vars(object)["__class__"].__set__,
         "_Open": type(cls.__name__, cls.__bases__, {"__slots__": cls.__slots__, **_PLAIN}),
         "_Frozen": cls,
         "_MISSING": MISSING,
     }
-    parameters, lines = [], ["_become(self, _Open)"]
+    parameters, lines = [], []
     for each in fields(cls):
         name = value = each.name
         if each.default_factory is not MISSING:
@@ -51,7 +65,14 @@ def _constructor(cls: Any) -> Any:
         else:
             parameters.append(name)
         lines.append(f"self.{name} = {value}")
-    head = f"def __init__(self, *, {', '.join(parameters)}):"
-    exec("\n    ".join([head, *lines, "self.__class__ = _Frozen"]), scope)
+    lines.append("self.__class__ = _Frozen")
+    names = ", ".join(parameters)
+    texts = (
+        [f"def __init__(self, *, {names}):", "_become(self, _Open)", *lines],
+        [f"def make(*, {names}):", "self = _Open()", *lines, "return self"],
+    )
+    for text in texts:
+        exec("\n    ".join(text), scope)
     scope["__init__"].__qualname__ = f"{cls.__qualname__}.__init__"
-    return scope["__init__"]
+    scope["make"].__qualname__ = cls.__qualname__
+    return scope

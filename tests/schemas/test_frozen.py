@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError, asdict, dataclass, field, replace
 
 import pytest
 
-from schemas.frozen import frozen, quickly_made
+from schemas.frozen import frozen, maker, quickly_made
 
 
 @frozen
@@ -26,6 +26,17 @@ def test_constructs_with_defaults() -> None:
     assert parcel.notes is not Parcel(name="a").notes
     assert Parcel(name="a", notes={"k": "v"}).notes == {"k": "v"}
     assert repr(parcel) == "Parcel(name='a', grams=5, stamps=('x',), notes={})"
+
+
+def test_a_maker_makes_the_same() -> None:
+    make = maker(Parcel)
+    parcel = make(name="a", stamps=("x",))
+    assert parcel == Parcel(name="a", stamps=("x",)) and type(parcel) is Parcel
+    assert parcel.notes is not make(name="a").notes
+    with pytest.raises(FrozenInstanceError):
+        parcel.grams = 6  # type: ignore[misc]  # what the test is about
+    with pytest.raises(TypeError, match="missing 1 required .* 'name'"):
+        make()  # type: ignore[call-arg]  # what the test is about
 
 
 def test_is_frozen_and_slotted() -> None:
@@ -75,7 +86,8 @@ def test_dataclasses_with_a_base_are_made_quickly_too() -> None:
         "name": "a", "grams": 5, "stamps": (), "notes": {}, "number": 7, "signed": False
     }  # fmt: skip
     assert type(parcel) is Registered
-    assert parcel == Registered(name="a", number=7) != Parcel(name="a")
+    assert parcel == Registered(name="a", number=7) == maker(Registered)(name="a", number=7)
+    assert parcel != Parcel(name="a")
     assert replace(parcel, signed=True).signed
     for name in ("grams", "signed"):
         with pytest.raises(FrozenInstanceError):
