@@ -105,6 +105,8 @@ class Admission:
 
     def head(self, now_ms: int) -> str | None:
         """The request to serve next; it stays until `remove`."""
+        if not self._items:
+            return None
         self._age(now_ms)
         for queue in self._classes:
             heap = queue.front
@@ -122,7 +124,9 @@ class Admission:
         item.gone = True
         self.tokens -= item.tokens
         self._marks += 1
-        if self._marks > _MARKS_MIN + 2 * len(self._items):
+        if not self._items:
+            self._clear()
+        elif self._marks > _MARKS_MIN + 2 * len(self._items):
             self._compact()
         return True
 
@@ -173,6 +177,15 @@ class Admission:
             if heap:
                 return heap[0][2].request_id
         raise AssertionError("the queue is empty")
+
+    def _clear(self) -> None:
+        """Nobody waits, so that all heaps hold nothing but marks."""
+        self._marks = 0
+        self._deadlines.clear()
+        self._rises.clear()
+        for queue in self._classes:
+            queue.front.clear()
+            queue.back.clear()
 
     def _compact(self) -> None:
         """Rebuild all heaps without marks, so that memory follows the queue's length."""

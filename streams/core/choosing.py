@@ -10,15 +10,24 @@ from itertools import chain
 
 import numpy as np
 
+from schemas.frozen import maker
 from schemas.records import Candidate, Reason, Role, Session
 from streams.core.estimates import Speeds
 from streams.core.fleet import Fleet
 from streams.core.needs import Need
 from streams.core.pool import NOT_LISTED, Flags, Numbers, Pool, Worker
-from streams.core.prefixes import NO_SLOT, PrefixIndex
+from streams.core.prefixes import NO_SLOT, Levels, PrefixIndex
 
-_ROLES_OF_HOME = (Role.DECODE, Role.REPLICA)
-_ROLES_OF_LOAD = ((Role.PREFILL, Role.DECODE), (Role.REPLICA,))
+# Looked up once: naming a member of an enumeration costs more than comparing with it.
+_PREFILL, _DECODE, _REPLICA = Role.PREFILL, Role.DECODE, Role.REPLICA
+_FIRST_TURN, _GONE, _FULL = (
+    Reason.FIRST_TURN,
+    Reason.SESSION_WORKER_GONE,
+    Reason.SESSION_WORKER_FULL,
+)
+_ROLES_OF_HOME = (_DECODE, _REPLICA)
+_ROLES_OF_LOAD = ((_PREFILL, _DECODE), (_REPLICA,))
+_candidate = maker(Candidate)
 TOLD_MS = 1_000  # by then a worker has told what it holds of an answer
 
 
@@ -33,24 +42,24 @@ class View:
         self.now_ms = now_ms
         self._prefixes = prefixes
         self._speeds = speeds
-        self._held: dict[Role, Numbers] = {}
-        self._by_slot: Numbers | None = None
+        self._levels: Levels | None = None
+        self._held_at: dict[Worker, int] = {}
         self._prefill_ms: Numbers | None = None
         self.load = load(fleet, now_ms)
         self.home: Worker | None = None  # the living worker that holds the session's KV
-        self.away = Reason.FIRST_TURN  # why the request goes elsewhere, if it does
+        self.away = _FIRST_TURN  # why the request goes elsewhere, if it does
         self._told = False  # whether home has told all that it holds
         if need.session is not None:
             self._find_home(need.session)
 
     def _find_home(self, session: Session) -> None:
-        self.away = Reason.SESSION_WORKER_GONE
+        self.away = _GONE
         for role in _ROLES_OF_HOME:
             worker = self.fleet.worker(session.decode_worker, role)
             if worker is None or worker.row == NOT_LISTED:
                 continue
             if worker.epoch == session.worker_epoch and worker.lives(self.now_ms):
-                self.home, self.away = worker, Reason.SESSION_WORKER_FULL
+                self.home, self.away = worker, _FULL
                 told = self.now_ms - session.last_used_ms >= TOLD_MS
                 self._told = told and self._prefixes.tells(worker.life)
                 return
@@ -68,28 +77,29 @@ class View:
         home = self.home
         return home is not None and home.role is role and home.credits(self.now_ms) > 0
 
-    def held(self, role: Role) -> Numbers:
-        """Per row of a pool: leading prompt tokens that the worker is thought to hold."""
-        known = self._held.get(role)
-        if known is None:
-            if self._by_slot is None:
-                self._by_slot = self._prefixes.tokens_by_slot(self._chain)
-            home = self.home
-            known = self._by_slot.take(self._prefixes.slots_of(self.fleet.pools[role]))
-            if home is not None and home.role is role and not self._told:
-                known[home.row] = max(known.item(home.row), self._history_tokens(home))
-            self._held[role] = known
-        return known
+    def held_at(self, worker: Worker | None) -> int:
+        """Leading prompt tokens that one worker is thought to hold."""
+        if worker is None:
+            return 0
+        found = self._held_at.get(worker)
+        if found is None:
+            pool = self.fleet.pools[worker.role]
+            found = self._prefixes.held_by(worker, pool, self._find_levels())
+            if worker is self.home and not self._told:
+                found = max(found, self._history_tokens(worker))
+            self._held_at[worker] = found
+        return found
+
+    def _find_levels(self) -> Levels:
+        if self._levels is None:
+            self._levels = self._prefixes.levels_of(self._chain)
+        return self._levels
 
     def _chain(self, block_size: int) -> Sequence[int]:
         need, slot, tokens = self.need, NO_SLOT, 0
         if self.home is not None and need.session is not None and not self._told:
             slot, tokens = self._prefixes.slot(self.home.life), need.session.context_tokens
         return need.chain(block_size, self._prefixes, slot, tokens)
-
-    def held_at(self, worker: Worker | None) -> int:
-        """Leading prompt tokens that one worker is thought to hold."""
-        return 0 if worker is None else int(self.held(worker.role).item(worker.row))
 
     def lacking(self, worker: Worker | None) -> int:
         """Prompt tokens that one worker is not thought to hold, whose KV would be moved there."""
@@ -101,7 +111,14 @@ class View:
 
     def to_compute(self, role: Role) -> Numbers:
         """Per row: prompt tokens to compute; engines compute at least the last one."""
-        return np.maximum(self.need.prompt_tokens - self.held(role), 1.0)
+        pool, prompt_tokens, home = self.fleet.pools[role], self.need.prompt_tokens, self.home
+        found = np.empty(len(pool.workers))
+        found.fill(max(1, prompt_tokens))
+        for tokens, rows in self._prefixes.rows_holding(pool, self._find_levels()):
+            found[rows] = max(1, prompt_tokens - tokens)
+        if home is not None and home.role is role:
+            found[home.row] = self.to_compute_at(home)
+        return found
 
     def open(self, role: Role) -> Flags:
         """Which rows of a pool take the request."""
@@ -110,8 +127,8 @@ class View:
     def prefill_ms(self) -> Numbers:
         """Per row of the prefill pool: time until the prompt would be computed there."""
         if self._prefill_ms is None:
-            pool, speeds = self.fleet.pools[Role.PREFILL], self._speeds
-            tokens = pool.tokens + self.to_compute(Role.PREFILL)
+            pool, speeds = self.fleet.pools[_PREFILL], self._speeds
+            tokens = pool.tokens + self.to_compute(_PREFILL)
             base_ms = (pool.requests + 1.0) * speeds.prefill_base_ms
             self._prefill_ms = (base_ms + tokens * speeds.prefill_ms_per_token) * pool.pace
         return self._prefill_ms
@@ -136,25 +153,25 @@ class View:
 
     def prefill(self, among: Flags) -> Worker | None:
         """Where prefill ends soonest."""
-        return least(self.fleet.pools[Role.PREFILL], self.prefill_ms(), among)
+        return least(self.fleet.pools[_PREFILL], self.prefill_ms(), among)
 
     def decode(self) -> Worker | None:
         """The session's worker if it takes the request, else where decode loses least."""
-        if self.home_takes(Role.DECODE):
+        if self.home_takes(_DECODE):
             return self.home
-        pool = self.fleet.pools[Role.DECODE]
+        pool = self.fleet.pools[_DECODE]
         waiting_ms = np.maximum(pool.busy_until_ms - self.now_ms, 0.0)
-        saved_ms = self.held(Role.DECODE) * self._speeds.transfer_ms_per_token
-        cost_ms = self._sharing_ms(pool) + waiting_ms - saved_ms
-        return least(pool, cost_ms, self.open(Role.DECODE))
+        moving_ms = self.to_compute(_DECODE) * self._speeds.transfer_ms_per_token
+        cost_ms = self._sharing_ms(pool) + waiting_ms + moving_ms
+        return least(pool, cost_ms, self.open(_DECODE))
 
     def appender(self) -> Worker | None:
         """The decode worker where the answer would end soonest, should it compute the prompt."""
-        return self._alone(Role.DECODE)
+        return self._alone(_DECODE)
 
     def replica(self) -> Worker | None:
         """The session's replica if it takes the request, else where the answer ends soonest."""
-        return self.home if self.home_takes(Role.REPLICA) else self._alone(Role.REPLICA)
+        return self.home if self.home_takes(_REPLICA) else self._alone(_REPLICA)
 
     def _alone(self, role: Role) -> Worker | None:
         """Where the answer ends soonest if one worker computes prompt and answer."""
@@ -198,21 +215,28 @@ def candidates(
 ) -> tuple[Candidate, ...]:
     """What a decision looked at: the chosen workers first, with what they hold of the prompt, then
     others that live, `most` in all."""
-    named = dict(chosen)
+    found = [_candidate_of(worker, cached_tokens) for worker, cached_tokens in chosen.items()]
     for worker in chain.from_iterable(fleet.pools[role].workers for role in roles):
-        if len(named) >= most:
+        if len(found) >= most:
             break
-        if worker.lives(now_ms):
-            named.setdefault(worker, 0)
-    found = [
-        Candidate(
-            worker_id=worker.worker_id,
-            role=worker.role,
-            credits=worker.free,
-            running=worker.running,
-            work_ahead_tokens=worker.work_ahead_tokens,
-            cached_tokens=cached_tokens,
-        )
-        for worker, cached_tokens in named.items()
-    ]
+        if worker.lives(now_ms) and worker not in chosen:
+            found.append(_not_chosen(worker))
     return tuple(found[:most])
+
+
+def _not_chosen(worker: Worker) -> Candidate:
+    """Remembered while it is true: it is mostly the same few workers."""
+    if worker.as_candidate is None:
+        worker.as_candidate = _candidate_of(worker, 0)
+    return worker.as_candidate
+
+
+def _candidate_of(worker: Worker, cached_tokens: int) -> Candidate:
+    return _candidate(
+        worker_id=worker.worker_id,
+        role=worker.role,
+        credits=worker.free,
+        running=worker.running,
+        work_ahead_tokens=worker.work_ahead_tokens,
+        cached_tokens=cached_tokens,
+    )

@@ -13,7 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from math import exp
 
-from schemas.frozen import frozen
+from schemas.frozen import frozen, maker
 from schemas.records import Estimate, Role
 from streams.config import RouterSettings
 from streams.core.pool import Life, Worker
@@ -23,6 +23,7 @@ PACES_MAX = 10_000  # the longest unseen go first
 PACE_SAMPLES, PACE_RATE = 8, 0.1
 PACE_MIN, PACE_MAX = 0.1, 10.0
 THOUSAND = 1_000.0
+_estimate = maker(Estimate)
 # Assumed until measured, as shares of the assumed speeds of the settings.
 BASE_MS, TRANSFER_SHARE, SHARING_SHARE, STALL_SHARE = 1.0, 0.1, 0.02, 0.2
 ANSWER_SHARE, ANSWER_RATE = 0.5, 0.05  # how much of max_tokens answers use
@@ -160,19 +161,20 @@ class Estimates:
         remote_ms = remote_ms * prefill.pace + self.hop_ms
         local_ms = self.append.predict((append_tokens / THOUSAND, *_beside(home, now_ms)))
         local_ms *= home.pace
+        step_ms, sharing_ms, stall_ms, hand_ms, move_ms = self.decode.coefficients
         running = float(home.running + home.others_running)
-        base_ms = self.decode.predict((1.0, running, _rate(home, now_ms), 0.0, 0.0))
+        base_ms = step_ms + sharing_ms * running + stall_ms * _rate(home, now_ms)
         moved = moved_tokens / THOUSAND
-        moving_ms = self.decode.predict((0.0, 0.0, 0.0, 1.0, moved))
+        moving_ms = hand_ms + move_ms * moved
         answer_tokens = max(1.0, self.answer_share * max_tokens)
-        stall_ms = running * self.decode.coefficients[2] * append_tokens / max(base_ms, 1e-3)
-        tpot_local_ms = base_ms + stall_ms / (self.answer_tokens or answer_tokens)
+        stalled_ms = running * stall_ms * append_tokens / max(base_ms, 1e-3)
+        tpot_local_ms = base_ms + stalled_ms / (self.answer_tokens or answer_tokens)
         tpot_remote_ms = base_ms + moving_ms / answer_tokens
         counted_ms = local_ms if at_home else STRANGER * local_ms
         gain_ttft = (remote_ms - counted_ms) / max(remote_ms, 1e-3)
         loss_tpot = (tpot_local_ms - tpot_remote_ms) / max(tpot_remote_ms, 1e-3)
         kv_price = self._w_kv * moved
-        return Estimate(
+        return _estimate(
             ttft_local_ms=local_ms,
             ttft_remote_ms=remote_ms,
             tpot_local_ms=tpot_local_ms,

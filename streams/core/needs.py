@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from schemas.prefix import Words, chain
-from schemas.records import Priority, Request, Session
+from schemas.records import Request, Session
 from streams.core.estimates import Note
 from streams.core.prefixes import NO_SLOT, PrefixIndex
 
@@ -18,20 +18,14 @@ _PROBE_TOKENS = 2_048  # of a prompt are hashed at first
 _NOTHING: Words = np.empty(0, np.uint64)
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@dataclass(slots=True, eq=False)
 class Need:
     """A request as placement sees it. Keep one per request while it waits: it remembers what was
     computed and drawn for it. `session`, `waiting` and `underway` are as of now."""
 
-    request_id: str
-    turn: int
+    request: Request
     prompt_tokens: int
-    prompt: bytes  # packed int32
     max_tokens: int
-    priority: Priority
-    deadline_ms: int
-    w_ttft: float = -1.0  # below 0: its class's
-    w_tpot: float = -1.0
     session: Session | None = None
     waiting: int = 0  # requests in admission
     underway: int = 0  # remote placements that wait for their decode worker
@@ -42,17 +36,7 @@ class Need:
     @classmethod
     def of(cls, request: Request) -> "Need":
         """The lasting part, from the request."""
-        return cls(
-            request_id=request.request_id,
-            turn=request.turn,
-            prompt_tokens=request.prompt_length,
-            prompt=request.prompt_tokens,
-            max_tokens=request.sampling.max_tokens,
-            priority=request.priority,
-            deadline_ms=request.deadline_ms,
-            w_ttft=request.w_ttft,
-            w_tpot=request.w_tpot,
-        )
+        return cls(request, request.prompt_length, request.sampling.max_tokens)
 
     def chain(
         self, block_size: int, index: PrefixIndex, home_slot: int, home_tokens: int
@@ -69,7 +53,7 @@ class Need:
             if last is not None and not index.is_held(last, block_size, but_for):
                 break
             count = min(max(done, _PROBE_TOKENS, block_size), self.prompt_tokens - done)
-            tokens = np.frombuffer(self.prompt, "<i4", count, 4 * done)
+            tokens = np.frombuffer(self.request.prompt_tokens, "<i4", count, 4 * done)
             more = chain(tokens, block_size, last, done)
             known = more if last is None else np.concatenate([known, more])
             self._chains[block_size] = known

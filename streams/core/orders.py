@@ -14,6 +14,7 @@ from streams.core.fleet import Fleet, Life, Worker
 from streams.core.requests import NOBODY, Charge, Live, State
 
 DECODERS = (Role.DECODE, Role.REPLICA)
+_PREFILL = Role.PREFILL  # looked up once
 
 
 class Orders:
@@ -39,7 +40,7 @@ class Orders:
 
     def dispatch(self, live: Live, now_ms: int, kv: KvHandle | None = None) -> None:
         """Send the work of the attempt's state. Workers ignore what they have seen before."""
-        prefill, decode = self.charged(live, Role.PREFILL), self.charged(live, *DECODERS)
+        prefill, decode = self.charged(live, _PREFILL), self.charged(live, *DECODERS)
         if live.state is State.DECODING and decode is not None:
             self._send(live, decode, now_ms, kv=live.kv)
         elif live.state is State.PREFILLING and prefill is not None:

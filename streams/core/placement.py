@@ -8,18 +8,10 @@ through `streams/core/learning.py`. `streams/core/dispatcher.py` calls.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from schemas.errors import ConfigError
-from schemas.frozen import frozen
-from schemas.records import (
-    Estimate,
-    Mode,
-    Orchestration,
-    Priority,
-    Reason,
-    Role,
-)
+from schemas.frozen import frozen, maker
+from schemas.records import Estimate, Mode, Orchestration, Priority, Reason, Role
 from streams.config import RouterSettings
 from streams.core import orchestrating
 from streams.core.choosing import View
@@ -59,6 +51,12 @@ class Placement:
         return {worker: tokens for worker, tokens in pairs if worker is not None}
 
 
+_case, _placement = maker(Case), maker(Placement)  # one of each per placement
+# Looked up once: naming a member of an enumeration costs more than comparing with it.
+_PREFILL, _DECODE, _REPLICA = Role.PREFILL, Role.DECODE, Role.REPLICA
+_NO_PAIR = Orchestration.NONE
+
+
 class Placer:
     """Places requests, and learns from how they went."""
 
@@ -78,16 +76,16 @@ class Placer:
         """
         view = self._view(need, fleet, now_ms)
         home = view.home
-        if self.settings.policy == "replica" or not fleet.any_lives(Role.DECODE, now_ms):
+        if self.settings.policy == "replica" or not fleet.any_lives(_DECODE, now_ms):
             return self._replica(need, view)
-        if view.home_takes(Role.REPLICA):
+        if view.home_takes(_REPLICA):
             return self._replica(need, view)
-        if not fleet.any_lives(Role.PREFILL, now_ms):
+        if not fleet.any_lives(_PREFILL, now_ms):
             return self._without_prefill(need, view)
-        if home is None or home.role is Role.REPLICA:
+        if home is None or home.role is _REPLICA:
             return self._soonest(need, view)
         choice = self._policy.choose(self._case(need, view, home, home))
-        takes = view.home_takes(Role.DECODE)
+        takes = view.home_takes(_DECODE)
         if choice.local and takes:
             return self._local(need, view, home, choice)
         if choice.local:
@@ -105,7 +103,7 @@ class Placer:
         A replica where no decode worker lives; None while the request has to wait.
         """
         view = self._view(need, fleet, now_ms)
-        if not fleet.any_lives(Role.DECODE, now_ms):
+        if not fleet.any_lives(_DECODE, now_ms):
             return view.replica(), Reason.NO_WORKER
         worker = view.decode()
         if worker is None:
@@ -184,10 +182,11 @@ class Placer:
         return View(need, fleet, self.prefixes, self.estimates.speeds, now_ms)
 
     def _weights_of(self, need: Need) -> tuple[float, float]:
-        w_ttft, w_tpot = self._weights[need.priority]
+        request = need.request
+        w_ttft, w_tpot = self._weights[request.priority]
         return (
-            need.w_ttft if need.w_ttft >= 0 else w_ttft,
-            need.w_tpot if need.w_tpot >= 0 else w_tpot,
+            request.w_ttft if request.w_ttft >= 0 else w_ttft,  # below 0: its class's
+            request.w_tpot if request.w_tpot >= 0 else w_tpot,
         )
 
     def _case(self, need: Need, view: View, local: Worker, decode: Worker | None) -> Case:
@@ -195,7 +194,7 @@ class Placer:
         if need.ticket == UNTICKETED and view.home is not None:
             self._tickets += 1
             need.ticket = self._tickets
-        pool = view.fleet.pools[Role.PREFILL]
+        pool = view.fleet.pools[_PREFILL]
         living = pool.living(view.now_ms)
         prefill = view.prefill(living)
         assert prefill is not None
@@ -216,7 +215,7 @@ class Placer:
                 at_home=view.home is not None,
                 now_ms=view.now_ms,
             )
-        return Case(
+        return _case(
             ticket=need.ticket,
             prompt_tokens=need.prompt_tokens,
             context_tokens=0 if need.session is None else need.session.context_tokens,
@@ -225,7 +224,7 @@ class Placer:
             max_tokens=need.max_tokens,
             prefill_queue=waiting / pool.living_count,
             load=view.load,
-            slack_ms=need.deadline_ms - view.now_ms,
+            slack_ms=need.request.deadline_ms - view.now_ms,
             w_ttft=w_ttft,
             w_tpot=w_tpot,
             has_home=view.home is not None,
@@ -237,7 +236,7 @@ class Placer:
         replica = view.replica()
         if replica is None:
             return self._anywhere(need, view)
-        prefill = view.prefill(view.open(Role.PREFILL))
+        prefill = view.prefill(view.open(_PREFILL))
         if prefill is None or view.prefill_ms()[prefill.row] > view.append_at_ms(replica):
             return self._on_replica(need, view, replica)
         remote = self._remote(need, view, Choice(False, view.away))
@@ -252,13 +251,13 @@ class Placer:
         choice = self._policy.choose(self._case(need, view, worker, view.decode()))
         if choice.local:
             return self._local(need, view, worker, choice)
-        return self._remote(need, view, replace(away, estimate=choice.estimate))
+        return self._remote(need, view, away._replace(estimate=choice.estimate))
 
     def _remote(self, need: Need, view: View, choice: Choice) -> Placement | None:
         """Prefill where it ends soonest, decode where the history lies or least runs."""
         pools = view.fleet.pools
-        prefill = view.prefill(view.open(Role.PREFILL))
-        decode_credits = pools[Role.DECODE].credits(view.now_ms)
+        prefill = view.prefill(view.open(_PREFILL))
+        decode_credits = pools[_DECODE].credits(view.now_ms)
         if prefill is None or need.underway >= decode_credits + self.settings.handover_ahead:
             return None
         decode = view.decode()
@@ -275,7 +274,7 @@ class Placer:
     def _without_prefill(self, need: Need, view: View) -> Placement | None:
         """The session's decode worker, if the policy might have chosen it anyway; else a replica;
         else, when no prefill worker has lived for long, any decode worker."""
-        if self.settings.policy == "static" or not view.home_takes(Role.DECODE):
+        if self.settings.policy == "static" or not view.home_takes(_DECODE):
             replica = self._replica(need, view)
             absent_ms = view.fleet.prefill_absent_ms(view.now_ms)
             if replica is not None or absent_ms < self.settings.local_after_ms:
@@ -295,7 +294,7 @@ class Placer:
             reason = Reason.SESSION_WORKER
         elif need.session is not None:
             reason = view.away
-        elif not view.fleet.any_lives(Role.DECODE, view.now_ms):
+        elif not view.fleet.any_lives(_DECODE, view.now_ms):
             reason = Reason.ONLY_REPLICAS
         else:
             reason = Reason.PREFIX_CACHED if view.held_at(worker) else Reason.LEAST_WORK
@@ -309,7 +308,7 @@ class Placer:
         choice: Choice,
         prefill: Worker | None,
         decode: Worker | None,
-        orchestration: Orchestration = Orchestration.NONE,
+        orchestration: Orchestration = _NO_PAIR,
     ) -> Placement:
         now_ms = view.now_ms
         if prefill is not None:
@@ -323,7 +322,7 @@ class Placer:
             token_ms = self.estimates.speeds.append_ms_per_token * decode.pace
             view.fleet.occupy(decode, until_ms, token_ms)
         w_ttft, w_tpot = self._weights_of(need)
-        return Placement(
+        return _placement(
             policy="replica" if mode is Mode.REPLICA else self.settings.policy,
             mode=mode,
             reason=choice.reason,

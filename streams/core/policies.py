@@ -5,8 +5,7 @@ in (an absent pool, a full worker) are `streams/core/placement.py`'s, which also
 workers and makes the case.
 """
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from schemas.frozen import frozen
 from schemas.records import Estimate, Reason
@@ -36,8 +35,7 @@ class Case:
     estimate: Estimate | None = None  # where one was asked for
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """Local or remote, what decided, and what was expected, where that was estimated."""
 
     local: bool

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from schemas.fleet import LEASE_MS, Member
-from schemas.records import Capability, MemberState, Role
+from schemas.records import Candidate, Capability, MemberState, Role
 
 Life = tuple[str, int]  # worker id and epoch
 Flags = npt.NDArray[np.bool_]
@@ -45,6 +45,7 @@ class Worker:
     append_rate: float = 0.0  # likewise per ms, averaged, as of `append_rate_ms`
     append_rate_ms: int = 0
     row: int = NOT_LISTED  # its place in the pool's columns
+    as_candidate: Candidate | None = None  # that was not chosen; none since its counts changed
 
     @property
     def life(self) -> Life:
@@ -76,7 +77,7 @@ class Pool:
         self.workers = sorted(workers, key=lambda worker: worker.worker_id)
         rows = len(self.workers)
         self.seen_ms = np.full(rows, _NEVER_MS, np.int64)  # when last heard of, if it is ready
-        self.free = np.zeros(rows, np.int64)  # credits, should it live
+        self.free = [0] * rows  # credits, should it live
         self.requests = np.zeros(rows)  # held, of all routers
         self.tokens = np.zeros(rows)  # of prompts that are not computed yet, of all routers
         self.others_tokens = np.zeros(rows)  # those of other routers
@@ -88,7 +89,10 @@ class Pool:
         self._living: Flags = np.zeros(rows, np.bool_)
         self._open: Flags = np.zeros(rows, np.bool_)
         self._living_from_ms = self._living_until_ms = 0  # when these flags hold; never at first
-        self.slots: Rows = np.zeros(rows, np.int64)  # in the prefix index, as of its version
+        # As of a version of the prefix index: slots of rows, all as a mask, and rows of masks.
+        self.slots: Rows = np.zeros(rows, np.int64)
+        self.slots_mask = 0
+        self.rows_of: dict[int, Flags] = {}
         self.slots_version = -1
         for row, worker in enumerate(self.workers):
             worker.row = row
@@ -110,13 +114,13 @@ class Pool:
 
     def count(self, worker: Worker) -> None:
         """Bring up to date what changes with each request that comes or goes."""
-        row = worker.row
+        row, worker.as_candidate = worker.row, None
         if row == NOT_LISTED:
             return
         free = worker.free
         requests = float(worker.running + worker.others_running)
-        if self._living.item(row):
-            self.living_credits += free - self.free.item(row)
+        if self._living[row]:
+            self.living_credits += free - self.free[row]
             self.living_requests += requests - self.requests.item(row)
             self._open[row] = free > 0
         self.free[row] = free
@@ -132,9 +136,10 @@ class Pool:
             self._living = self.seen_ms >= now_ms - LEASE_MS
             self.living_count = int(np.count_nonzero(self._living))
             self._living_from_ms, self._living_until_ms = now_ms, now_ms + LEASE_MS
-            self.living_credits = int(self.free @ self._living)
+            free = np.array(self.free, np.int64)
+            self.living_credits = int(free @ self._living)
             self.living_requests = float(self.requests @ self._living)
-            self._open = (self.free > 0) & self._living
+            self._open = (free > 0) & self._living
             if self.living_count:
                 self._living_until_ms = int(self.seen_ms[self._living].min()) + LEASE_MS + 1
         return self._living

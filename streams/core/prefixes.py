@@ -23,16 +23,17 @@ import numpy as np
 
 from schemas.prefix import unpack
 from schemas.records import KvEvents
-from streams.core.pool import Flags, Life, Numbers, Pool, Rows
+from streams.core.pool import Flags, Life, Pool, Rows, Worker
 
 SEGMENT = 256  # hashes; a portion of the sweep
 SLOTS_MAX = 4_096  # lives in use, or not swept yet; others are not indexed
 HOLDERS_MAX = 10_000  # workers; the longest unheard of go first
 NO_SLOT = -1
-FLAGS_MAX = 1_024  # masks remembered as arrays
+ROWS_MAX = 1_024  # masks remembered as arrays, per pool
 DEPTHS_MAX = 8  # distinct depths found exactly; of further ones a lower bound
 
-Levels = list[tuple[int, int]]  # (blocks, mask of the slots that hold so many), deepest first
+# (tokens, mask of the slots that hold so many or more); of one block size the deepest first
+Levels = list[tuple[int, int]]
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +64,6 @@ class PrefixIndex:
         self._leaving: list[int] = []  # to be free when the present round ends
         self._cursor = 0  # the segment that the sweep looks at next
         self._segment_max = max(1, min(SEGMENT, blocks_max // 8))
-        self._flags_of: dict[int, Flags] = {}  # masks that were asked for, as arrays
         self._overflowed = False  # blocks that were held have left above the bound
 
     def __len__(self) -> int:
@@ -111,36 +111,49 @@ class PrefixIndex:
     def slots_of(self, pool: Pool) -> Rows:
         """Per row of a pool: the worker's slot, NO_SLOT for those of which nothing is known."""
         if pool.slots_version != self.version:
-            pool.slots = np.array([self.slot(w.life) for w in pool.workers], np.int64)
+            slots = [self.slot(worker.life) for worker in pool.workers]
+            pool.slots = np.array(slots, np.int64)
+            pool.slots_mask = sum(1 << slot for slot in slots if slot != NO_SLOT)
+            pool.rows_of.clear()
             pool.slots_version = self.version
         return pool.slots
 
-    def tokens_by_slot(self, chain_of: Callable[[int], Sequence[int]]) -> Numbers:
-        """Leading tokens that each slot's worker holds of the prompt whose chain per block size is
-        given; one more place at the end, for NO_SLOT, is 0."""
-        found = np.zeros(len(self._slots) + 1)
+    def levels_of(self, chain_of: Callable[[int], Sequence[int]]) -> Levels:
+        """How much of the prompt whose chain per block size is given which slots hold."""
+        found: Levels = []
         for block_size in self._of_size:
-            levels, held = self.levels(chain_of(block_size), block_size), 0
-            for at, (blocks, mask) in enumerate(levels):
-                held |= mask
-                levels[at] = blocks, held
-            # From the least depth, with all that hold so much: those are often the same workers.
-            for blocks, mask in reversed(levels):
-                if mask & (mask - 1):
-                    found[self._flags(mask)] = blocks * block_size
-                else:  # a single worker, as at the end of most sessions
-                    found[mask.bit_length() - 1] = blocks * block_size
+            found += self.levels(chain_of(block_size), block_size)
         return found
 
-    def _flags(self, mask: int) -> Flags:
-        """A mask as an array, one place per slot and one for NO_SLOT."""
-        flags, length = self._flags_of.get(mask), len(self._slots) + 1
-        if flags is None or len(flags) != length:
-            if len(self._flags_of) >= FLAGS_MAX:
-                self._flags_of.clear()
-            octets = np.frombuffer(mask.to_bytes(length // 8 + 1, "little"), np.uint8)
-            flags = np.unpackbits(octets, count=length, bitorder="little").view(np.bool_)
-            self._flags_of[mask] = flags
+    def held_by(self, worker: Worker, pool: Pool, levels: Levels) -> int:
+        """Leading tokens that a worker of a pool holds."""
+        slot = self.slots_of(pool).item(worker.row)
+        if slot != NO_SLOT:
+            for tokens, mask in levels:
+                if mask >> slot & 1:
+                    return tokens
+        return 0
+
+    def rows_holding(self, pool: Pool, levels: Levels) -> list[tuple[int, Flags]]:
+        """Leading tokens, and which rows of a pool hold so many or more, the least first: those
+        are often the same workers."""
+        self.slots_of(pool)
+        found = []
+        for tokens, mask in reversed(levels):
+            mask &= pool.slots_mask
+            if mask:
+                found.append((tokens, self._rows(pool, mask)))
+        return found
+
+    def _rows(self, pool: Pool, mask: int) -> Flags:
+        """A mask as an array, one place per row of a pool."""
+        flags = pool.rows_of.get(mask)
+        if flags is None:
+            if len(pool.rows_of) >= ROWS_MAX:
+                pool.rows_of.clear()
+            octets = np.frombuffer(mask.to_bytes(len(self._slots) // 8 + 1, "little"), np.uint8)
+            by_slot = np.unpackbits(octets, bitorder="little").view(np.bool_)
+            flags = pool.rows_of[mask] = by_slot[pool.slots]
         return flags
 
     def block_sizes(self) -> list[int]:
@@ -153,7 +166,7 @@ class PrefixIndex:
         return bool(mask if but_for == NO_SLOT else mask & ~(1 << but_for))
 
     def levels(self, hashes: Sequence[int], block_size: int) -> Levels:
-        """How many leading blocks of a chain which workers hold, for those that hold any.
+        """How much of a chain which slots hold, for those that hold any.
 
         Exact for the `DEPTHS_MAX` greatest depths. Costs about log2(len(hashes)) look-ups each.
         """
@@ -162,14 +175,14 @@ class PrefixIndex:
             return []
         first = masks.get(hashes[0], 0) & self._of_size.get(block_size, 0)
         last = masks.get(hashes[-1], 0) & first
-        levels: Levels = [(count, last)] if last else []
+        levels: Levels = [(count * block_size, last)] if last else []
         pending = [(0, count - 1, first, last)]
         while pending:
             low, high, held, kept = pending.pop()  # the right half first: the greatest depths
             if held == kept:
                 continue
             if high - low <= 1 or len(levels) >= DEPTHS_MAX:
-                levels.append((low + 1, held & ~kept))
+                levels.append(((low + 1) * block_size, held))
                 continue
             middle = (low + high) // 2
             through = masks.get(hashes[middle], 0) & held | kept
@@ -180,12 +193,12 @@ class PrefixIndex:
     def depths(self, hashes: Sequence[int], block_size: int) -> dict[Life, int]:
         """Cached leading blocks of a chain by worker life; as `levels`."""
         found: dict[Life, int] = {}
-        for blocks, mask in self.levels(hashes, block_size):
+        for tokens, mask in reversed(self.levels(hashes, block_size)):
             while mask:
                 holder = self._slots[(mask & -mask).bit_length() - 1]
                 mask &= mask - 1
                 if holder is not None:
-                    found[holder.life] = blocks
+                    found[holder.life] = tokens // block_size
         return found
 
     def sweep(self, segments: int = 1) -> None:

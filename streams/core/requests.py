@@ -40,9 +40,10 @@ class State(StrEnum):
 
 
 # Looked up once: naming a member of an enumeration costs more than comparing with it.
+_QUEUED, _DECODING = State.QUEUED, State.DECODING
 _UNDERWAY = (State.PREFILLING, State.HANDING_OVER)
 _PAIRING = (State.ALLOCATING, State.PAIRED)
-_DECODED = (*_PAIRING, State.DECODING)
+_DECODED = (*_PAIRING, _DECODING)
 BEGINS = {
     Orchestration.PREFILL_FIRST: State.PREFILLING,
     Orchestration.DECODE_FIRST: State.ALLOCATING,
@@ -116,7 +117,7 @@ class Live:
 
     def holders_in(self, state: State) -> tuple[Life, ...]:
         """The workers with which the attempt stands and falls in a state."""
-        if state is State.DECODING:
+        if state is _DECODING:
             return (self.decode,)
         if state in _UNDERWAY:
             return (self.prefill,)
@@ -183,15 +184,11 @@ class RequestTable:
 
     def move(self, live: Live, state: State) -> None:
         """Change a request's state, and with it the lives that it depends on, in all indexes."""
-        if state is live.state is State.QUEUED:
+        if state is live.state is _QUEUED:
             return  # it is in no index
         holders = live.holders_in(state)
-        for life in set(live.holders).difference(holders):
-            del self.by_life[life][live.request_id]
-            if not self.by_life[life]:
-                del self.by_life[life]
-        for life in holders:
-            self.by_life.setdefault(life, {})[live.request_id] = live
+        if holders != live.holders:
+            self._index(live, holders)
         if live.state in _UNDERWAY:
             self.underway -= 1
             self.handovers.pop(live.request_id, None)
@@ -202,8 +199,17 @@ class RequestTable:
         live.state, live.holders = state, holders
         if state in _DECODED:
             self.of_session[live.request.session_id] = live
-        elif state is State.QUEUED and self.of_session.get(live.request.session_id) is live:
+        elif state is _QUEUED and self.of_session.get(live.request.session_id) is live:
             del self.of_session[live.request.session_id]
+
+    def _index(self, live: Live, holders: tuple[Life, ...]) -> None:
+        for life in live.holders:
+            if life not in holders:
+                del self.by_life[life][live.request_id]
+                if not self.by_life[life]:
+                    del self.by_life[life]
+        for life in holders:
+            self.by_life.setdefault(life, {})[live.request_id] = live
 
     def remove(self, live: Live, until_ms: int) -> None:
         """The request has ended; its id is remembered."""

@@ -4,6 +4,7 @@ nothing is decided here.
 
 from collections.abc import Sequence
 
+from schemas.frozen import maker
 from schemas.records import (
     CancelWork,
     Candidate,
@@ -24,6 +25,8 @@ from streams.core.fleet import Worker
 from streams.core.placement import Placement
 from streams.core.requests import Live
 
+_decision, _work = maker(Decision), maker(Work)  # one of each per placement
+
 
 def work(
     router_id: str,
@@ -39,7 +42,7 @@ def work(
     Decode of a pair sends its tokens from the first one on, so that no death leaves a gap.
     """
     request, paired = live.request, live.is_paired
-    record = Work(
+    record = _work(
         request_id=request.request_id,
         session_id=request.session_id,
         attempt=live.attempt,
@@ -112,7 +115,7 @@ def decision(
 ) -> Decision:
     """What was decided about a request, from its live state as it is after the decision."""
     request = live.request
-    return Decision(
+    return _decision(
         request_id=request.request_id,
         session_id=request.session_id,
         attempt=live.attempt,

@@ -1,5 +1,6 @@
 """A fleet and requests for tests of placement: no router, no events."""
 
+from dataclasses import replace
 from typing import Any
 
 from schemas.codec import pack_tokens
@@ -9,9 +10,9 @@ from schemas.records import (
     KvEvents,
     MemberKind,
     Orchestration,
-    Priority,
     Registration,
     Role,
+    Sampling,
     Session,
 )
 from streams.config import RouterSettings
@@ -108,19 +109,12 @@ class Scene:
 
 def need(tokens: int | range = 100, session: Session | None = None, **changes: Any) -> Need:
     """A request of so many tokens."""
-    tokens = range(tokens) if isinstance(tokens, int) else tokens
-    values: dict[str, Any] = {
-        "request_id": "r",
-        "turn": 0 if session is None else session.turns,
-        "prompt_tokens": len(tokens),
-        "prompt": pack_tokens(tokens),
-        "max_tokens": 100,
-        "priority": Priority.STANDARD,
-        "deadline_ms": T0 + 600_000,
-        "session": session,
-        "waiting": 1,
-    }
-    return Need(**{**values, **changes})
+    values = {"deadline_ms": T0 + 600_000, **changes}
+    now = {name: values.pop(name) for name in ("waiting", "underway") if name in values}
+    sampling = Sampling(max_tokens=values.pop("max_tokens", 100))
+    prompt = pack_tokens(range(tokens) if isinstance(tokens, int) else tokens)
+    request = builders.request(prompt_tokens=prompt, sampling=sampling, **values)
+    return replace(Need.of(request), session=session, **{"waiting": 1, **now})
 
 
 def session(worker_id: str = "d0", context_tokens: int = 1_000, epoch: int = 1) -> Session:

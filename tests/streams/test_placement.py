@@ -262,6 +262,23 @@ def test_load_is_requests_per_worker() -> None:
     assert choosing.load(empty.fleet, empty.now_ms) == 0.0
 
 
+def test_candidates_tell_what_is_so_now() -> None:
+    scene = pair(2, 0)
+    p0, p1 = scene.worker("p0"), scene.worker("p1")
+
+    def seen() -> list[tuple[str, int, int]]:
+        found = choosing.candidates(scene.fleet, {p1: 7}, (Role.PREFILL,), 4, scene.now_ms)
+        return [(each.worker_id, each.credits, each.cached_tokens) for each in found]
+
+    assert seen() == [("p1", 8, 7), ("p0", 8, 0)]
+    scene.fleet.take(p0, 5)
+    assert seen() == [("p1", 8, 7), ("p0", 7, 0)]
+    scene.beat(p0=3)
+    assert seen() == [("p1", 8, 7), ("p0", 2, 0)]
+    scene.fleet.pause(p0.life, Role.PREFILL)
+    assert seen() == [("p1", 8, 7), ("p0", 0, 0)]
+
+
 def test_weights_of_request_class_and_deployment() -> None:
     scene = pair(w_ttft=0.6, w_tpot=0.4, weights_interactive="0.9/0.1")
     cases = [

@@ -3,16 +3,19 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from schemas.fleet import Member
 from schemas.prefix import chain, pack
-from schemas.records import KvEvents
+from schemas.records import KvEvents, Role
 from streams.core import prefixes
 from streams.core.events import KvEventsArrived
-from streams.core.pool import Life
+from streams.core.pool import Life, Pool, Worker
 from streams.core.prefixes import SLOTS_MAX, PrefixIndex
+from tests.streams import builders
 from tests.streams.scenes import replicas
 
 BLOCK = 4
@@ -50,18 +53,25 @@ def test_depths_of_each_worker() -> None:
     assert index.depths(PROMPT, 2 * BLOCK) == {}
 
 
-def test_tokens_by_slot_are_the_depths(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_workers_hold_are_the_depths(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also while masks recur, more are asked for than are remembered, and slots are added."""
-    monkeypatch.setattr(prefixes, "FLAGS_MAX", 2)
+    monkeypatch.setattr(prefixes, "ROWS_MAX", 2)
     index = PrefixIndex(1_000)
+    joined = [builders.registration(f"w{number:02}", Role.REPLICA) for number in range(21)]
+    members = [Member(registration=record, seen_ms=0) for record in joined]
+    pool = Pool(Worker(each.member_id, 1, Role.REPLICA, "", 0, each) for each in members)
     for number in range(20):
         index.apply(events(f"w{number:02}", 0, snapshot=True, stored=PROMPT[: 1 + number % 5 * 6]))
+        levels = index.levels_of(lambda _: PROMPT)
+        depths = index.depths(PROMPT, BLOCK)
+        expected = [BLOCK * depths.get(worker.life, 0) for worker in pool.workers]
+        assert sum(held > 0 for held in expected) == number + 1
         for _ in range(2):
-            tokens = index.tokens_by_slot(lambda _: PROMPT)
-            expected = index.depths(PROMPT, BLOCK)
-            assert len(tokens) == number + 2 and tokens[-1] == 0
-            assert {life: tokens[index.slot(life)] / BLOCK for life in expected} == expected
-    assert len(expected) == 20 and sum(tokens) == BLOCK * sum(expected.values())
+            held = np.zeros(len(expected))
+            for tokens, rows in index.rows_holding(pool, levels):
+                held[rows] = tokens
+            assert held.tolist() == expected
+            assert [index.held_by(worker, pool, levels) for worker in pool.workers] == expected
 
 
 def test_a_system_prompt_is_shared_by_sessions() -> None:

@@ -79,7 +79,7 @@ def break_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Placer.place
 
     def broken(self: Placer, need: Any, fleet: Any, now_ms: int) -> Any:
-        if need.request_id == "bad":
+        if need.request.request_id == "bad":
             raise Poisoned
         return place(self, need, fleet, now_ms)
 
