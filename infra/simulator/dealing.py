@@ -1,10 +1,10 @@
 """A proxy that deals conversations by hash, looking at no load: serving as the PPD authors do.
 
 Their proxy (github.com/freelulul/vllm-ppd, ppd/src/comprehensive_proxy.py, `select_servers`) hashes
-the beginning of the first user message, and takes that modulo the number of replicas and decode
-workers, and modulo the number of prefill workers. A conversation stays where it was dealt. Some
-decode workers compute later turns themselves, the others never do; python's hash of a text is
-another one in each process, hence the salt.
+the first user message, and takes that modulo the number of replicas and decode workers, and modulo
+the number of prefill workers. A conversation stays where it was dealt. Some decode workers compute
+later turns themselves, the others never do; Python's hash of a text is another one in each process,
+hence the salt. Here the session's id is hashed.
 """
 
 from hashlib import md5
@@ -17,8 +17,6 @@ from streams.core.needs import Need
 from streams.core.placement import Placement, Placer
 from streams.core.policies import Choice
 from streams.core.pool import Worker
-
-_KEY_BYTES = 16  # of a prompt; conversations of a script differ in each token
 
 
 class HashDealer(Placer):
@@ -40,7 +38,7 @@ class HashDealer(Placer):
             return self._placement(
                 need, view, Mode.REPLICA, Choice(False, Reason.SESSION_WORKER), None, dealt
             )
-        if need.turn and decoders.index(dealt) >= self._first_appender(decoders):
+        if need.request.turn and decoders.index(dealt) >= self._first_appender(decoders):
             return self._local(need, view, dealt, Choice(True, Reason.FIXED_SHARE))
         prefill = self._deal(need, prefills)
         if prefill is None:
@@ -67,7 +65,7 @@ class HashDealer(Placer):
     def _deal(self, need: Need, workers: list[Worker]) -> Worker | None:
         if not workers:
             return None
-        key = int.from_bytes(md5(self._salt + need.prompt[:_KEY_BYTES]).digest())
+        key = int.from_bytes(md5(self._salt + need.request.session_id.encode()).digest())
         return workers[key % len(workers)]
 
     def _first_appender(self, decoders: list[Worker]) -> int:
