@@ -79,7 +79,10 @@ def ppd(
     load: Annotated[
         list[float] | None,
         typer.Option(
-            help="Conversations/s; may be repeated.", show_default="2", rich_help_panel=_LIVE
+            min=0.01,
+            help="Conversations/s; may be repeated.",
+            show_default="2",
+            rich_help_panel=_LIVE,
         ),
     ] = None,
     turns: Annotated[int, typer.Option(min=2, help="Per conversation.", rich_help_panel=_LIVE)] = 4,
@@ -89,8 +92,9 @@ def ppd(
     streams: Annotated[
         int, typer.Option(min=1, help="Conversations at a time.", rich_help_panel=_LIVE)
     ] = 2,
-    scale: Annotated[float, typer.Option(help="Of the grid's lengths.", rich_help_panel=_LIVE)] = 1
-    / 16,
+    scale: Annotated[
+        float, typer.Option(min=0.001, help="Of the grid's lengths.", rich_help_panel=_LIVE)
+    ] = 1 / 16,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Deployments of vllm: pull, push, kept.", rich_help_panel=_LIVE),

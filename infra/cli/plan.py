@@ -109,6 +109,9 @@ def _measured(
 
     from infra.evaluate import live_plan
 
+    if engine not in (None, "sim", "vllm"):
+        raise ConfigError(f"--engine: expected sim or vllm, found {engine!r}")
+    where = "" if engine is not None else url or _here()
     with Progress(console=Console(stderr=True)) as bars:
         bar = bars.add_task("x=0 and x=1", total=2 * len(loads))
 
@@ -116,9 +119,7 @@ def _measured(
             bars.advance(bar)
 
         if engine is None:
-            return asyncio.run(live_plan.measure(url or _here(), loads, done))
-        if engine not in ("sim", "vllm"):
-            raise ConfigError(f"--engine: expected sim or vllm, found {engine!r}")
+            return asyncio.run(live_plan.measure(where, loads, done))
         return _started(engine, loads, prefill, decode, done)
 
 

@@ -67,6 +67,8 @@ def test_each_command_has_help(command: str) -> None:
         (["explain", "r06f2", "--since", "2"], "--since: expected a duration such as 90s, 30m"),
         (["up", "--config", "absent.toml"], "absent.toml: no such settings file"),
         (["bench", "bogus"], "bench: expected one of serving, "),
+        (["plan", "ppd", "--engine", "x"], "--engine: expected sim or vllm, found 'x'"),
+        (["evaluate", "ppd", "--engine", "x"], "--engine: expected sim or vllm, found 'x'"),
         (["chat", "-m", "x", "--url", f"http://{NOWHERE}"], "no gateway at"),
         (["chat", "--json"], "--json: expected a question with -m"),
     ],
