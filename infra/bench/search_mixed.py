@@ -1,151 +1,25 @@
 """Part of the search benchmark: searches of decode and of prefill through one server, open loop.
 
-Four in five are decode's, with a short routing list; the others are prefill's, with a long one and
-a deadline. The capacity of a server is what callers get who always have some searches under way.
-Open loops then send Poisson arrivals at shares of our engine's capacity, whatever the server does.
-Times count from when an arrival was due, less the event loop's timer, which wakes up to 1 ms late.
+The traffic is `search_traffic.py`'s. The capacity of a server is what callers get who always have
+some searches under way. Open loops then send Poisson arrivals at shares of our engine's capacity,
+whatever the server does: several runs of each rate, the servers in turns, of which medians count,
+since on a shared machine one stall of milliseconds decides what a run's 99th percentile is.
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from infra import collector
 from infra.bench.report import BENCH_DIR, Bar, at_least, at_most, percentile
 from infra.bench.search_index import Scene, measure_point
-from infra.bench.search_servers import (
-    PLACES,
-    THREADS,
-    TOP_M,
-    Engine,
-    Hnswlib,
-    K,
-    Server,
-    StaticBatches,
-)
+from infra.bench.search_servers import TOP_M, Engine, Hnswlib, K, Server, StaticBatches
 from infra.bench.search_systems import OURS
-from schemas.errors import TriviumError
-from schemas.log.clock import wall_ms
+from infra.bench.search_traffic import Cell, Traffic, in_all
 from workers.search.query import Kind
 
-Array = np.ndarray[Any, Any]
-
-PREFILL_SHARE = 0.2
-DEADLINE_MS = (20, 80)  # of prefill, after arrival; an idle engine needs about 1 ms
-_TIMER_S = 0.001
 _UNLOADED_PER_S, _WARM_UP_S = 100, 0.3
-_IN_FLIGHT_MAX = 4_096  # of an open loop; what comes beyond is counted as a miss
-_CALLERS = 2 * PLACES * THREADS
-_DRAWN = 1_024  # searches that are drawn at once
 _LADDER = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
-
-
-@dataclass(slots=True)
-class Cell:
-    """One load on one server."""
-
-    took_ms: dict[Kind, list[float]] = field(default_factory=lambda: {k: [] for k in TOP_M})
-    prefill_misses: int = 0
-    errors: int = 0
-    asked_per_s: float = 0.0
-    took_s: float = 0.0
-    occupancy: float | None = None
-
-    def figures(self) -> dict[str, Any]:
-        done = sum(map(len, self.took_ms.values()))
-        row: dict[str, Any] = {
-            "asked_per_s": self.asked_per_s,
-            "searches_per_s": done / self.took_s,
-            "prefill_misses": self.prefill_misses,
-            "errors": self.errors,
-            "occupancy": self.occupancy,
-        }
-        for kind, taken in self.took_ms.items():
-            for percent in (50, 95, 99):
-                row[f"{kind}_ms_p{percent}"] = percentile(taken, percent)
-            row[f"{kind}_searches"] = len(taken)
-        return row
-
-
-class Traffic:
-    """Drives one server."""
-
-    def __init__(self, server: Server, queries: Array, seed: int) -> None:
-        self._server, self._queries = server, queries
-        self._random = np.random.default_rng(seed)
-        self._drawn_ahead: list[tuple[int, bool, int]] = []
-
-    async def closed(self, seconds: float, callers: int = _CALLERS) -> Cell:
-        """Each caller asks again as soon as it is answered."""
-        cell, until_s = Cell(), time.perf_counter() + seconds
-
-        async def ask() -> None:
-            while time.perf_counter() < until_s:
-                await self._one(cell, time.perf_counter(), *self._drawn())
-
-        return await self._timed(cell, [ask() for _ in range(callers)])
-
-    async def open(self, rate_per_s: float, seconds: float) -> Cell:
-        """Poisson arrivals."""
-        cell = Cell(asked_per_s=rate_per_s)
-        count = max(1, int(rate_per_s * seconds))
-        due_s = np.cumsum(self._random.exponential(1 / rate_per_s, count)).tolist()
-        return await self._timed(cell, [self._send(cell, due_s)])
-
-    async def _send(self, cell: Cell, due_s: list[float]) -> None:
-        began_s = time.perf_counter()
-        under_way: set[asyncio.Task[None]] = set()
-        for at_s in due_s:
-            if (wait_s := began_s + at_s - time.perf_counter()) > 0:
-                await asyncio.sleep(wait_s)
-            vector, kind, wait_ms = self._drawn()
-            if len(under_way) >= _IN_FLIGHT_MAX:
-                cell.errors += 1
-                continue
-            counted_s = min(time.perf_counter(), began_s + at_s + _TIMER_S)
-            task = asyncio.create_task(self._one(cell, counted_s, vector, kind, wait_ms))
-            under_way.add(task)
-            task.add_done_callback(under_way.discard)
-        await asyncio.gather(*under_way)
-
-    def _drawn(self) -> tuple[Array, Kind, int]:
-        if not self._drawn_ahead:  # many at once: one by one they cost a fifth of a search
-            urgent = self._random.random(_DRAWN) < PREFILL_SHARE
-            rows = self._random.integers(len(self._queries), size=_DRAWN)
-            waits_ms = self._random.integers(*DEADLINE_MS, size=_DRAWN)
-            self._drawn_ahead = list(
-                zip(rows.tolist(), urgent.tolist(), waits_ms.tolist(), strict=True)
-            )
-        row, is_urgent, wait_ms = self._drawn_ahead.pop()
-        return self._queries[row], Kind.PREFILL if is_urgent else Kind.DECODE, wait_ms
-
-    async def _one(
-        self, cell: Cell, counted_s: float, vector: Array, kind: Kind, wait_ms: int
-    ) -> None:
-        deadline_ms = wall_ms() + wait_ms if kind is Kind.PREFILL else None
-        try:
-            await self._server.search(vector, kind, deadline_ms)
-        except TriviumError:
-            cell.errors += kind is Kind.DECODE
-            cell.prefill_misses += kind is Kind.PREFILL
-            return
-        took_ms = (time.perf_counter() - counted_s) * 1_000
-        cell.took_ms[kind].append(took_ms)
-        cell.prefill_misses += kind is Kind.PREFILL and took_ms > wait_ms
-
-    async def _timed(self, cell: Cell, work: list[Coroutine[Any, Any, None]]) -> Cell:
-        used, places = self._server.places_used()
-        began_s = time.perf_counter()
-        await asyncio.gather(*work)
-        cell.took_s = time.perf_counter() - began_s
-        used_after, places_after = self._server.places_used()
-        if places_after > places:
-            cell.occupancy = (used_after - used) / (places_after - places)
-        return cell
 
 
 def mixed(scene: Scene) -> tuple[dict[str, Any], list[Bar]]:
@@ -199,18 +73,31 @@ async def _figures(scene: Scene, traffic: dict[str, Traffic]) -> dict[str, Any]:
     figures: dict[str, Any] = {name: {"capacities_per_s": c} for name, c in capacities.items()}
     for name, rates in capacities.items():
         figures[name]["capacity_per_s"] = percentile(rates, 50)
-    for name, each in traffic.items():
-        scene.progress(f"mixed traffic: {name} unloaded")
-        figures[name]["unloaded"] = (await each.open(_UNLOADED_PER_S, 2 * seconds)).figures()
-        figures[name]["loads"] = {}
+    unloaded = await _runs(scene, traffic, _UNLOADED_PER_S, 2 * seconds)
+    for name in traffic:
+        figures[name] |= {"unloaded": unloaded[name], "loads": {}}
     for share in scene.options.load_shares:
         rate_per_s = share * figures[OURS]["capacity_per_s"]
-        for name, each in traffic.items():
-            if share > 1.2 * figures[name]["capacity_per_s"] / figures[OURS]["capacity_per_s"]:
-                continue  # far beyond what it can do
-            scene.progress(f"mixed traffic: {name} at {rate_per_s:.0f} searches/s")
-            figures[name]["loads"][str(share)] = (await each.open(rate_per_s, seconds)).figures()
+        able = {  # the others are asked far more than they can do
+            name: each
+            for name, each in traffic.items()
+            if rate_per_s <= 1.2 * figures[name]["capacity_per_s"]
+        }
+        for name, row in (await _runs(scene, able, rate_per_s, seconds)).items():
+            figures[name]["loads"][str(share)] = row
     return figures
+
+
+async def _runs(
+    scene: Scene, traffic: dict[str, Traffic], rate_per_s: float, seconds: float
+) -> dict[str, dict[str, Any]]:
+    """Servers take turns with runs of `seconds` in all."""
+    scene.progress(f"mixed traffic: {', '.join(traffic)} at {rate_per_s:.0f} searches/s")
+    runs, cells = scene.options.load_runs, {name: list[Cell]() for name in traffic}
+    for _ in range(runs):
+        for name, each in traffic.items():
+            cells[name].append(await each.open(rate_per_s, seconds / runs))
+    return {name: in_all(found) for name, found in cells.items()}
 
 
 def _kept_up_to(servers: dict[str, Any], name: str, decode_ms: float) -> float:

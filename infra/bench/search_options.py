@@ -20,7 +20,8 @@ class Options:
     clusters: int = 400
     sequences: int = 500  # whose probes drift
     probes: int = 12
-    load_s: float = 4.0  # of each rate of mixed traffic
+    load_s: float = 4.0  # of each rate of mixed traffic, over all runs
+    load_runs: int = 5
     load_shares: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0)  # of the capacity
     kafka_rows: int = 20_000
     kafka_warm_up: int = 2_000  # retrievals before any is timed, each way
@@ -40,6 +41,7 @@ QUICK = Options(
     clusters=200,
     sequences=200,
     load_s=1.5,
+    load_runs=3,
     load_shares=(0.4, 0.8, 1.0),
     kafka_rows=5_000,
     kafka_warm_up=600,

@@ -18,8 +18,9 @@ from workers.search.scheduler import Scheduler
 
 TOY = replace(
     QUICK, rows=2_000, dim=32, queries=60, efforts=(10, 16, 32, 96), repeats=1,
-    separated_rows=1_500, clusters=10, sequences=10, probes=3, load_s=0.2, load_shares=(0.8,),
-    sched_seeds=1, sched_ms=400, kafka_rows=300, kafka_warm_up=20, kafka_least=3,
+    separated_rows=1_500, clusters=10, sequences=10, probes=3, load_s=0.2, load_runs=2,
+    load_shares=(0.8,), sched_seeds=1, sched_ms=400, kafka_rows=300, kafka_warm_up=20,
+    kafka_least=3,
 )  # fmt: skip
 
 
@@ -46,6 +47,9 @@ def test_every_part_runs_and_is_reported(
         unloaded = server["unloaded"]
         done = unloaded["decode_searches"] + unloaded["prefill_searches"]
         assert done + unloaded["prefill_misses"] + unloaded["errors"] >= 40, name
+        runs = unloaded["runs"]
+        assert len(runs) == 2
+        assert sum(run["decode_searches"] for run in runs) == unloaded["decode_searches"]
 
 
 @pytest.mark.timeout(120)
