@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from infra.evaluate import paper, sharegpt
 from infra.evaluate.grid import CONVERSATIONS_MAX
+from infra.evaluate.many_turns import Length
 from infra.evaluate.sharegpt import Served
 from infra.evaluate.tables import Failures
 from infra.simulator.latency import LLAMA_8B
@@ -17,10 +18,18 @@ from infra.simulator.latency import LLAMA_8B
 _PLAIN = "x=0 plain"
 
 
-def trends(grid: Sequence[Failures], real: Sequence[Served]) -> tuple[dict[str, bool], list[str]]:
-    """Whether each published trend is found here, and explanations with figures."""
+def trends(
+    grid: Sequence[Failures], real: Sequence[Served], lengths: Sequence[Length]
+) -> tuple[dict[str, bool], list[str]]:
+    """Whether each published trend is found here, and explanations with figures.
+
+    A configuration loses requests if it does so on the grid, on conversations like ShareGPT's, or
+    on those of 2 to 16 turns.
+    """
     lost = {row.config for row in grid if any(row.percent.values())}
     lost |= {row.config for row in real if row.failed}
+    short = set(lost)
+    lost |= {row.config for row in lengths if row.failed}
     found = {
         "plain 3P1D loses requests": f"3P1D {_PLAIN}" in lost,
         "plain 2P2D loses requests": f"2P2D {_PLAIN}" in lost,
@@ -30,7 +39,7 @@ def trends(grid: Sequence[Failures], real: Sequence[Served]) -> tuple[dict[str, 
             name.endswith((" learned", " table")) for name in lost
         ),
     }
-    return found, [_how(grid, real), _when(), *_near(grid, real, lost)]
+    return found, [_how(grid, real), _when(), *_near(grid, real, lengths, short)]
 
 
 def _how(grid: Sequence[Failures], real: Sequence[Served]) -> str:
@@ -59,7 +68,12 @@ def _when() -> str:
     )
 
 
-def _near(grid: Sequence[Failures], real: Sequence[Served], lost: Iterable[str]) -> list[str]:
+def _near(
+    grid: Sequence[Failures],
+    real: Sequence[Served],
+    lengths: Sequence[Length],
+    lost: Iterable[str],
+) -> list[str]:
     name = f"2P2D {_PLAIN}"
     if name in lost:
         return []
@@ -68,17 +82,29 @@ def _near(grid: Sequence[Failures], real: Sequence[Served], lost: Iterable[str])
     tokens = 2 * sharegpt.INPUT_TOKENS + sharegpt.OUTPUT_TOKENS
     second_turns = CONVERSATIONS_MAX * tokens * LLAMA_8B.kv_bytes_per_token
     return [
-        f"Plain 2P2D, published as degraded at {degraded} of {of} loads, completes everything "
-        f"here: dealt by hash, its decode workers hold at most {most / 1e9:.1f} GB of "
-        f"{room / 1e9:.0f}. In the authors' raw results that is not what ends it either. 2P2D "
-        "completes the grid's longest contexts at 20/s. On ShareGPT at 4/s all 50 connections are "
-        "taken (first turns wait 14 s for one) and all 2 204 turns succeed; at 8/s, right after it "
-        "on the same servers, serving stops after 78 turns, when even "
+        f"Plain 2P2D, published as degraded at {degraded} of {of} loads, completes the grid and "
+        f"ShareGPT here: dealt by hash, its decode workers hold at most {most / 1e9:.1f} GB of "
+        f"{room / 1e9:.0f}. {_long(name, lengths)}In the authors' raw results that is not what "
+        "ends it either. 2P2D completes the grid's longest contexts at 20/s. On ShareGPT at 4/s "
+        "all 50 connections are taken (first turns wait 14 s for one) and all 2 204 turns succeed; "
+        "at 8/s, right after it on the same servers, serving stops after 78 turns, when even "
         f"{CONVERSATIONS_MAX} second turns of mean length on one worker are "
         f"{second_turns / 1e9:.1f} GB. WildChat likewise: 2 056 turns at 4/s, then the end after "
         "1 031 at 8/s. What adds up over a server's life, and is gone when it is started again, is "
         "not in this model, where each point has servers of its own."
     ]
+
+
+def _long(name: str, lengths: Sequence[Length]) -> str:
+    lost = [row for row in lengths if row.config == name and row.failed]
+    if not lost:
+        return ""
+    full = sum(row.failed for row in lengths if row.config == name.replace("x=0", "x=1"))
+    each = ", ".join(f"{row.failed} of {row.requests} at {row.turns} turns" for row in lost)
+    return (
+        f"Longer conversations overflow the worker that gets more than its half: {each} are lost "
+        f"(with other seeds less, or none), with x=1 {full}. "
+    )
 
 
 def _buffered(grid: Sequence[Failures], real: Sequence[Served], ending: str) -> int:

@@ -169,7 +169,9 @@ def _fill(results: Results, points: Points, setup: Setup) -> None:
     results.why_2 = margins.explanation(points)
     results.unlike_winners = tables.unlike_winners(points)
     results.table_4 = tables.table_4(points, (*CONFIGS, *OURS))
-    results.trends_4, results.why_4 = failures.trends(results.table_4, results.sharegpt)
+    results.trends_4, results.why_4 = failures.trends(
+        results.table_4, results.sharegpt, results.lengths
+    )
     results.headline = tables.headline(points)
     results.interference = interference.slow_downs(setup)
     results.appends = interference.by_length(setup, APPENDS)

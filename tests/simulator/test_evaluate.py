@@ -32,6 +32,7 @@ from infra.evaluate.grid import (
     Config,
     static,
 )
+from infra.evaluate.many_turns import Length
 from infra.evaluate.point import Point, Spec, run
 from infra.evaluate.tables import Points
 from infra.simulator import traces
@@ -237,10 +238,24 @@ def test_what_table_4_shows_is_put_in_words() -> None:
         replace(row, config="2P2D x=1 plain"),
         replace(row, config="3P1D x=0 plain", percent={"low": 5.0}),
     ]
-    found, why = failures.trends(rows, [])
+    found, why = failures.trends(rows, [], [])
     assert [words for words, holds in found.items() if not holds] == ["plain 2P2D loses requests"]
     assert "at most 8.0 GB" in why[0] and "hold at most 8.0 GB of 10" in why[2]
-    assert len(failures.trends([replace(row, percent={"low": 1.0}), *rows[1:]], [])[1]) == 2
+    assert len(failures.trends([replace(row, percent={"low": 1.0}), *rows[1:]], [], [])[1]) == 2
+    length = Length(
+        config=row.config,
+        turns=16,
+        requests=100,
+        failed=30,
+        ttft=0.0,
+        decode_ttft=0.0,
+        tpot=0.0,
+        kv_bytes=0,
+        ttft_by_turn=[],
+        decode_ttft_by_turn=[],
+    )
+    found, why = failures.trends(rows, [], [length, replace(length, failed=0)])
+    assert all(found.values()) and "30 of 100 at 16 turns" in why[2]
 
 
 def test_traces_become_sessions(tmp_path: Path) -> None:
