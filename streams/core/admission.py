@@ -5,7 +5,8 @@ order never changes: `deadline_ms - work_ms` is a fixed key, and each class is a
 a request to the heap of the next better class once per `ageing_ms`; a third heap holds when. A
 class is a pair of heaps, one to serve from its front and one to shed from its back. Requests that
 leave are marked and skipped when they surface; when there are more marks than requests, all heaps
-are rebuilt. Every operation is O(log n), amortised.
+are rebuilt. Every operation is O(log n), amortised. A request that waits alone is in no heap: most
+are served at once, and one needs no order.
 
 Knows nothing of workers, credits or records; `streams/core/router.py` calls it.
 """
@@ -57,6 +58,7 @@ class Admission:
         self.ageing_ms = ageing_ms
         self.tokens = 0
         self._items: dict[str, Waiting] = {}
+        self._alone: Waiting | None = None  # the only one that waits, while it is in no heap
         self._classes = [_Class() for _ in CLASSES]
         self._deadlines: _Heap = []
         self._rises: _Heap = []
@@ -86,25 +88,24 @@ class Admission:
         that no single request is too large for an empty queue.
         """
         assert request_id not in self._items
-        self._age(now_ms)
         self._seq += 1
-        item = Waiting(
-            request_id=request_id,
-            level=level,
-            key_ms=deadline_ms - work_ms,
-            seq=self._seq,
-            tokens=tokens,
-            deadline_ms=deadline_ms,
-            rises_ms=since_ms + self.ageing_ms,
-        )
-        self._items[request_id] = item
+        key_ms, rises_ms = deadline_ms - work_ms, since_ms + self.ageing_ms
+        item = Waiting(request_id, level, key_ms, self._seq, tokens, deadline_ms, rises_ms)
         self.tokens += tokens
-        self._enter(item, now_ms)
-        heappush(self._deadlines, (deadline_ms, item.seq, item))
+        self._items[request_id] = item
+        if len(self._items) == 1:
+            self._alone = item
+            return []
+        self._file_alone(now_ms)
+        self._age(now_ms)
+        self._file(item, now_ms)
         return self._shed()
 
     def head(self, now_ms: int) -> str | None:
         """The request to serve next; it stays until `remove`."""
+        if self._alone is not None:
+            self._rise(self._alone, now_ms)
+            return self._alone.request_id
         if not self._items:
             return None
         self._age(now_ms)
@@ -121,8 +122,11 @@ class Admission:
         item = self._items.pop(request_id, None)
         if item is None:
             return False
-        item.gone = True
         self.tokens -= item.tokens
+        if item is self._alone:
+            self._alone = None
+            return True
+        item.gone = True
         self._marks += 1
         if not self._items:
             self._clear()
@@ -132,6 +136,8 @@ class Admission:
 
     def expire(self, now_ms: int) -> list[str]:
         """Take out and return those whose deadline has passed, earliest deadline first."""
+        if self._alone is not None and self._alone.deadline_ms <= now_ms:
+            self._file_alone(now_ms)
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             item = heappop(self._deadlines)[2]
@@ -144,11 +150,24 @@ class Admission:
         """The class that a waiting request has by now, 0 the best."""
         return self._items[request_id].level
 
-    def _enter(self, item: Waiting, now_ms: int) -> None:
-        """File under the class that the whole wait has earned, however late the call comes."""
+    def _file_alone(self, now_ms: int) -> None:
+        if self._alone is not None:
+            self._file(self._alone, now_ms)
+            self._alone = None
+
+    def _file(self, item: Waiting, now_ms: int) -> None:
+        self._enter(item, now_ms)
+        heappush(self._deadlines, (item.deadline_ms, item.seq, item))
+
+    def _rise(self, item: Waiting, now_ms: int) -> None:
+        """To the class that the whole wait has earned, however late the call comes."""
         while item.level and item.rises_ms <= now_ms:
             item.level -= 1
             item.rises_ms += self.ageing_ms
+
+    def _enter(self, item: Waiting, now_ms: int) -> None:
+        """File under the class that is due."""
+        self._rise(item, now_ms)
         self._classes[item.level].push(item)
         if item.level:
             heappush(self._rises, (item.rises_ms, item.seq, item))

@@ -75,7 +75,7 @@ class View:
     def home_takes(self, role: Role) -> bool:
         """Whether the session's worker has this role and takes one more request."""
         home = self.home
-        return home is not None and home.role is role and home.credits(self.now_ms) > 0
+        return home is not None and home.role is role and home.free > 0
 
     def held_at(self, worker: Worker | None) -> int:
         """Leading prompt tokens that one worker is thought to hold."""
@@ -107,7 +107,7 @@ class View:
 
     def to_compute_at(self, worker: Worker) -> int:
         """As `to_compute`, for one worker."""
-        return max(1, self.lacking(worker))
+        return max(1, self.need.prompt_tokens - self.held_at(worker))
 
     def to_compute(self, role: Role) -> Numbers:
         """Per row: prompt tokens to compute; engines compute at least the last one."""
@@ -220,14 +220,13 @@ def candidates(
         if len(found) >= most:
             break
         if worker.lives(now_ms) and worker not in chosen:
-            found.append(_not_chosen(worker))
+            found.append(worker.as_candidate or _remembered(worker))
     return tuple(found[:most])
 
 
-def _not_chosen(worker: Worker) -> Candidate:
-    """Remembered while it is true: it is mostly the same few workers."""
-    if worker.as_candidate is None:
-        worker.as_candidate = _candidate_of(worker, 0)
+def _remembered(worker: Worker) -> Candidate:
+    """A worker that was not chosen; mostly it is the same few."""
+    worker.as_candidate = _candidate_of(worker, 0)
     return worker.as_candidate
 
 

@@ -35,6 +35,14 @@ from streams.core.requests import BEGINS, NOBODY, Live, RequestTable, State
 from streams.core.sessions import Sessions
 from streams.core.table import Table
 
+_ROLES = {
+    Mode.REMOTE: (Role.PREFILL, Role.DECODE),
+    Mode.LOCAL: (Role.DECODE,),
+    Mode.REPLICA: (Role.REPLICA,),
+}
+# Looked up once: naming a member of an enumeration costs more than comparing with it.
+_PLACE, _REPLACE = DecisionKind.PLACE, DecisionKind.REPLACE
+_QUEUED, _PREFILL_FIRST = State.QUEUED, Orchestration.PREFILL_FIRST
 _ENDINGS = {
     OutcomeKind.SHED: DecisionKind.SHED,
     OutcomeKind.EXPIRED: DecisionKind.EXPIRE,
@@ -74,7 +82,7 @@ class Dispatcher:
 
     def enqueue(self, live: Live, now_ms: int) -> None:
         """Put a request into admission; what has been placed before goes to the best class."""
-        self.table.move(live, State.QUEUED)
+        self.table.move(live, _QUEUED)
         settings, request = self.settings, live.request
         prefill_ms = live.prompt_tokens * 1000 // settings.assumed_prefill_tokens_per_s
         decode_ms = int(request.sampling.max_tokens * settings.assumed_step_ms)
@@ -112,10 +120,10 @@ class Dispatcher:
         if placement is None:
             return False
         self.admission.remove(live.request_id)
-        most, roles = self.settings.candidates_max, _roles(placement.mode)
+        most, roles = self.settings.candidates_max, _ROLES[placement.mode]
         looked_at = candidates(self.fleet, placement.chosen, roles, most, now_ms)
         _begin(live, placement, now_ms)
-        kind = DecisionKind.PLACE if live.again is None else DecisionKind.REPLACE
+        kind = _PLACE if live.again is None else _REPLACE
         self._decide(
             live,
             kind,
@@ -171,7 +179,7 @@ class Dispatcher:
         """
         if session is None or session.kv is None:
             return None
-        if live.orchestration is not Orchestration.PREFILL_FIRST:
+        if live.orchestration is not _PREFILL_FIRST:
             return None
         kv = session.kv
         self.sessions.put(replace(session, kv=None), live.partition)
@@ -316,9 +324,3 @@ def _begin(live: Live, placement: Placement, now_ms: int) -> None:
     live.decode = NOBODY if placement.decode is None else placement.decode.life
     live.kv, live.kv_received = None, False
     live.sent_tokens = live.sent_chars = live.first_token_ms = live.cached_tokens = 0
-
-
-def _roles(mode: Mode) -> tuple[Role, ...]:
-    if mode is Mode.REPLICA:
-        return (Role.REPLICA,)
-    return (Role.DECODE,) if mode is Mode.LOCAL else (Role.PREFILL, Role.DECODE)

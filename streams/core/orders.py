@@ -14,7 +14,7 @@ from streams.core.fleet import Fleet, Life, Worker
 from streams.core.requests import NOBODY, Charge, Live, State
 
 DECODERS = (Role.DECODE, Role.REPLICA)
-_PREFILL = Role.PREFILL  # looked up once
+_PREFILL, _DECODING = Role.PREFILL, State.DECODING  # looked up once
 
 
 class Orders:
@@ -41,13 +41,14 @@ class Orders:
     def dispatch(self, live: Live, now_ms: int, kv: KvHandle | None = None) -> None:
         """Send the work of the attempt's state. Workers ignore what they have seen before."""
         prefill, decode = self.charged(live, _PREFILL), self.charged(live, *DECODERS)
-        if live.state is State.DECODING and decode is not None:
+        state = live.state
+        if state is _DECODING and decode is not None:
             self._send(live, decode, now_ms, kv=live.kv)
-        elif live.state is State.PREFILLING and prefill is not None:
+        elif state is State.PREFILLING and prefill is not None:
             self._send(live, prefill, now_ms, kv=kv)
-        elif live.state is State.ALLOCATING and prefill is not None:
+        elif state is State.ALLOCATING and prefill is not None:
             self._send_waiting(live, decode, prefill, now_ms)
-        elif live.state is State.PAIRED and prefill is not None and decode is not None:
+        elif state is State.PAIRED and prefill is not None and decode is not None:
             target = live.kv
             if live.orchestration is Orchestration.CONCURRENT:
                 target = writing.promised(live, decode, 0)

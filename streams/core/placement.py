@@ -54,7 +54,7 @@ class Placement:
 _case, _placement = maker(Case), maker(Placement)  # one of each per placement
 # Looked up once: naming a member of an enumeration costs more than comparing with it.
 _PREFILL, _DECODE, _REPLICA = Role.PREFILL, Role.DECODE, Role.REPLICA
-_NO_PAIR = Orchestration.NONE
+_ON_REPLICA, _IN_PLACE, _NO_PAIR = Mode.REPLICA, Mode.LOCAL, Orchestration.NONE
 
 
 class Placer:
@@ -176,9 +176,10 @@ class Placer:
             )
 
     def _view(self, need: Need, fleet: Fleet, now_ms: int) -> View:
-        for (life, role), pace in self.estimates.changed.items():
-            fleet.set_pace(life, role, pace)
-        self.estimates.changed.clear()
+        if self.estimates.changed:
+            for (life, role), pace in self.estimates.changed.items():
+                fleet.set_pace(life, role, pace)
+            self.estimates.changed.clear()
         return View(need, fleet, self.prefixes, self.estimates.speeds, now_ms)
 
     def _weights_of(self, need: Need) -> tuple[float, float]:
@@ -269,7 +270,7 @@ class Placer:
 
     def _local(self, need: Need, view: View, worker: Worker, choice: Choice) -> Placement:
         """The decode worker computes the prompt itself."""
-        return self._placement(need, view, Mode.LOCAL, choice, None, worker)
+        return self._placement(need, view, _IN_PLACE, choice, None, worker)
 
     def _without_prefill(self, need: Need, view: View) -> Placement | None:
         """The session's decode worker, if the policy might have chosen it anyway; else a replica;
@@ -323,7 +324,7 @@ class Placer:
             view.fleet.occupy(decode, until_ms, token_ms)
         w_ttft, w_tpot = self._weights_of(need)
         return _placement(
-            policy="replica" if mode is Mode.REPLICA else self.settings.policy,
+            policy="replica" if mode is _ON_REPLICA else self.settings.policy,
             mode=mode,
             reason=choice.reason,
             prefill=prefill,

@@ -12,6 +12,7 @@ from schemas.records import Estimate, Reason
 from streams.config import RouterSettings
 from streams.core.table import Table
 
+_LEARNED, _TOO_LITTLE_KNOWN = Reason.LEARNED, Reason.TOO_LITTLE_KNOWN  # looked up once
 _GOLDEN = 0.6180339887498949  # the fractional part of the golden ratio
 _SLACK_SHARE = 0.25  # what is not the sooner way may be expected to take so much of the slack
 
@@ -122,10 +123,10 @@ class Learned:
         estimate = case.estimate
         assert estimate is not None
         if estimate.samples < self._settings.samples_min:
-            local, reason = self._assumes(case, estimate), Reason.TOO_LITTLE_KNOWN
+            local, reason = self._assumes(case, estimate), _TOO_LITTLE_KNOWN
         else:
             local = estimate.score > 0 and self._in_time(case, estimate)
-            reason = Reason.LEARNED
+            reason = _LEARNED
         if self._explores(case, estimate.ttft_remote_ms if local else estimate.ttft_local_ms):
             local, reason = not local, Reason.EXPLORING
         return Choice(local, reason, estimate)

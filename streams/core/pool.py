@@ -5,7 +5,7 @@ them. Rows are in order of worker ids, so that ties fall to the lower id.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -45,11 +45,11 @@ class Worker:
     append_rate: float = 0.0  # likewise per ms, averaged, as of `append_rate_ms`
     append_rate_ms: int = 0
     row: int = NOT_LISTED  # its place in the pool's columns
+    life: Life = field(init=False)
     as_candidate: Candidate | None = None  # that was not chosen; none since its counts changed
 
-    @property
-    def life(self) -> Life:
-        return self.worker_id, self.epoch
+    def __post_init__(self) -> None:
+        self.life = self.worker_id, self.epoch
 
     @property
     def capability(self) -> Capability | None:

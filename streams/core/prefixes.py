@@ -170,24 +170,27 @@ class PrefixIndex:
 
         Exact for the `DEPTHS_MAX` greatest depths. Costs about log2(len(hashes)) look-ups each.
         """
-        count, masks = len(hashes), self._masks
+        count, mask_of = len(hashes), self._masks.get
         if not count:
             return []
-        first = masks.get(hashes[0], 0) & self._of_size.get(block_size, 0)
-        last = masks.get(hashes[-1], 0) & first
+        first = mask_of(hashes[0], 0) & self._of_size.get(block_size, 0)
+        last = mask_of(hashes[-1], 0) & first
         levels: Levels = [(count * block_size, last)] if last else []
-        pending = [(0, count - 1, first, last)]
+        pending = [(0, count - 1, first, last)] if first != last else []
         while pending:
-            low, high, held, kept = pending.pop()  # the right half first: the greatest depths
-            if held == kept:
-                continue
-            if high - low <= 1 or len(levels) >= DEPTHS_MAX:
-                levels.append(((low + 1) * block_size, held))
-                continue
-            middle = (low + high) // 2
-            through = masks.get(hashes[middle], 0) & held | kept
-            pending.append((low, middle, held, through))
-            pending.append((middle, high, through, kept))
+            low, high, held, kept = pending.pop()
+            exact = len(levels) < DEPTHS_MAX
+            while exact and high - low > 1:
+                middle = (low + high) // 2
+                through = mask_of(hashes[middle], 0) & held | kept
+                if through == held:
+                    low = middle
+                elif through == kept:
+                    high = middle
+                else:  # bits are lost on both sides: first on the right, at greater depths
+                    pending.append((low, middle, held, through))
+                    low, held = middle, through
+            levels.append(((low + 1) * block_size, held))
         return levels
 
     def depths(self, hashes: Sequence[int], block_size: int) -> dict[Life, int]:

@@ -159,6 +159,7 @@ def arrived(request: Request, partition: int) -> Live:
     """A request as it arrives; its wait counts from the gateway, over restarts."""
     return Live(
         request=request,
+        request_id=request.request_id,
         partition=partition,
         prompt_tokens=request.prompt_length,
         queued_ms=request.arrived_ms,

@@ -65,6 +65,7 @@ class Live:
     falls, the one that will end the request last."""
 
     request: Request
+    request_id: str  # the request's, asked for often
     partition: int
     prompt_tokens: int
     queued_ms: int
@@ -88,10 +89,6 @@ class Live:
     error: WireError | None = None  # how its last attempt failed
     failed_tries: int = 0  # how often a router ended over it
     need: Need | None = None  # what placement computed for it
-
-    @property
-    def request_id(self) -> str:
-        return self.request.request_id
 
     @property
     def is_paired(self) -> bool:

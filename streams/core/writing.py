@@ -26,6 +26,8 @@ from streams.core.placement import Placement
 from streams.core.requests import Live
 
 _decision, _work = maker(Decision), maker(Work)  # one of each per placement
+# Looked up once: naming a member of an enumeration costs more than comparing with it.
+_PREFILL_ROLE, _PREFILL, _DECODE = Role.PREFILL, WorkPhase.PREFILL, WorkPhase.DECODE
 
 
 def work(
@@ -49,7 +51,7 @@ def work(
         router_id=router_id,
         worker_id=worker.worker_id,
         worker_epoch=worker.epoch,
-        phase=WorkPhase.PREFILL if worker.role is Role.PREFILL else WorkPhase.DECODE,
+        phase=_PREFILL if worker.role is _PREFILL_ROLE else _DECODE,
         mode=live.mode,
         orchestration=live.orchestration,
         model=request.model,
