@@ -70,7 +70,7 @@ def chain(tokens: Tokens, block_size: int, previous: int | None = None, first: i
     full = len(tokens) // block_size
     values, factors = _pairs(tokens[: full * block_size], first)
     shape = full, block_size
-    sums: Words = np.vecdot(values.reshape(shape), factors.reshape(shape)).cumsum()
+    sums: Words = np.add.accumulate(np.vecdot(values.reshape(shape), factors.reshape(shape)))
     if previous is not None:
         sums += np.uint64(previous)
     return sums

@@ -128,9 +128,12 @@ class View:
         """Per row of the prefill pool: time until the prompt would be computed there."""
         if self._prefill_ms is None:
             pool, speeds = self.fleet.pools[_PREFILL], self._speeds
-            tokens = pool.tokens + self.to_compute(_PREFILL)
-            base_ms = (pool.requests + 1.0) * speeds.prefill_base_ms
-            self._prefill_ms = (base_ms + tokens * speeds.prefill_ms_per_token) * pool.pace
+            total_ms = self.to_compute(_PREFILL)  # an array of its own, changed in place
+            total_ms += pool.tokens
+            total_ms *= speeds.prefill_ms_per_token
+            total_ms += (pool.requests + 1.0) * speeds.prefill_base_ms
+            total_ms *= pool.pace
+            self._prefill_ms = total_ms
         return self._prefill_ms
 
     def append_ms(self, role: Role) -> Numbers:

@@ -31,6 +31,7 @@ class Need:
     underway: int = 0  # remote placements that wait for their decode worker
     ticket: int = UNTICKETED
     note: Note | None = None  # what lay before it when it was placed
+    weights: tuple[float, float] | None = None  # of TTFT and TPOT, by its class or its own
     _chains: dict[int, Words] = field(default_factory=dict)
 
     @classmethod

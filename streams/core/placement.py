@@ -44,11 +44,12 @@ class Placement:
     @property
     def chosen(self) -> dict[Worker, int]:
         """The chosen workers, each with what it is thought to hold of the prompt, in tokens."""
-        pairs = (
-            (self.prefill, self.prefill_cached_tokens),
-            (self.decode, self.decode_cached_tokens),
-        )
-        return {worker: tokens for worker, tokens in pairs if worker is not None}
+        found = {}
+        if self.prefill is not None:
+            found[self.prefill] = self.prefill_cached_tokens
+        if self.decode is not None:
+            found[self.decode] = self.decode_cached_tokens
+        return found
 
 
 _case, _placement = maker(Case), maker(Placement)  # one of each per placement
@@ -183,12 +184,14 @@ class Placer:
         return View(need, fleet, self.prefixes, self.estimates.speeds, now_ms)
 
     def _weights_of(self, need: Need) -> tuple[float, float]:
-        request = need.request
-        w_ttft, w_tpot = self._weights[request.priority]
-        return (
-            request.w_ttft if request.w_ttft >= 0 else w_ttft,  # below 0: its class's
-            request.w_tpot if request.w_tpot >= 0 else w_tpot,
-        )
+        if need.weights is None:
+            request = need.request
+            w_ttft, w_tpot = self._weights[request.priority]
+            need.weights = (
+                request.w_ttft if request.w_ttft >= 0 else w_ttft,  # below 0: its class's
+                request.w_tpot if request.w_tpot >= 0 else w_tpot,
+            )
+        return need.weights
 
     def _case(self, need: Need, view: View, local: Worker, decode: Worker | None) -> Case:
         """The question for the policy: on that worker, or decoded there after prefill."""

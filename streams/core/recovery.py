@@ -157,13 +157,8 @@ class Rebuild:
 
 def arrived(request: Request, partition: int) -> Live:
     """A request as it arrives; its wait counts from the gateway, over restarts."""
-    return Live(
-        request=request,
-        request_id=request.request_id,
-        partition=partition,
-        prompt_tokens=request.prompt_length,
-        queued_ms=request.arrived_ms,
-    )
+    request_id, prompt_tokens = request.request_id, request.prompt_length
+    return Live(request, request_id, partition, prompt_tokens, queued_ms=request.arrived_ms)
 
 
 def note(live: Live, phase: Phase) -> None:
