@@ -177,7 +177,7 @@ class Scheduler:
         free_slots: int,
         running: Iterable[Running] = (),
         parked: Sequence[Running] = (),
-        extends_most: float = math.inf,
+        extends_most: int = 1 << 60,
     ) -> Plan:
         """Fill `free_places` of the batch; a search that is parked keeps its slot meanwhile.
 
@@ -318,7 +318,7 @@ class Scheduler:
             else:
                 self._late.append(item)
 
-    def _presses(self, plan: Plan, extends_most: float, now_ms: float) -> bool:
+    def _presses(self, plan: Plan, extends_most: int, now_ms: float) -> bool:
         """Whether a prefill search may be urgent."""
         head = self._prefill.head(self.ms_per_extend)
         if head is None:

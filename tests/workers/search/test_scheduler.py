@@ -1,7 +1,7 @@
 """The scheduler and its control loop as pure functions, with a clock of their own."""
 
 import math
-from collections.abc import Sequence, Sized
+from collections.abc import Iterator, Sequence, Sized
 
 import pytest
 from hypothesis import given
@@ -338,3 +338,20 @@ def test_wrong_settings_are_refused() -> None:
         ControlSettings(share_min=0.9, share_max=0.1)
     with pytest.raises(ConfigError, match="flush_min_ms and flush_max_ms"):
         ControlSettings(flush_min_ms=0)
+
+
+@pytest.mark.parametrize("extends_most", [40, 1 << 60])
+def test_what_runs_is_looked_at_only_where_somebody_may_be_urgent(extends_most: int) -> None:
+    to, looked = scheduler(ms_per_extend=0.5), list[float]()
+    prefill(to, "urgent at last", by_ms=100)
+
+    def running(now_ms: float) -> Iterator[Running]:
+        looked.append(now_ms)
+        yield Running(slot=3, kind=Kind.DECODE, extends_left=40)
+
+    for now_ms in (0.0, 4.0):
+        plan = to.plan(now_ms, 0, 1, running(now_ms), extends_most=extends_most)
+        assert (plan.park, names(plan), plan.wake_ms) == ([], [], 5.0)
+    plan = to.plan(5.0, 0, 1, running(5.0), extends_most=extends_most)
+    assert (plan.park, names(plan)) == ([3], ["urgent at last"])
+    assert looked == ([5.0] if extends_most == 40 else [0.0, 4.0, 5.0])
