@@ -1,0 +1,48 @@
+"""A stack whose only broker is killed: streams wait, and go on where they stood when it is back."""
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.broker.process import Broker
+from infra.broker.settings import BrokerSettings
+from infra.launcher import Stack
+from infra.plan import Plan
+from schemas.errors import ConfigError
+from schemas.settings import LogSettings
+from tests.e2e.harness import Answer, Client, audit, sim_settings
+from tests.waiting import until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]  # two starts of everything
+
+TOKENS = 600  # at 5 ms each: long enough to be caught in the middle
+
+
+async def test_a_stream_goes_on_when_the_broker_is_back(tmp_path: Path) -> None:
+    log = LogSettings(session_partitions=1, worker_partitions=2, gateway_partitions=2)
+    own = BrokerSettings(port=0, heap_mb=384, quick=True)
+    settings = replace(sim_settings(log, decode_step_ms=5.0), broker=own)
+    running = Stack(settings, Plan(prefill=1, decode=1), folder=tmp_path)
+    try:
+        await running.start(timeout_s=90)
+        async with Client(running.gateway_urls[0], settings.model.served_name) as client:
+            expected = await client.stream("Go on", max_tokens=TOKENS)
+            seen = Answer()
+            task = asyncio.create_task(client.stream("Go on", into=seen, max_tokens=TOKENS))
+            await until(lambda: len(seen.token_ids) > 20)
+            os.kill(Broker(own, tmp_path / "broker").status().pid, signal.SIGKILL)
+            answer = await task
+            assert answer.done
+            assert answer.token_ids == expected.token_ids
+        assert running.processes["gateway-0"].restarts == 0
+        await audit(running.settings.log)
+    except ConfigError as error:
+        if "broker.libs" not in error.message and "broker.java" not in error.message:
+            raise
+        pytest.skip(error.message)
+    finally:
+        await running.stop(grace_s=10)
