@@ -2,11 +2,12 @@
 
 Theory of operation. All of it runs in the event loop of the callers, and nothing here waits. What
 has arrived during an iteration of the loop, and what lanes have ended meanwhile, is looked at in
-one *turn*: answer what ended, end what is late, plan (`scheduler.py`), and tell lanes what to run,
-park and resume. A turn follows arrivals, the lanes' bell, and the moment that the last plan named.
-A search that finds a free place and nobody waiting does not wait for one: it goes to a lane at
-once, as a plan would decide. Only so many do between two turns: where arrivals come faster than the
-event loop takes them, they are to wait in the scheduler, which knows who is urgent.
+one *turn*: plan (`scheduler.py`), tell lanes what to run, park and resume, answer what ended, and
+end what is late. The plan comes first, so that lanes go on while answers are made, unless it needs
+the slots of what ended. A turn follows arrivals, the lanes' bell, and the moment that the last plan
+named. A search that finds a free place and nobody waiting does not wait for one: it goes to a lane
+at once, as a plan would decide. Only so many do between two turns: where arrivals come faster than
+the event loop takes them, they are to wait in the scheduler, which knows who is urgent.
 A search that is given up while it runs keeps its slot, and the memory that it points to, until its
 lane has let go of it.
 """
@@ -14,7 +15,7 @@ lane has let go of it.
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -143,7 +144,7 @@ class Dispatcher:
         self._turn()
 
     def _turn(self) -> None:
-        """Answer, end, plan, run."""
+        """Plan, run, answer, end."""
         self._is_due, self._direct = False, 0
         if self.closed:
             return
@@ -151,16 +152,21 @@ class Dispatcher:
             self.hang_up(f"the engine failed: {self.lanes.failure!r}; restart the worker")
             self.end_all()
             return
-        for slot in self.lanes.ended():
-            self._ended(slot)
+        ended = self.lanes.ended()
         if (ms_per_extend := self.lanes.ms_per_extend()) is not None:
             self.scheduler.measured(ms_per_extend)
         now_ms = self._clock_ms()
+        goes_on = self._slots.count - len(self._held) >= len(ended)
+        wake_ms = self._plan(now_ms, ended) if goes_on else math.inf  # lanes work on meanwhile
+        for slot in ended:
+            self._ended(slot)
+        if not goes_on:
+            wake_ms = self._plan(now_ms, ())
         for ticket in self._deadlines.passed(now_ms):
             late = DeadlineExceeded("the deadline passed during the search; give it more time")
             _settle(ticket, late)
             self._give_up(ticket)
-        wake_ms = min(self._deadlines.next_ms(), self._plan(now_ms))
+        wake_ms = min(wake_ms, self._deadlines.next_ms())
         if wake_ms < self._alarm_ms:
             self._set_alarm(wake_ms, now_ms)
 
@@ -176,15 +182,23 @@ class Dispatcher:
         self._alarm, self._alarm_ms = None, math.inf
         self._turn()
 
-    def _plan(self, now_ms: float) -> float:
-        """Do what the scheduler says; when to ask it again."""
+    def _plan(self, now_ms: float, ended: Sequence[int]) -> float:
+        """Do what the scheduler says; when to ask it again.
+
+        What ended gives back its place now, and its slot when it is answered, later in this turn.
+        """
         if not len(self.scheduler) and not self._parked:
             return math.inf
-        parked = [self._running(slot) for slot in self._parked]
-        free_places = self.places - self.running
+        over = set(ended)
+        parked = [self._running(slot) for slot in self._parked if slot not in over]
+        in_places = self._held.keys() - over.union(self._parked)
+        left = [slot // self.lanes.slots_each for slot in over.difference(self._parked)]
+        for lane in left:
+            self._active[lane] -= 1
+        free_places = max(0, self.places - len(in_places))
         free_slots = self._slots.count - len(self._held)
         plan = self.scheduler.plan(
-            now_ms, free_places, free_slots, self._in_places(), parked,
+            now_ms, free_places, free_slots, map(self._running, in_places), parked,
             max((ticket.extends for ticket in self._held.values()), default=0),
         )  # fmt: skip
         for slot in plan.park:
@@ -197,10 +211,9 @@ class Dispatcher:
             self._admit(cast("Ticket", item), now_ms)
         for item, why in plan.dropped:
             _settle(cast("Ticket", item), self._why(why))
+        for lane in left:
+            self._active[lane] += 1
         return plan.wake_ms
-
-    def _in_places(self) -> Iterator[Running]:
-        return (self._running(slot) for slot in self._held if slot not in self._parked)
 
     def _running(self, slot: int) -> Running:
         ticket = self._held[slot]
