@@ -23,10 +23,12 @@ from infra.launcher import Stack
 from infra.plan import Plan
 from schemas.codec import Codec, unpack_tokens
 from schemas.errors import RecordError
+from schemas.fleet import HEARTBEAT_MS
 from schemas.log.clients import AssignedReader
 from schemas.log.clock import wall_ms
 from schemas.records import (
     Decision,
+    Heartbeat,
     Orchestration,
     Outcome,
     Phase,
@@ -200,6 +202,18 @@ def _decoded(records: Iterable[ConsumerRecord]) -> Iterator[Any]:
     for record in records:
         with contextlib.suppress(RecordError):  # what a test poisoned
             yield codec.decode(record.value)
+
+
+async def beaten_ms(log: LogSettings, member_id: str, since_ms: int, until_ms: int) -> int:
+    """The time between two moments in a member's heartbeats, which stand while the member does."""
+    beats = [
+        record
+        for record in await read_topic(log, "fleet")
+        if isinstance(record, Heartbeat)
+        and record.member_id == member_id
+        and since_ms < record.at_ms < until_ms
+    ]
+    return len(beats) * HEARTBEAT_MS
 
 
 PAIRINGS = (Orchestration.CONCURRENT, Orchestration.DECODE_FIRST)
