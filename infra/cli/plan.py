@@ -2,17 +2,20 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infra.cli.options import Bootstrap, Config, settings_of_running
 from infra.statefile import read_state
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
     from infra.evaluate.conversations import Load
+    from schemas.settings import LogSettings
     from streams.core.table import Table
 
 app = typer.Typer(help="Tables that policies look up, made by measuring beforehand.")
@@ -25,6 +28,10 @@ trivium plan ppd --engine sim --quick [dim]on a cluster that starts and ends her
 
 trivium plan probe, then `trivium up` with router.policy = "table" and router.table =
 "build/plan/probe.json", then trivium plan ppd --live [dim]on the cluster that runs here[/]
+
+trivium plan ppd --live --streams 1 --streams 4 --streams 16 [dim]at three loads[/]
+
+trivium plan ppd --url http://HOST:8000 --bootstrap HOST:9092 [dim]on a cluster elsewhere[/]
 """
 
 
@@ -66,24 +73,35 @@ def ppd(
         typer.Option(help="Start one here: sim or vllm.", rich_help_panel=_LIVE),
     ] = None,
     conversations: Annotated[
-        int, typer.Option(min=1, help="Per kind and x.", rich_help_panel=_LIVE)
+        int, typer.Option(min=1, help="Per kind, load and x.", rich_help_panel=_LIVE)
     ] = 20,
     streams: Annotated[
-        int, typer.Option(min=1, help="Conversations at a time.", rich_help_panel=_LIVE)
-    ] = 2,
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="Conversations at a time: a load of the table; may be repeated.",
+            show_default="2 and 8, with --quick 2",
+            rich_help_panel=_LIVE,
+        ),
+    ] = None,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
 ) -> None:
     """PPD's table for the policy `table`: each kind of turn with x=0 and x=1.
 
-    In the simulator, or on a cluster through its gateway. Then start routers with
-    `policy = "table"` and `table = "FILE"` in the section router.
+    In the simulator, or on a cluster through its gateway, whose log says what load that was. Then
+    start routers with `policy = "table"` and `table = "FILE"` in the section router.
     """
     from infra.evaluate import live_plan
 
     if live or url or engine:
         loads = live_plan.kinds(
-            conversations=conversations, streams=streams, seed=seed, quick=quick
+            conversations=conversations, streams=streams or (), seed=seed, quick=quick
         )
-        table = _measured(url, engine, loads, prefill, decode)
+        if engine is not None:
+            table = _started(engine, loads, prefill, decode)
+        else:
+            table = _running(url or _here(), settings_of_running(config, bootstrap).log, loads)
     else:
         table = _simulated(prefill, decode, quick, seed, jobs)
     live_plan.write(table, out)
@@ -101,26 +119,22 @@ def _simulated(prefill: int, decode: int, quick: bool, seed: int, jobs: int) -> 
         return plan(pool, Shape(prefill=prefill, decode=decode).name, loads, seed)
 
 
-def _measured(
-    url: str | None, engine: str | None, loads: "list[Load]", prefill: int, decode: int
-) -> "Table":
+@contextmanager
+def _bar(loads: "list[Load]") -> Iterator[Callable[[], None]]:
+    """Shows how many runs are done; yields what counts one more."""
     from rich.console import Console
     from rich.progress import Progress
 
-    from infra.evaluate import live_plan
-
-    if engine not in (None, "sim", "vllm"):
-        raise ConfigError(f"--engine: expected sim or vllm, found {engine!r}")
-    where = "" if engine is not None else url or _here()
     with Progress(console=Console(stderr=True)) as bars:
         bar = bars.add_task("x=0 and x=1", total=2 * len(loads))
+        yield lambda: bars.advance(bar)
 
-        def done() -> None:
-            bars.advance(bar)
 
-        if engine is None:
-            return asyncio.run(live_plan.measure(where, loads, done))
-        return _started(engine, loads, prefill, decode, done)
+def _running(url: str, log: "LogSettings", loads: "list[Load]") -> "Table":
+    from infra.evaluate import live_plan
+
+    with _bar(loads) as done:
+        return asyncio.run(live_plan.measure(url, log, loads, done))
 
 
 def _here() -> str:
@@ -133,14 +147,15 @@ def _here() -> str:
     return state.gateways[0]
 
 
-def _started(
-    engine: str, loads: "list[Load]", prefill: int, decode: int, done: Callable[[], None]
-) -> "Table":
+def _started(engine: str, loads: "list[Load]", prefill: int, decode: int) -> "Table":
     from infra.bench.report import BENCH_DIR
     from infra.evaluate import live, live_plan
     from infra.plan import Plan
 
-    async def run() -> "Table":
+    if engine not in ("sim", "vllm"):
+        raise ConfigError(f"--engine: expected sim or vllm, found {engine!r}")
+
+    async def run(done: Callable[[], None]) -> "Table":
         folder = BENCH_DIR.absolute() / "plan"
         with live.machine(engine, folder) as made:
             live_plan.write(live_plan.PROBE, folder / "probe.json")
@@ -148,6 +163,8 @@ def _started(
             stack = made(deployment, Plan(prefill=prefill, decode=decode, broker=False))
             stack.settings = live_plan.probed(stack.settings, folder / "probe.json")
             async with stack:
-                return await live_plan.measure(stack.gateway_urls[0], loads, done)
+                url, log = stack.gateway_urls[0], stack.settings.log
+                return await live_plan.measure(url, log, loads, done)
 
-    return asyncio.run(run())
+    with _bar(loads) as done:
+        return asyncio.run(run(done))

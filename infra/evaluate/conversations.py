@@ -46,6 +46,7 @@ class Turn:
     """One answer, as its client saw it."""
 
     number: int  # from 1
+    request_id: str = ""
     prompt_tokens: int = 0
     ttft_ms: float = 0.0
     tpot_ms: float = 0.0
@@ -93,6 +94,7 @@ async def _ask(
     url = "/v1/chat/completions"
     async with client.stream("POST", url, json=body, headers=headers) as response:
         response.raise_for_status()
+        turn.request_id = response.headers["x-trivium-request-id"]
         async for line in response.aiter_lines():
             if not line.startswith("data: {"):
                 continue

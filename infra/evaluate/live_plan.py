@@ -1,4 +1,5 @@
-"""PPD's table from a live cluster: each kind of turn with x=0 and with x=1, through its gateway.
+"""PPD's table from a live cluster: each kind of turn with x=0 and with x=1, through its gateway, at
+each load: with so many conversations at a time. What load that is, the router says on `decisions`.
 
 Nothing in a request says local or remote, but its weights do where the table has one cell with
 equal gain and loss, the probe: only the time to first token counts, local; only the time per token,
@@ -6,8 +7,9 @@ remote. So the operator lets a cluster be measured by starting its routers with 
 and that file. What answers say about their placement is checked.
 """
 
+import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +19,12 @@ import numpy as np
 from infra.config import Settings
 from infra.evaluate.conversations import Load, Turn, hold_at
 from infra.evaluate.planning import Measured, table_from
+from infra.story_log import CLOCKS_MS, LogFinder, Window
 from schemas.errors import ConfigError
+from schemas.log.clock import wall_ms
+from schemas.records import Decision, DecisionKind
+from schemas.registry import make_codec
+from schemas.settings import LogSettings
 from streams.core.table import Cell, Table
 
 PROBE = Table(
@@ -30,6 +37,8 @@ _OBEYED = 0.9  # of the later turns at least: a full worker makes a local turn r
 FIRST_WORDS = (40, 300)
 NEW_WORDS = (8, 60, 240)
 ANSWER_TOKENS = (8, 64)
+STREAMS = (2, 8)
+_SESSIONS = "plan"  # how their ids begin
 
 
 def write(table: Table, path: Path) -> None:
@@ -43,25 +52,33 @@ def probed(settings: Settings, path: Path) -> Settings:
     return replace(settings, router=replace(settings.router, policy="table", table=str(path)))
 
 
-def kinds(*, conversations: int, streams: int, seed: int, quick: bool) -> list[Load]:
-    """Two-turn conversations of each kind; quick: the shortest and the longest."""
-    found = [
+def kinds(*, conversations: int, streams: Sequence[int], seed: int, quick: bool) -> list[Load]:
+    """Two-turn conversations of each kind, for each number of streams; at least as many as those.
+
+    Quick: the shortest and the longest kind, and the least of `STREAMS` where none are asked for.
+    """
+    streams = sorted({*streams}) or STREAMS[: 1 if quick else None]
+    lengths = [
+        (first, new, answer)
+        for first in FIRST_WORDS
+        for new in NEW_WORDS
+        for answer in ANSWER_TOKENS
+    ]
+    return [
         Load(
-            name=f"{first}+{new}/{answer}",
-            conversations=conversations,
+            name=f"{first}+{new}/{answer} of {at_once}",
+            conversations=max(conversations, at_once),
             turns=2,
-            streams=streams,
+            streams=at_once,
             first_words=first,
             first_tokens=ANSWER_TOKENS[0],
             words=new,
             tokens=answer,
             seed=seed,
         )
-        for first in FIRST_WORDS
-        for new in NEW_WORDS
-        for answer in ANSWER_TOKENS
+        for first, new, answer in (lengths[:: len(lengths) - 1] if quick else lengths)
+        for at_once in streams
     ]
-    return [found[0], found[-1]] if quick else found
 
 
 async def served_model(url: str) -> str:
@@ -78,18 +95,64 @@ async def served_model(url: str) -> str:
         ) from error
 
 
-async def measure(url: str, loads: Sequence[Load], done: Callable[[], None]) -> Table:
-    """The table of a cluster at the load that the conversations make; `done` after each run."""
+async def measure(
+    url: str, log: LogSettings, loads: Sequence[Load], done: Callable[[], None]
+) -> Table:
+    """The table of a cluster, whose log is named, from these loads; `done` after each run."""
     model, found = await served_model(url), []
     for load in loads:
-        turns = {}
+        turns, began_ms = {}, wall_ms()
         for mode, weights in _WAYS.items():
-            held = await hold_at(url, model, load, f"{load.name} {mode}", "plan", weights)
+            held = await hold_at(url, model, load, f"{load.name} {mode}", _SESSIONS, weights)
             turns[mode] = [turn for each in held for turn in each]
             check(mode, turns[mode])
             done()
-        found.append(_measured(load, turns["remote"], turns["local"]))
-    return table_from(found)
+        placed = await _placements(log, began_ms)
+        seen = [load_seen(each, placed, log) for each in turns.values()]
+        found.append(_measured(load, turns["remote"], turns["local"], float(np.mean(seen))))
+    return table_of(loads, found)
+
+
+def table_of(loads: Sequence[Load], found: Sequence[Measured]) -> Table:
+    """What was measured with each load; as many words are one length, if not as many tokens."""
+    contexts = _alike([load.first_words for load in loads], [each.context_tokens for each in found])
+    news = _alike([load.words for load in loads], [each.new_tokens for each in found])
+    rows = [
+        replace(each, context_tokens=context, new_tokens=new)
+        for each, context, new in zip(found, contexts, news, strict=True)
+    ]
+    return table_from(rows, len({load.streams for load in loads}))
+
+
+def _alike(words: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """For each the median tokens of all that have as many words."""
+    pairs = list(zip(words, tokens, strict=True))
+    return [int(np.median([count for same, count in pairs if same == each])) for each in words]
+
+
+async def _placements(log: LogSettings, since_ms: int) -> dict[str, float]:
+    """The router's load when it first placed each of our requests since then, by request id."""
+    finder = LogFinder(log, await asyncio.to_thread(make_codec, log))
+    window = Window(since_ms - CLOCKS_MS, wall_ms() + CLOCKS_MS)
+    found = await finder.find("decisions", range(log.session_partitions), _SESSIONS, window)
+    return {
+        each.request_id: each.load
+        for each in found
+        if isinstance(each, Decision) and each.kind is DecisionKind.PLACE
+    }
+
+
+def load_seen(turns: Sequence[Turn], placed: Mapping[str, float], log: LogSettings) -> float:
+    """Mean load of the later turns' placements; ConfigError where the log has not all of them."""
+    later = [turn.request_id for turn in turns if turn.number > 1]
+    seen = [placed[request_id] for request_id in later if request_id in placed]
+    if len(seen) < len(later):
+        raise ConfigError(
+            f"plan: expected {len(later)} placements on {log.topic_prefix}decisions at "
+            f"{log.bootstrap}, found {len(seen)}; name the cluster's log with --bootstrap and, for "
+            "its log.topic_prefix and partitions, --config"
+        )
+    return float(np.mean(seen))
 
 
 def check(mode: str, turns: Sequence[Turn]) -> None:
@@ -103,7 +166,7 @@ def check(mode: str, turns: Sequence[Turn]) -> None:
         )
 
 
-def _measured(load: Load, remote: Sequence[Turn], local: Sequence[Turn]) -> Measured:
+def _measured(load: Load, remote: Sequence[Turn], local: Sequence[Turn], seen: float) -> Measured:
     def median(turns: Sequence[Turn], figure: Callable[[Turn], float], first: int) -> float:
         return float(np.median([figure(turn) for turn in turns if turn.number >= first]))
 
@@ -118,7 +181,7 @@ def _measured(load: Load, remote: Sequence[Turn], local: Sequence[Turn]) -> Meas
         context_tokens=context,
         new_tokens=max(1, prompt - context),
         answer_tokens=load.tokens,
-        load=0.0,
+        load=seen,
         gain_ttft=1 - ttft[1] / ttft[0],
         loss_tpot=tpot[1] / tpot[0] - 1,
         samples=2 * load.conversations,

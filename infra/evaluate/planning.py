@@ -66,13 +66,16 @@ def table_of(points: Points, pools: str, use: Iterable[tuple[str, float]]) -> Ta
     return table_from(found)
 
 
-def table_from(found: Sequence[Measured]) -> Table:
-    """Edges lie between the lengths that were measured, and at quantiles of the loads."""
+def table_from(found: Sequence[Measured], load_bins: int = LOAD_BINS) -> Table:
+    """Edges lie between the lengths that were measured, and at quantiles of the loads.
+
+    Where each kind was measured at the same n loads, n bins have their edges between these.
+    """
     edges = {
         "context_tokens": _between(each.context_tokens for each in found),
         "new_tokens": _between(each.new_tokens for each in found),
         "answer_tokens": _between(each.answer_tokens for each in found),
-        "load": _quantiles([each.load for each in found]),
+        "load": _quantiles([each.load for each in found], load_bins),
     }
     empty = Table(edges, [])
     bins: dict[Bin, list[Measured]] = defaultdict(list)
@@ -101,8 +104,8 @@ def _between(values: Iterable[int]) -> list[float]:
     return [float(np.sqrt(a * b)) for a, b in zip(known, known[1:], strict=False)]
 
 
-def _quantiles(values: list[float]) -> list[float]:
-    shares = np.arange(1, LOAD_BINS) / LOAD_BINS
+def _quantiles(values: list[float], bins: int) -> list[float]:
+    shares = np.arange(1, bins) / bins
     return sorted({round(float(edge), 6) for edge in np.quantile(values, shares)})
 
 

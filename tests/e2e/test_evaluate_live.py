@@ -1,6 +1,7 @@
 """Evaluating and planning on live stacks of simulated engines, through their gateways."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,10 @@ from rich.console import Console
 
 from infra.evaluate import live, live_plan
 from infra.evaluate.conversations import Load, Turn
+from infra.evaluate.planning import Measured
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
-from streams.core.table import Table
+from streams.core.table import AXES, Table
 from tests.e2e.harness import sim_settings, stack
 from tests.infra.test_cli import trivium
 
@@ -63,12 +65,62 @@ async def test_a_running_cluster_is_planned_through_its_gateway(
     assert (code, f"written: {probe}" in output) == (0, True), errors
     settings = sim_settings(kafka, router={"policy": "table", "table": str(probe)})
     async with stack(settings, tmp_path, prefill=1, decode=1) as running:
-        arguments = ["--url", running.gateway_urls[0], "--quick", "--conversations", "3"]
-        code, output, errors = trivium("plan", "ppd", *arguments, "--out", str(made))
-    assert (code, f"written: {made} (2 cells)" in output) == (0, True), errors
-    table = Table.from_dict(json.loads(made.read_text()))
-    assert [len(table.edges[axis]) for axis in ("context_tokens", "new_tokens")] == [1, 1]
-    assert {cell.samples for cell in table.cells.values()} == {6}
+        config = str(running.folder / "stack.toml")
+        arguments = ["--url", running.gateway_urls[0], "--config", config, "--quick"]
+        for streams, cells in (([], 2), (["--streams", "1", "--streams", "6"], 4)):
+            more = ["--conversations", "3", *streams, "--out", str(made)]
+            code, output, errors = trivium("plan", "ppd", *arguments, *more)
+            assert (code, f"written: {made} ({cells} cells)" in output) == (0, True), errors
+            table = Table.from_dict(json.loads(made.read_text()))
+            sizes = {axis: len(edges) for axis, edges in table.edges.items()}
+            assert sizes == {**dict.fromkeys(AXES, 1), "load": len(streams) // 4}
+    assert sorted(cell.samples for cell in table.cells.values()) == [6, 6, 12, 12]
+    (edge,) = table.edges["load"]
+    assert edge > 0.5  # at most one of two workers is at work while one asks
+
+
+def test_kinds_of_turns_are_held_at_each_load() -> None:
+    def asked(*streams: int, quick: bool) -> list[tuple[str, int, int]]:
+        found = live_plan.kinds(conversations=4, streams=streams, seed=1, quick=quick)
+        assert len({load.name for load in found}) == len(found)  # they are not one conversation
+        return [(load.name.split()[0], load.streams, load.conversations) for load in found]
+
+    assert asked(quick=True) == [("40+8/8", 2, 4), ("300+240/64", 2, 4)]
+    assert asked(6, 1, 6, quick=True)[:2] == [("40+8/8", 1, 4), ("40+8/8", 6, 6)]
+    assert {streams for _, streams, _ in asked(quick=False)} == {2, 8}
+
+
+def test_every_kind_has_a_cell_at_each_load() -> None:
+    loads = live_plan.kinds(conversations=1, streams=(1, 2, 8), seed=1, quick=False)
+    rng = random.Random(1)  # tokens of as many words differ, and hardly two runs see one load
+    found = [
+        Measured(
+            context_tokens=2 * load.first_words + rng.randrange(9),
+            new_tokens=2 * load.words + rng.randrange(9),
+            answer_tokens=load.tokens,
+            load=load.streams / 2 - rng.random() / 4,
+            gain_ttft=number,
+            loss_tpot=0.0,
+            samples=1,
+        )
+        for number, load in enumerate(loads)
+    ]
+    table = live_plan.table_of(loads, found)
+    assert [len(table.edges[axis]) for axis in AXES] == [1, 2, 1, 2]
+    assert len(table.cells) == len(loads) == 36
+    for each in found:
+        lengths = (each.context_tokens, each.new_tokens, each.answer_tokens)
+        cell = table.find(table.bin_of(*lengths, each.load))
+        assert cell is not None
+        assert cell.gain_ttft == each.gain_ttft
+
+
+def test_the_load_is_that_of_the_later_turns_placements() -> None:
+    log = LogSettings(bootstrap="kafka:9092", topic_prefix="a.")
+    turns = [Turn(number=n, request_id=name) for n, name in ((1, "r1"), (2, "r2"), (2, "r3"))]
+    assert live_plan.load_seen(turns, {"r1": 9.0, "r2": 1.0, "r3": 2.0}, log) == 1.5
+    with pytest.raises(ConfigError, match="expected 2 placements on a.decisions at kafka:9092, fo"):
+        live_plan.load_seen(turns, {"r1": 9.0, "r2": 1.0}, log)
 
 
 def test_a_cluster_that_does_not_obey_is_not_measured() -> None:
@@ -80,4 +132,4 @@ def test_a_cluster_that_does_not_obey_is_not_measured() -> None:
 
 async def test_no_gateway_is_an_error() -> None:
     with pytest.raises(ConfigError, match="expected a gateway at http://127.0.0.1:9"):
-        await live_plan.measure("http://127.0.0.1:9", [Load()], lambda: None)
+        await live_plan.measure("http://127.0.0.1:9", LogSettings(), [Load()], lambda: None)
