@@ -50,7 +50,6 @@ class Turn:
     prompt_tokens: int = 0
     ttft_ms: float = 0.0
     tpot_ms: float = 0.0
-    kv_bytes: int = 0
     mode: str = ""
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -110,7 +109,6 @@ async def _ask(
             turn.prompt_tokens = used.get("prompt_tokens", turn.prompt_tokens)
             placed = event.get("trivium") or {}
             turn.mode = placed.get("mode", turn.mode)
-            turn.kv_bytes = placed.get("kv_bytes", turn.kv_bytes)
     turn.ttft_ms = (times[0] - began_s) * 1_000
     turn.tpot_ms = (times[-1] - times[0]) * 1_000 / max(1, len(times) - 1)
     return turn

@@ -8,7 +8,7 @@ answer must have its tokens. The router starts anew for each way; workers stay.
 import asyncio
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from infra.evaluate.conversations import Load, Turn, hold
 from infra.evaluate.grid import WORKLOADS
 from infra.launcher import Stack
 from infra.plan import Plan
+from infra.story_log import read_stories
 from schemas.errors import ConfigError
 from schemas.records import MemberKind
 from schemas.settings import LogSettings, ModelSettings
@@ -166,13 +167,20 @@ async def compare(
         await hold(stack, replace(load, conversations=1), f"warm {name}", way.name)
         turns = await hold(stack, load, name, way.name)
         expected = await hold(alone, replace(load, per_s=0.0), name, "alone")
-        found[way.name] = figures(turns, expected)
+        found[way.name] = turns, expected
         done()
-    return found
+    stories = await read_stories(stack.settings.log)
+    moved = {request_id: story.kv_bytes for request_id, story in stories.items()}
+    return {way: figures(*held, moved) for way, held in found.items()}
 
 
-def figures(held: list[list[Turn]], expected: list[list[Turn]]) -> dict[str, Any]:
-    """Medians over the turns after the first, and the sum of their KV bytes."""
+def figures(
+    held: list[list[Turn]], expected: list[list[Turn]], moved: Mapping[str, int]
+) -> dict[str, Any]:
+    """Medians over the turns after the first, and the sum of the KV bytes that they moved.
+
+    `moved` gives those of each request, in both directions; an answer tells only what came to it.
+    """
     pairs = [
         (turn, alone)
         for turns, others in zip(held, expected, strict=True)
@@ -187,8 +195,8 @@ def figures(held: list[list[Turn]], expected: list[list[Turn]]) -> dict[str, Any
         "ttft_ms": percentile([turn.ttft_ms for turn in later], 50),
         "ttft_ms_p99": percentile([turn.ttft_ms for turn in later], 99),
         "tpot_ms": percentile([turn.tpot_ms for turn in later], 50),
-        "kv_bytes": sum(turn.kv_bytes for turn in later),
-        "kv_bytes_turn_1": sum(turn.kv_bytes for turn, _ in pairs if turn.number == 1),
+        "kv_bytes": sum(moved[turn.request_id] for turn in later),
+        "kv_bytes_turn_1": sum(moved[t.request_id] for t, _ in pairs if t.number == 1),
     }
 
 

@@ -35,7 +35,11 @@ def test_parts_of_the_grid_are_scaled_and_others_refused() -> None:
 async def test_a_chosen_part_runs_live_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ways = (live.Way(name="x=0"), live.LOCAL)
+    ways = (
+        live.Way(name="x=0"),
+        live.Way(name="decode first", orchestration="decode_first"),
+        live.LOCAL,
+    )
     monkeypatch.setitem(
         live.DEPLOYMENTS, "sim", (live.Deployment(name="sim", engine=live.SIM.engine, ways=ways),)
     )
@@ -45,14 +49,26 @@ async def test_a_chosen_part_runs_live_and_is_reported(
     )
     found = await live.run("sim", loads, Console(quiet=True))
     (rows,) = found.values()
-    assert {way: row["local_share"] for way, row in rows.items()} == {"x=0": 0.0, "x=1": 1.0}
+    local = {way: row["local_share"] for way, row in rows.items()}
+    assert local == {"x=0": 0.0, "decode first": 0.0, "x=1": 1.0}
     assert all(row["answers"] == 6 and row["different"] == 0 for row in rows.values())
     assert rows["x=0"]["kv_bytes"] > rows["x=1"]["kv_bytes"] == 0
+    # Prefill reads the answer's KV back from decode before it computes, and then sends no less.
+    assert rows["decode first"]["kv_bytes"] > rows["x=0"]["kv_bytes"]
     page = live.write("sim", loads, found, tmp_path / "out")
     assert f"{WORKLOAD} at 8/s" in page.read_text()
     assert {path.suffix for path in page.parent.iterdir()} == {".html", ".json", ".png"}
     with pytest.raises(ConfigError, match="--only: expected some of sim, found push"):
         await live.run("sim", loads, Console(quiet=True), ["push"])
+
+
+def test_the_bytes_of_a_way_are_those_of_its_requests_stories() -> None:
+    turns = [
+        [Turn(number=n, request_id=f"r{c}{n}", mode="remote") for n in (1, 2, 3)] for c in (1, 2)
+    ]
+    moved = {"r11": 1, "r21": 2, "r12": 10, "r13": 20, "r22": 30, "r23": 40, "another": 500}
+    found = live.figures(turns, turns, moved)
+    assert (found["kv_bytes_turn_1"], found["kv_bytes"]) == (3, 100)
 
 
 @pytest.mark.kafka
