@@ -151,6 +151,7 @@ async def test_the_number_of_shards_changes_while_retrievals_go_on(kafka: LogSet
         reader = await served_by(whole, books, vectors)
         async with worker(kafka, "half-0", "0/2") as one, worker(kafka, "half-1", "1/2") as two:
             await ready(books, 2)
+            await reader.more(2)  # what was asked of the whole is answered: nobody else would
             await before.aclose()
             served = [each.serving.searches_total for each in (one, two)]
             await reader.more(100)
