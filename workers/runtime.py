@@ -7,7 +7,7 @@ the worker has to end otherwise, so that its launcher starts a new life. The loo
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from aiokafka.errors import KafkaError
@@ -208,14 +208,17 @@ class Worker:
             assign=orders.take,
         )
 
-    def _capacities(self, engine: Engine, roles: Sequence[Role]) -> dict[Role, int]:
+    def _capacities(self, engine: Engine, roles: Collection[Role]) -> dict[Role, int]:
         running_max = engine.capability.running_max
         prefill = self._settings.prefill_credits or running_max
         rest = self._settings.decode_credits or running_max
         return {role: prefill if role is Role.PREFILL else rest for role in roles}
 
     async def _assign(self, roles: Sequence[Role]) -> None:
-        """Serve other roles: partitions first, then credits, then the fleet may know."""
+        """Serve other roles: partitions first, then credits, then the fleet may know.
+
+        Those given up are served until it has heard that: routers may have sent work for them.
+        """
         assert self._engine is not None
         assert self._held is not None
         assert self._loops is not None
@@ -225,13 +228,18 @@ class Worker:
                     partition = await self._membership.lease(topic)
                     reader = await self._open_reader(topic, partition)
                     self._tasks.spawn(f"read {topic}", self._loops.read(reader))
-            capacities = self._capacities(self._engine, roles)
-            self._presence.offer(capacities)
-            self._held.assign(roles, 2 * sum(capacities.values()))
+            self._take(self._engine, self._held, {*self._roles, *roles})
+            self._presence.offer(self._capacities(self._engine, roles))
             await self._membership.update(self._engine.capability, roles)
         except KafkaError as error:
             raise BrokerUnavailable(f"roles were not changed: {error}") from error
         await self._presence.try_beat()
+        await asyncio.sleep(HEARTBEAT_MS / 1000)
+        self._take(self._engine, self._held, roles)
+        self._roles = tuple(roles)
+
+    def _take(self, engine: Engine, held: Held, roles: Collection[Role]) -> None:
+        held.assign(roles, 2 * sum(self._capacities(engine, roles).values()))
 
     def _publish_kv(self, engine: Engine) -> None:
         blocks = getattr(engine, "block_log", None)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from schemas.errors import BrokerUnavailable, ConfigError
+from schemas.fleet import HEARTBEAT_MS
 from schemas.log.clock import wall_ms
 from schemas.records import (
     AssignRoles,
@@ -19,7 +20,8 @@ from schemas.records import (
     Role,
     WorkPhase,
 )
-from tests.waiting import until
+from tests.virtual import virtual
+from tests.waiting import pass_time, until
 from tests.workers.fakes import EPOCH, WORKER, capability, handle, out, work
 from tests.workers.life import Life
 from workers.llm.stream import Identity
@@ -61,10 +63,12 @@ async def moved(found: Life, topic: str, *roles: Role) -> None:
     await until(lambda: found.membership.roles[-1:] == [roles] and granted(found) == {*roles})
 
 
+@virtual
 async def test_it_finishes_what_it_holds_and_takes_the_new_work() -> None:
     async with worker(PREFILL, "prefill") as found:
         await found.held(work("r1", WorkPhase.PREFILL))
         await moved(found, "prefill", DECODE)
+        await pass_time(HEARTBEAT_MS / 1000)
         assert found.membership.leases == {"prefill": 1, "decode": 3}
         assert found.decode.partition == 3
         assert found.decode.started_at == "latest"
@@ -82,6 +86,22 @@ async def test_it_finishes_what_it_holds_and_takes_the_new_work() -> None:
         assert found.membership.states[-1] is MemberState.READY
 
 
+@virtual
+async def test_work_that_was_sent_before_routers_heard_of_the_move_is_taken() -> None:
+    async with worker(PREFILL, "prefill") as found:
+        moved_ms = wall_ms()
+        await moved(found, "prefill", DECODE)
+        assert wall_ms() - moved_ms < HEARTBEAT_MS
+        await found.held(work("r1", WorkPhase.PREFILL), work("r2"))
+        await moved(found, "decode", REPLICA)  # waits until the first move is done
+        await found.held(work("r3"))
+        found.log.readers["prefill"].put(work("r4", WorkPhase.PREFILL))
+        await until(lambda: found.log.of(Phase) != [])
+        (refused,) = found.log.of(Phase)
+        assert (refused.request_id, refused.kind) == ("r4", PhaseKind.REFUSED)
+
+
+@virtual
 async def test_it_can_have_both_roles_and_go_back_without_another_lease() -> None:
     async with worker(DECODE, "decode") as found:
         await moved(found, "decode", PREFILL, DECODE)
