@@ -1,8 +1,9 @@
 """Which worker of a pool: the one with the least estimated time before and for this request.
 
 Work that this router has dispatched counts at once, so that a fresh worker does not draw a herd
-between two heartbeats; a worker of unknown pace has its pool's. Ties fall to the lower worker id.
-All times are estimates in ms; `streams/core/placement.py` makes a `View` per placement.
+between two heartbeats; a worker of unknown pace has its pool's. Of equal workers the one gets a
+request that was given none for longest, so that sessions, and what caches hold, spread over idle
+ones. All times are estimates in ms; `streams/core/placement.py` makes a `View` per placement.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +29,7 @@ _FIRST_TURN, _GONE, _FULL = (
 _ROLES_OF_HOME = (_DECODE, _REPLICA)
 _ROLES_OF_LOAD = ((_PREFILL, _DECODE), (_REPLICA,))
 _candidate = maker(Candidate)
+_TIE_MS = 1e-9  # per request: so little decides between equals only
 TOLD_MS = 1_000  # by then a worker has told what it holds of an answer
 
 
@@ -186,6 +188,7 @@ def least(pool: Pool, cost_ms: Numbers, among: Flags) -> Worker | None:
     """The worker that costs least among the marked rows."""
     if not pool.workers:
         return None
+    cost_ms = cost_ms + pool.taken * _TIE_MS
     row = int(cost_ms.argmin())
     if not among[row]:  # seldom
         row = int(np.where(among, cost_ms, np.inf).argmin())

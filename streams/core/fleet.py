@@ -29,6 +29,7 @@ class Fleet:
         self._heard_ms = 0
         self._hearing_since_ms = 0
         self._prefill_ms: int | None = None
+        self._taken = 0  # requests that were given out
 
     def apply(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:
         """Fold one record of the fleet topic."""
@@ -76,9 +77,14 @@ class Fleet:
 
     def take(self, worker: Worker, tokens: int) -> None:
         """Count a request that was dispatched."""
+        self._taken += 1
+        worker.taken = self._taken
         worker.running += 1
         worker.work_ahead_tokens += tokens
-        self.pools[worker.role].count(worker)
+        pool = self.pools[worker.role]
+        pool.count(worker)
+        if worker.row != NOT_LISTED:
+            pool.taken[worker.row] = worker.taken
 
     def release(self, life: Life, role: Role, tokens: int) -> None:
         """Count a request that left; earlier lives hold nothing."""

@@ -1,7 +1,7 @@
 """One role's workers as columns, so that a choice among hundreds is a few array operations.
 
 `streams/core/fleet.py` keeps the columns equal to its workers; `streams/core/choosing.py` reads
-them. Rows are in order of worker ids, so that ties fall to the lower id.
+them. Rows are in order of worker ids.
 """
 
 from collections.abc import Iterable
@@ -44,6 +44,7 @@ class Worker:
     appended_tokens: float = 0.0  # prompt tokens placed on it beside its batch, in all
     append_rate: float = 0.0  # likewise per ms, averaged, as of `append_rate_ms`
     append_rate_ms: int = 0
+    taken: int = 0  # number of the last request that it was given, of all that this router gave
     row: int = NOT_LISTED  # its place in the pool's columns
     life: Life = field(init=False)
     as_candidate: Candidate | None = None  # that was not chosen; none since its counts changed
@@ -83,6 +84,7 @@ class Pool:
         self.others_tokens = np.zeros(rows)  # those of other routers
         self.busy_until_ms = np.zeros(rows)
         self.pace = np.ones(rows)
+        self.taken = np.zeros(rows)  # number of the last request that a row was given
         # Of the rows that live, as of the last call of `living`:
         self.living_count = self.living_credits = 0
         self.living_requests = 0.0
@@ -110,6 +112,7 @@ class Pool:
         self.others_tokens[row] = worker.others_tokens
         self.busy_until_ms[row] = worker.busy_until_ms
         self.pace[row] = worker.pace
+        self.taken[row] = worker.taken
         self.count(worker)
 
     def count(self, worker: Worker) -> None:
