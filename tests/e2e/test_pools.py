@@ -15,7 +15,7 @@ from schemas.codec import Codec
 from schemas.fleet import Member
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
-from schemas.records import OutcomeKind, Reason, Role
+from schemas.records import MemberState, OutcomeKind, Reason, Role
 from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Audit, Client, alone, audit, beaten_ms, sim_settings, stack
 from tests.waiting import pass_time, until
@@ -48,6 +48,8 @@ class Operator:
         await self._producer.stop()
 
     async def move(self, worker_id: str, *roles: Role) -> None:
+        view = self._fleet.view.members  # it may be behind that of who started the worker
+        await until(lambda: worker_id in view and view[worker_id].state is MemberState.READY)
         await move_worker(self._fleet, self._producer, self._log, worker_id, roles, timeout_s=20)
 
     def worker(self, worker_id: str) -> Member:
