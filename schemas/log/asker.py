@@ -7,14 +7,15 @@ time, on a partition from which that shard answers nobody any more, or does not 
 once more, to the partition farthest away: groups assign ranges, so that is another worker's if
 there is one. The silent one is avoided until the group has noticed. Where workers are only slow
 nothing is sent twice, which would make them slower. A shard whose replica has no room, or has
-failed, is asked once more in the same way, at once.
+failed, is asked once more in the same way, at once. A retrieval that lacks a shard when the fleet
+serves another number of them is asked of the new ones, and answers of the old ones no longer count.
 """
 
 import asyncio
 import logging
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from aiokafka.errors import KafkaError
@@ -31,8 +32,9 @@ from schemas.errors import (
 from schemas.log.clients import AssignedReader, LogProducer, bury
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
-from schemas.records import Hits, RetrievalRequest
-from schemas.retrieval import Found, Layout, layout_of, merged, pack_vector
+from schemas.log.pending import Pending
+from schemas.records import RetrievalRequest
+from schemas.retrieval import Found, layout_of, merged, pack_vector
 from schemas.settings import LogSettings
 from schemas.topics import check_record
 
@@ -43,43 +45,6 @@ SILENT_FOR = 0.2  # of that time
 LOOK_EVERY = 0.1  # of that time, from then on
 AVOIDED_MS = 10_000  # the session of the workers' groups
 SEEDS_MAX = 4_096
-
-
-@dataclass(slots=True, eq=False)
-class _Pending:
-    """A retrieval under way."""
-
-    layout: Layout
-    answers: dict[int, Hits] = field(default_factory=dict)
-    refused: dict[int, Hits] = field(default_factory=dict)  # before it was sent again
-    is_again: bool = False
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def take(self, hits: Hits) -> None:
-        if hits.shards != self.layout.shards:
-            return
-        known = self.answers.get(hits.shard)
-        if known is None or known.error is not None:
-            self.answers[hits.shard] = hits
-        if self.answers.keys() >= self.layout.living or self.wants_another():
-            self.done.set()
-
-    def wants_another(self) -> bool:
-        """Whether another replica may do what one could not."""
-        return not self.is_again and any(map(_is_the_replicas, self.answers.values()))
-
-    def begin_again(self) -> None:
-        """What replicas refused is asked of others; what they found stays."""
-        self.is_again = True
-        self.refused = {s: hits for s, hits in self.answers.items() if _is_the_replicas(hits)}
-        for shard in self.refused:
-            del self.answers[shard]
-        self.done.clear()
-
-
-def _is_the_replicas(hits: Hits) -> bool:
-    late = DeadlineExceeded.code
-    return hits.error is not None and hits.error.retriable and hits.error.code != late
 
 
 class Asker:
@@ -97,7 +62,7 @@ class Asker:
         self._reader = AssignedReader(
             settings, "hits", [self._partition], client_id=f"{membership.member_id}-hits"
         )
-        self._pending: dict[str, tuple[_Pending, int]] = {}  # by id, with the partition asked
+        self._pending: dict[str, tuple[Pending, int]] = {}  # by id, with the partition asked
         self._next = 0
         self._avoided_ms: dict[int, int] = {}  # until when, by partition
         self._heard_ms: dict[tuple[int, int], int] = {}  # when last, by partition and shard
@@ -121,7 +86,8 @@ class Asker:
                     await bury(self._producer, record, error)
                     continue
                 pending, partition = self._pending.get(hits.retrieval_id, (None, 0))
-                if pending is not None:  # else it was answered already, or given up
+                # Else it was answered already, given up, or is now asked of other shards.
+                if pending is not None and pending.layout.shards == hits.shards:
                     self._heard_ms[partition, hits.shard] = wall_ms()
                     pending.take(hits)
 
@@ -177,7 +143,7 @@ class Asker:
             )
         if len(self._pending) >= PENDING_MAX:
             raise QueueFull(f"{PENDING_MAX} retrievals are under way; ask less at once")
-        pending = _Pending(layout)
+        pending = Pending(layout)
         try:
             await self._until_answered(topic, request, pending)
         except TimeoutError:
@@ -186,10 +152,10 @@ class Asker:
             for retrieval_id in (request.retrieval_id, _second(request).retrieval_id):
                 self._pending.pop(retrieval_id, None)
         answers = pending.refused | pending.answers
-        return merged(request.retrieval_id, answers, layout.shards, request.k)
+        return merged(request.retrieval_id, answers, pending.layout.shards, request.k)
 
     async def _until_answered(
-        self, topic: str, request: RetrievalRequest, pending: _Pending
+        self, topic: str, request: RetrievalRequest, pending: Pending
     ) -> None:
         left_ms = request.deadline_ms - wall_ms()
         if left_ms <= 0:
@@ -197,29 +163,29 @@ class Asker:
         async with asyncio.timeout(left_ms / 1000):
             partition = self._next = self._choose(self._next + 1)
             await self._send(topic, request, partition, pending)
-            is_silent = await self._until_silent(pending, partition, left_ms)
-            if is_silent:
-                self._avoided_ms[partition] = wall_ms() + AVOIDED_MS
-            if is_silent or pending.wants_another():
-                pending.begin_again()
-                far = self._choose(partition + self._settings.retrieval_partitions // 2)
-                await self._send(topic, _second(request), far, pending)
-                await pending.done.wait()
+            wait_ms = SENT_AGAIN_AFTER * left_ms
+            while not await _is_set(pending.done, wait_ms) or pending.wants_another():
+                wait_ms = LOOK_EVERY * left_ms
+                if self._begins_again(pending, partition, wall_ms() - SILENT_FOR * left_ms):
+                    partition = self._choose(partition + self._settings.retrieval_partitions // 2)
+                    await self._send(topic, _second(request), partition, pending)
 
-    async def _until_silent(self, pending: _Pending, partition: int, left_ms: float) -> bool:
-        """Whether a shard that lacks has fallen silent there, before all have answered."""
-        wait_ms = SENT_AGAIN_AFTER * left_ms
-        while True:
-            try:
-                async with asyncio.timeout(wait_ms / 1000):
-                    await pending.done.wait()
-                    return False
-            except TimeoutError:
-                if self._is_silent(pending, partition, wall_ms() - SILENT_FOR * left_ms):
-                    return True
-            wait_ms = LOOK_EVERY * left_ms
+    def _begins_again(self, pending: Pending, partition: int, since_ms: float) -> bool:
+        """Whether to send it again: to the present shards, to other replicas, or elsewhere."""
+        layout = layout_of(self.membership.view, wall_ms())
+        if layout.living and layout.shards != pending.layout.shards:
+            pending.move(layout)
+            return True
+        if pending.is_again:
+            return False
+        if not pending.wants_another():
+            if not self._is_silent(pending, partition, since_ms):
+                return False
+            self._avoided_ms[partition] = wall_ms() + AVOIDED_MS
+        pending.begin_again()
+        return True
 
-    def _is_silent(self, pending: _Pending, partition: int, since_ms: float) -> bool:
+    def _is_silent(self, pending: Pending, partition: int, since_ms: float) -> bool:
         """Whether one of the shards that lack has answered nothing from a partition since then."""
         lacking = pending.layout.living - pending.answers.keys()
         return any(self._heard_ms.get((partition, shard), 0) < since_ms for shard in lacking)
@@ -232,7 +198,7 @@ class Asker:
         return (found or turns)[0]
 
     async def _send(
-        self, topic: str, request: RetrievalRequest, partition: int, pending: _Pending
+        self, topic: str, request: RetrievalRequest, partition: int, pending: Pending
     ) -> None:
         self._pending[request.retrieval_id] = (pending, partition)
         try:
@@ -243,6 +209,14 @@ class Asker:
             )
         except KafkaError as error:
             raise BrokerUnavailable(f"the retrieval was not sent: {error}") from error
+
+
+async def _is_set(event: asyncio.Event, within_ms: float) -> bool:
+    try:
+        async with asyncio.timeout(within_ms / 1000):
+            return await event.wait()
+    except TimeoutError:
+        return False
 
 
 def _second(request: RetrievalRequest) -> RetrievalRequest:

@@ -57,10 +57,14 @@ class Pool:
         self.ids: list[str] = []
         self._answers = answers
         self._records: asyncio.Queue[Any] = asyncio.Queue()
+        self.join(shards)
+
+    def join(self, shards: int) -> None:
+        """A ready worker for each of so many shards."""
         now_ms = wall_ms()
         for shard in range(shards):
             part = SearchCapability(shard=shard, shards=shards, backend="cpu", slots=8)
-            name = f"w{shard}"
+            name = f"w{shard}/{shards}"
             joined = Registration(
                 member_id=name, epoch=1, kind=MemberKind.WORKER, roles=(Role.RETRIEVAL,),
                 started_ms=0, search=part,

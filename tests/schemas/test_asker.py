@@ -144,6 +144,41 @@ async def test_what_all_replicas_refuse_is_refused() -> None:
 
 
 @virtual
+async def test_a_retrieval_whose_shards_have_left_is_asked_of_those_that_replace_them() -> None:
+    """Before it was sent again, and after: the first replica refused, and the other one left."""
+    full = QueueFull("expected fewer").to_wire()
+
+    def silent(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
+        if len(pool.asked) == 1 + refused:
+            pool.join(2)
+        elif len(pool.asked) == 2 + refused:
+            pool.answer(hits(request, found={"of the old shard": 0.0}))
+            pool.answer(hits(request, 0, shards=2))
+            pool.answer(hits(request, 1, shards=2, found={"b": 0.5}))
+        else:
+            pool.answer(hits(request, error=full, found={}))
+
+    for refused in (0, 1):
+        async with asking(1, silent) as (asker, pool):
+            found = await ask(asker)
+            assert [hit.document_id for hit in found.hits] == ["b", "a"]
+            assert found.shards == 2 and found.is_complete
+            assert pool.asked == [1, 3, 1][: 2 + refused]
+            assert (asker._pending, asker._avoided_ms) == ({}, {})
+
+
+@virtual
+async def test_shards_that_join_do_not_hurry_those_that_answer() -> None:
+    def late(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
+        pool.join(2)
+        asyncio.get_running_loop().call_later(0.1, pool.answer, hits(request))
+
+    async with asking(1, late) as (asker, pool):
+        found = await ask(asker)
+        assert found.shards == 1 and found.is_complete and pool.asked == [1]
+
+
+@virtual
 async def test_nobody_waits_beyond_the_deadline_and_silent_shards_are_named() -> None:
     def half(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
         pool.answer(hits(request, 0, shards=2))
