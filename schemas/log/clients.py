@@ -6,7 +6,9 @@ its worker. Faust agents are the one exception (`schemas/log/faust_app.py`).
 """
 
 import asyncio
+import heapq
 import ssl
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import count
 from typing import Any, Literal
@@ -20,6 +22,7 @@ from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_SUFFIX, check_record, partition_of
 
 RECORD_BYTES_MAX = 8 << 20
+_HELD_MAX = 5_000  # records of a partition that wait for older ones of others, when more are read
 Headers = Sequence[tuple[str, bytes]]
 Ack = asyncio.Future[Any]
 
@@ -273,6 +276,33 @@ class AssignedReader:
         """Batches until every partition stands at its end or beyond; the last may hold more."""
         while any([await self._position(tp) < ends[tp.partition] for tp in self._partitions]):
             yield await self.batch(max_records=5_000, timeout_ms=1_000)
+
+    async def by_time(self, ends: dict[int, int]) -> AsyncIterator[ConsumerRecord]:
+        """Records until every partition stands at its end or beyond, whatever comes first over the
+        network.
+
+        Of the next ones of all partitions the oldest is first, by the log's timestamps, of equally
+        old ones that of the lowest partition.
+        """
+        held: dict[TopicPartition, deque[ConsumerRecord]] = {tp: deque() for tp in self._partitions}
+        while True:
+            dry = [tp for tp, records in held.items() if not records]
+            if any([await self._position(tp) < ends[tp.partition] for tp in dry]):
+                wanted = [tp for tp, records in held.items() if len(records) < _HELD_MAX]
+                found = await self._started.getmany(
+                    *wanted, timeout_ms=1_000, max_records=_HELD_MAX
+                )
+                for tp, records in found.items():
+                    held[tp].extend(records)
+                continue
+            heads = [(records[0].timestamp, tp) for tp, records in held.items() if records]
+            if not heads:
+                return
+            heapq.heapify(heads)
+            while held[tp := heads[0][1]]:
+                yield held[tp].popleft()
+                if held[tp]:
+                    heapq.heapreplace(heads, (held[tp][0].timestamp, tp))
 
     async def _position(self, partition: TopicPartition) -> int:
         return int(await self._started.position(partition))

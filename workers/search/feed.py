@@ -1,7 +1,9 @@
 """Follows the topic `documents`: all that is there, or what came after a snapshot, then live.
 
 The worker reads all partitions with no consumer group, since every replica of a shard needs every
-document of it; documents of other shards are skipped by their id.
+document of it; documents of other shards are skipped by their id. What is there at the start is
+read in the order of its timestamps: the oldest document of a collection fixes its dimension, for
+every replica and at every start.
 """
 
 import asyncio
@@ -24,7 +26,7 @@ from workers.search.refusals import Refusals, is_first
 from workers.search.settings import ShardPlace
 
 log = logging.getLogger("trivium.retrieval")
-_BATCH_MAX = 2_000
+_BATCH_MAX, _HISTORY_BATCH = 2_000, 5_000
 
 
 class DocumentFeed:
@@ -57,12 +59,18 @@ class DocumentFeed:
     async def start(self, offsets: dict[int, int] | None = None) -> int:
         """Everything up to the end as of now, from `offsets` on; returns the number of records."""
         started_ms, count = wall_ms(), 0
+        batch: list[ConsumerRecord] = []
         await self._reader.start(offsets or "earliest")
         self.offsets.update(offsets or {})
         ends = await self._reader.end_offsets()
-        async for batch in self._reader.until(ends):
-            count += len(batch)
-            await self._apply(batch)
+        async for record in self._reader.by_time(ends):
+            batch.append(record)
+            if len(batch) == _HISTORY_BATCH:
+                count += len(batch)
+                await self._apply(batch)
+                batch = []
+        count += len(batch)
+        await self._apply(batch)
         log.info("read %d documents in %d ms", count, wall_ms() - started_ms)
         return count
 
@@ -98,7 +106,9 @@ class DocumentFeed:
                     await self.refusals.add(record, error)
                 continue
             if shard_of(change.document_id, self._place.shards) == self._place.shard:
-                changes[change.collection, change.document_id] = (change, record)
+                key = (change.collection, change.document_id)
+                changes.pop(key, None)  # it stands where it was written last
+                changes[key] = (change, record)
         failed = await asyncio.to_thread(
             self._collections.apply, [change for change, _ in changes.values()]
         )
