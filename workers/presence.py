@@ -120,9 +120,7 @@ class Presence:
     def _on_record(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:
         if isinstance(record, Heartbeat):
             return
-        own = self.membership
-        if record.member_id == own.member_id and record.epoch > own.epoch > 0:
-            raise LeaseError(f"{own.member_id}: another process took its place; two have its name")
+        self.membership.check_name(record)
         self._tell_engine(record)
         if record.kind is MemberKind.ROUTER:
             self._beat_wanted.set()  # a router that comes gets its credits at once

@@ -114,9 +114,8 @@ class Membership:
             await self._read_all()  # what came since
         else:
             await self.meet()
-        later = self.view.members.get(self.member_id)
-        if later is not None and later.epoch > self.epoch:
-            raise LeaseError(f"{self.member_id}: another process took its place; two have its name")
+        if (known := self.view.members.get(self.member_id)) is not None:
+            self.check_name(known.registration)
         lost: set[tuple[str, int]] = set()
         while True:
             self.leases = {topic: self._choose(topic, lost) for topic in self._lease_topics}
@@ -128,6 +127,11 @@ class Membership:
             if not beaten:
                 return
             lost.update(beaten)
+
+    def check_name(self, record: Registration) -> None:
+        """Raise LeaseError where a later life of this member has registered."""
+        if record.member_id == self.member_id and record.epoch > self.epoch > 0:
+            raise LeaseError(f"{self.member_id}: another process took its place; two have its name")
 
     async def _read_all(self) -> None:
         for record in await self._reader.read_to_end():

@@ -200,6 +200,9 @@ class FakeMembership:
         self.lost = asyncio.Event()
         self.on_record = on_record
 
+    def check_name(self, record: Registration) -> None:
+        """Nobody takes its name."""
+
     async def meet(self) -> None:
         self.met = True
 

@@ -13,7 +13,6 @@ import logging
 from typing import Any
 
 from schemas.codec import Codec
-from schemas.errors import LeaseError
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.faust_app import add_agents, make_app, run_app
@@ -198,11 +197,8 @@ class RetrievalWorker:
     def _fleet_record(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:
         if isinstance(record, Heartbeat):
             self._figures.fold(record)
-        elif record.member_id == self.membership.member_id:
-            if record.epoch > self.membership.epoch > 0:
-                raise LeaseError(
-                    f"{record.member_id}: another process took its place; two have its name"
-                )
+        else:
+            self.membership.check_name(record)
 
     def _load_now(self) -> SearchLoad:
         load, now_ms = self.engine.load(), wall_ms()
