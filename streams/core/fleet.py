@@ -81,10 +81,7 @@ class Fleet:
         worker.taken = self._taken
         worker.running += 1
         worker.work_ahead_tokens += tokens
-        pool = self.pools[worker.role]
-        pool.count(worker)
-        if worker.row != NOT_LISTED:
-            pool.taken[worker.row] = worker.taken
+        self.pools[worker.role].count(worker)
 
     def release(self, life: Life, role: Role, tokens: int) -> None:
         """Count a request that left; earlier lives hold nothing."""

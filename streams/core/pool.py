@@ -112,7 +112,6 @@ class Pool:
         self.others_tokens[row] = worker.others_tokens
         self.busy_until_ms[row] = worker.busy_until_ms
         self.pace[row] = worker.pace
-        self.taken[row] = worker.taken
         self.count(worker)
 
     def count(self, worker: Worker) -> None:
@@ -127,7 +126,7 @@ class Pool:
             self.living_requests += requests - self.requests.item(row)
             self._open[row] = free > 0
         self.free[row] = free
-        self.requests[row] = requests
+        self.requests[row], self.taken[row] = requests, worker.taken
         self.tokens[row] = worker.work_ahead_tokens + worker.others_tokens
 
     def living(self, now_ms: int) -> Flags:
