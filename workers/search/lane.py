@@ -99,10 +99,7 @@ class Lanes:
 
     def ended(self) -> list[int]:
         """Slots that ended since the last call, in order of each lane; the bell is silent then."""
-        slots = self._slots
-        count = turns.hear(
-            self._owner, self._blocks, self.slots_each, self._ended, slots.fields, slots.top
-        )
+        count = turns.hear(self._owner, self._blocks, self.slots_each, self._ended)
         return self._ended_seen[:count].tolist()
 
     def ms_per_extend(self) -> float | None:

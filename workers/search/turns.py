@@ -15,7 +15,7 @@ import numpy as np
 
 from workers.search import fields, steps
 from workers.search.compiled import kernel
-from workers.search.memory import address, get_i64, prefetch_row, put_i64
+from workers.search.memory import address, get_i64, put_i64
 from workers.search.shared import exchange, load, read_clock, sleep, store, wake
 from workers.search.slots import fill
 
@@ -37,7 +37,6 @@ OWNER_SIZE = 8
 # What is told of a slot.
 RUN, PARK, RESUME, END, CLOSE = range(5)
 _KINDS = 8
-_KEYS_BYTES = 256  # of a routing list, that are asked for ahead
 _AWAY, _ACTIVE, _PARKED = range(3)
 
 
@@ -162,11 +161,10 @@ def start(
 
 
 @kernel
-def hear(owner: Array, blocks: Array, slots: int, ended: Array, rows: Array, top: Array) -> int:
+def hear(owner: Array, blocks: Array, slots: int, ended: Array) -> int:
     """Slots of all lanes that ended since the last time go to `ended`; how many. For the owner.
 
-    It is told how many rounds all lanes made since, and in how many nanoseconds. What it reads next
-    of those slots is on its way from the lanes' caches.
+    It is told how many rounds all lanes made since, and in how many nanoseconds.
     """
     o = address(owner)
     sleep(get_i64(o, OWN_BELL), o + 8 * _DRAINED)  # not at all: its bell is silenced thus
@@ -176,10 +174,7 @@ def hear(owner: Array, blocks: Array, slots: int, ended: Array, rows: Array, top
         b = address(blocks) + lane * blocks.strides[0]
         heard, last = get_i64(b, HEARD), load(b, ENDED)
         while heard < last:
-            slot = get_i64(b, HEAD + _TOLD_PER_SLOT * slots + (heard & (slots - 1)))
-            prefetch_row(address(rows) + slot * rows.strides[0], 8 * fields.COUNT)
-            prefetch_row(address(top) + slot * top.strides[0], _KEYS_BYTES)
-            ended[count] = slot
+            ended[count] = get_i64(b, HEAD + _TOLD_PER_SLOT * slots + (heard & (slots - 1)))
             count += 1
             heard += 1
         put_i64(b, HEARD, heard)
