@@ -4,14 +4,15 @@ import numpy as np
 
 from infra.evaluate import paper
 from infra.evaluate.grid import CONFIGS, LEVELS
-from infra.evaluate.tables import OBJECTIVES, Points, winners
+from infra.evaluate.tables import OBJECTIVES, Points, Winners, winners
 
 NEAR = 0.01  # what is nearer than that has won by chance
 
 
 def explanation(points: Points) -> str:
     """Leads of the winners over the best x=1, and what decided in the paper."""
-    by_level = ", ".join(_lead(points, level) for level in LEVELS)
+    won = winners(points, OBJECTIVES["throughput"])
+    by_level = ", ".join(_lead(points, won, level) for level in LEVELS)
     raw = paper.THROUGHPUT_LONG_GEN_20
     theirs = ", ".join(f"{name} {tokens}" for name, tokens in raw.items())
     p50, mean, p99 = paper.TPOT_REPLICAS_LONG_GEN_20
@@ -32,8 +33,7 @@ def explanation(points: Points) -> str:
     )
 
 
-def _lead(points: Points, level: str) -> str:
-    won = winners(points, OBJECTIVES["throughput"])
+def _lead(points: Points, won: Winners, level: str) -> str:
     full = [config for config in CONFIGS if config.kind == "x=1"]
     leads = []
     for (workload, load), config in won.items():
