@@ -3,10 +3,10 @@
 Pure; `trivium explain` and the demo print them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from infra.story import Story
+from infra.story import Story, TokenRow
 from schemas.records import (
     Candidate,
     Decision,
@@ -62,7 +62,7 @@ def _events(story: Story) -> Iterator[Step]:
         yield _finished(phase)
     yield from _tokens(story)
     if story.outcome is not None:
-        yield _ended(story.outcome)
+        yield _ended(story.outcome, story.rows)
 
 
 def _accepted(request: Request) -> Step:
@@ -194,9 +194,12 @@ def _tokens(story: Story) -> Iterator[Step]:
         yield Step(last.at_ms, last.worker_id, what, "tokens", took_ms)
 
 
-def _ended(outcome: Outcome) -> Step:
+def _ended(outcome: Outcome, rows: Sequence[TokenRow]) -> Step:
+    at_ms = outcome.ended_ms
+    if rows and rows[-1].worker_id == outcome.written_by:
+        at_ms = max(at_ms, rows[-1].at_ms)  # it is written once the frame of its end is in the log
     reason = f" ({outcome.finish_reason})" if outcome.finish_reason else ""
     what = f"{outcome.kind.value}{reason}: {outcome.completion_tokens} tokens"
     if outcome.error is not None:
         what += f"; {outcome.error.code}: {outcome.error.message}"
-    return Step(outcome.ended_ms, outcome.written_by, what, "outcome")
+    return Step(at_ms, outcome.written_by, what, "outcome")

@@ -210,6 +210,16 @@ def test_the_steps_of_a_remote_request_in_order() -> None:
     assert told[9] == "completed (length): 5 tokens"
 
 
+def test_an_outcome_follows_the_frame_that_it_waited_for() -> None:
+    story = remote()
+    story.outcome = replace(ENDED, ended_ms=T0 + 97)  # the engine was done, its frame not gone yet
+    steps = steps_of(story)[-2:]
+    assert [(step.after_ms, step.kind) for step in steps] == [(99, "tokens"), (99, "outcome")]
+    story.outcome = replace(ENDED, ended_ms=T0 + 97, written_by="router-a")  # waited for none
+    steps = steps_of(story)[-2:]
+    assert [(step.after_ms, step.kind) for step in steps] == [(97, "outcome"), (99, "tokens")]
+
+
 def test_a_decision_tells_what_it_looked_at() -> None:
     details = steps_of(remote())[1].details
     assert details[0] == (
