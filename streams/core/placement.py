@@ -1,10 +1,11 @@
 """Placement: which workers run a request, in which mode and orchestration, and why.
 
 `Placer` finds what is possible, has a policy (`streams/core/policies.py`) choose between local and
-remote for a later turn, and has the workers chosen by `streams/core/choosing.py`. A request goes
-where its session's KV lies as far as the policy allows; a first turn goes to a pair of prefill and
-decode workers or to a replica, whichever is expected to answer first. How that went comes back
-through `streams/core/learning.py`. `streams/core/dispatcher.py` calls.
+remote, and has the workers chosen by `streams/core/choosing.py`. A request goes where its session's
+KV lies as far as the policy allows; a first turn goes to a replica or to a pair of prefill and
+decode workers, whichever is expected to answer first, or where the policy says, if it is one that
+is asked of first turns. How that went comes back through `streams/core/learning.py`.
+`streams/core/dispatcher.py` calls.
 """
 
 from collections.abc import Iterable
@@ -247,15 +248,16 @@ class Placer:
         return remote or self._on_replica(need, view, replica)
 
     def _anywhere(self, need: Need, view: View) -> Placement | None:
-        """No worker holds the history: a remote pair, or what `learned` thinks better."""
-        away = Choice(False, view.away)
-        worker = view.appender() if self.settings.policy == "learned" else None
+        """No worker holds the history: a remote pair, unless the policy is asked and says local."""
+        worker = view.appender() if self._policy.first_turns else None
         if worker is None:
-            return self._remote(need, view, away)
+            return self._remote(need, view, Choice(False, view.away))
         choice = self._policy.choose(self._case(need, view, worker, view.decode()))
         if choice.local:
             return self._local(need, view, worker, choice)
-        return self._remote(need, view, away._replace(estimate=choice.estimate))
+        if choice.estimate is not None:  # it tells why
+            choice = choice._replace(reason=view.away)
+        return self._remote(need, view, choice)
 
     def _remote(self, need: Need, view: View, choice: Choice) -> Placement | None:
         """Prefill where it ends soonest, decode where the history lies or least runs."""

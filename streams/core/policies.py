@@ -1,8 +1,10 @@
-"""The policies: whether a later turn's prompt is computed where its history lies, or remotely.
+"""The policies: whether a prompt is computed on a decode worker, or remotely.
 
-Each is a small pure object: `choose(case) -> Choice`. The first turn and what no policy has a say
-in (an absent pool, a full worker) are `streams/core/placement.py`'s, which also chooses the
-workers and makes the case.
+Each is a small pure object: `choose(case) -> Choice`. All are asked of a later turn, about the
+worker where its history lies; `learned` and `conditional` also where no worker holds the history
+(a first turn, or its worker is gone), about the decode worker where the answer would end soonest.
+What no policy has a say in (an absent pool, a full worker) is `streams/core/placement.py`'s, which
+also chooses the workers and makes the case.
 """
 
 from typing import NamedTuple, Protocol
@@ -19,7 +21,7 @@ _SLACK_SHARE = 0.25  # what is not the sooner way may be expected to take so muc
 
 @frozen
 class Case:
-    """What a policy may know of a later turn whose decode worker lives; `learned`, of any turn."""
+    """What a policy may know of a turn, and of the one decode worker that it is asked about."""
 
     ticket: int  # number of the choice on this router, from 1; kept while the request waits
     prompt_tokens: int
@@ -47,12 +49,19 @@ class Choice(NamedTuple):
 class Policy(Protocol):
     """What the placer calls."""
 
+    first_turns: bool  # asked of them too, and of later turns whose worker is gone
+
     def choose(self, case: Case) -> Choice:
         """Where to compute the prompt."""
 
 
 class Conditional:
-    """Remote only if much is to be computed and prefill workers get to it soon (Dynamo, 2025)."""
+    """Remote only if much is to be computed and prefill workers get to it soon (Dynamo, 2025).
+
+    What a decode worker holds of a prompt need not be computed, whoever's prefix it was.
+    """
+
+    first_turns = True
 
     def __init__(self, settings: RouterSettings) -> None:
         self._tokens_max = settings.max_local_prefill_tokens
@@ -74,6 +83,8 @@ class Static:
     Niederreiter 1974): of any n consecutive choices share * n are local, but for O(log n).
     """
 
+    first_turns = False
+
     def __init__(self, settings: RouterSettings) -> None:
         self._share = settings.local_share
 
@@ -84,6 +95,8 @@ class Static:
 
 class Tabled:
     """PPD, algorithm 1, phase 2: the score of the measured cell that is nearest to the turn."""
+
+    first_turns = False
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -113,6 +126,8 @@ class Learned:
     that what is not chosen is known too: none where the deadline is near or that way is expected to
     take long.
     """
+
+    first_turns = True
 
     def __init__(self, settings: RouterSettings) -> None:
         self._settings = settings

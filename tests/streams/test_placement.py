@@ -10,35 +10,19 @@ from schemas.errors import ConfigError
 from schemas.records import MemberState, Mode, Orchestration, Priority, Reason, Role
 from streams.config import RouterSettings
 from streams.core import choosing, orchestrating
+from streams.core.table import Table
 from tests.streams import builders
 from tests.streams.placing import ALL, Scene, need, pair, session
 
+EMPTY = Table({"context_tokens": [1], "new_tokens": [1], "answer_tokens": [1], "load": [1]}, [])
 
-def test_the_first_turn_is_remote_whatever_the_policy() -> None:
-    for policy in ("learned", "conditional", "static"):
-        scene = pair(policy=policy, local_share=1.0)
+
+def test_the_first_turn_is_remote_unless_the_policy_is_asked_and_says_otherwise() -> None:
+    for policy in ("learned", "table", "static"):
+        scene = pair(policy=policy, local_share=1.0, table=EMPTY)
         found = scene.place(need())
         assert found is not None
         assert (found.mode, found.reason, found.policy) == (Mode.REMOTE, Reason.FIRST_TURN, policy)
-
-
-@pytest.mark.parametrize(
-    ("context", "tokens", "waiting", "local", "reason"),
-    [
-        (1_000, 1_500, 1, True, Reason.BELOW_LENGTH),
-        (1_000, 1_992, 1, True, Reason.BELOW_LENGTH),  # in blocks of 16, 992 are held
-        (1_000, 1_993, 1, False, Reason.ABOVE_LENGTH),
-        (0, 1_001, 1, False, Reason.ABOVE_LENGTH),
-        (1_000, 9_000, 2, False, Reason.ABOVE_LENGTH),
-        (1_000, 9_000, 3, True, Reason.PREFILL_QUEUE_LONG),
-    ],
-)
-def test_conditional(context: int, tokens: int, waiting: int, local: bool, reason: Reason) -> None:
-    scene = pair(policy="conditional")
-    found = scene.place(need(tokens, session("d0", context), waiting=waiting))
-    assert found is not None
-    assert (found.mode, found.reason) == (Mode.LOCAL if local else Mode.REMOTE, reason)
-    assert found.decode is scene.worker("d0")
 
 
 @pytest.mark.parametrize(("context", "held"), [(0, 0), (16, 0), (17, 16), (1_000, 992)])
@@ -78,14 +62,6 @@ def test_local_first_turns_are_no_herd() -> None:
         names.append(found.decode.worker_id)
         scene.pass_ms(1_000)  # computed by then
     assert [names.count(name) for name in ("d0", "d1", "d2")] == [4, 4, 4]
-
-
-def test_a_prefix_on_the_decode_worker_counts_as_computed() -> None:
-    scene = pair(policy="conditional")
-    scene.holds("d0", 0, range(3_200))
-    found = scene.place(need(4_000, session("d0", 100)))
-    assert found is not None
-    assert (found.reason, found.decode_cached_tokens) == (Reason.BELOW_LENGTH, 3_200)
 
 
 def test_a_full_session_worker_sends_a_local_turn_elsewhere() -> None:
