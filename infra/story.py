@@ -55,8 +55,8 @@ class Story:
 
     @property
     def last_token_ms(self) -> int:
-        """When the last one did."""
-        return self.rows[-1].at_ms if self.rows else 0
+        """When all of them had; frames of two workers may be logged in another order."""
+        return max((row.at_ms for row in self.rows), default=0)
 
     @property
     def ttft_ms(self) -> int | None:

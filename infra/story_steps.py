@@ -3,10 +3,10 @@
 Pure; `trivium explain` and the demo print them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from infra.story import Story, TokenRow
+from infra.story import Story
 from schemas.records import (
     Candidate,
     Decision,
@@ -62,7 +62,7 @@ def _events(story: Story) -> Iterator[Step]:
         yield _finished(phase)
     yield from _tokens(story)
     if story.outcome is not None:
-        yield _ended(story.outcome, story.rows)
+        yield _ended(story.outcome, story)
 
 
 def _accepted(request: Request) -> Step:
@@ -186,18 +186,19 @@ def _tokens(story: Story) -> Iterator[Step]:
         return
     first, last, count = story.rows[0], story.rows[-1], len(story.token_ids)
     yield Step(first.at_ms, first.worker_id, "first token on its way", "tokens")
-    if count > first.tokens:
-        what = f"{count} tokens in {len(story.rows)} frames, TPOT {story.tpot_ms or 0:.2f} ms"
+    if count > 1:
+        frames = "1 frame" if first is last else f"{len(story.rows)} frames"
+        what = f"{count} tokens in {frames}, TPOT {story.tpot_ms or 0:.2f} ms"
         if story.repeated_rows:
             what += f"; {story.repeated_rows} repeated rows dropped"
-        took_ms = max(0, last.at_ms - first.at_ms)
-        yield Step(last.at_ms, last.worker_id, what, "tokens", took_ms)
+        took_ms = story.last_token_ms - first.at_ms
+        yield Step(story.last_token_ms, last.worker_id, what, "tokens", took_ms)
 
 
-def _ended(outcome: Outcome, rows: Sequence[TokenRow]) -> Step:
+def _ended(outcome: Outcome, story: Story) -> Step:
     at_ms = outcome.ended_ms
-    if rows and rows[-1].worker_id == outcome.written_by:
-        at_ms = max(at_ms, rows[-1].at_ms)  # it is written once the frame of its end is in the log
+    if story.rows and story.rows[-1].worker_id == outcome.written_by:
+        at_ms = max(at_ms, story.last_token_ms)  # it is written once its frame is in the log
     reason = f" ({outcome.finish_reason})" if outcome.finish_reason else ""
     what = f"{outcome.kind.value}{reason}: {outcome.completion_tokens} tokens"
     if outcome.error is not None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from infra.cli.explain import as_json_value, duration_ms, show
 from infra.cli.options import print_json
-from infra.story import Story, tell
+from infra.story import Story, TokenRow, tell
 from infra.story_log import ACCEPT_MS, CLOCKS_MS, Window, collect, find_request, window_of
 from infra.story_steps import steps_of
 from schemas.errors import ConfigError, NotFound
@@ -218,6 +218,21 @@ def test_an_outcome_follows_the_frame_that_it_waited_for() -> None:
     story.outcome = replace(ENDED, ended_ms=T0 + 97, written_by="router-a")  # waited for none
     steps = steps_of(story)[-2:]
     assert [(step.after_ms, step.kind) for step in steps] == [(97, "outcome"), (99, "tokens")]
+
+
+def test_all_tokens_are_on_their_way_no_sooner_than_the_first() -> None:
+    """Both of a pair say the first token, and the log need not have their frames by time."""
+    story = remote()
+    story.rows = [TokenRow(T0 + 52, "prefill-0", 1), TokenRow(T0 + 50, "decode-0", 4)]
+    story.outcome = replace(ENDED, ended_ms=T0 + 49)
+    steps = steps_of(story)[-3:]
+    assert [(step.after_ms, step.who, step.kind) for step in steps] == [
+        (52, "prefill-0", "tokens"),
+        (52, "decode-0", "tokens"),
+        (52, "decode-0", "outcome"),
+    ]
+    story.rows = [TokenRow(T0 + 50, "decode-0", 5)]
+    assert steps_of(story)[-2].what == "5 tokens in 1 frame, TPOT 0.00 ms"
 
 
 def test_a_decision_tells_what_it_looked_at() -> None:
