@@ -8,7 +8,7 @@ Result = TypeVar("Result")
 _POLL_S = 0.01
 
 
-def run(main: Coroutine[Any, Any, Result], *, seconds: float = 30) -> Result:
+def run(main: Coroutine[Any, Any, Result], *, seconds: float = 90) -> Result:
     """Run a test's coroutine; TimeoutError when it takes longer."""
 
     async def limited() -> Result:
@@ -19,7 +19,7 @@ def run(main: Coroutine[Any, Any, Result], *, seconds: float = 30) -> Result:
 
 
 async def until(
-    condition: Callable[[], bool] | Callable[[], Awaitable[bool]], *, seconds: float = 20
+    condition: Callable[[], bool] | Callable[[], Awaitable[bool]], *, seconds: float = 60
 ) -> None:
     """Wait until the condition, plain or async, is true; TimeoutError when it never is."""
     async with asyncio.timeout(seconds):

@@ -32,11 +32,11 @@ class Life:
         self.engine = FakeEngine(running_max)
         self.log = FakeLog()
         self.stop = asyncio.Event()
-        self.settings = {"drain_timeout_ms": 5_000, **settings}
+        self.settings = {"drain_timeout_ms": 60_000, **settings}
         bundle, made = clients(self.log)
         self.worker = Worker(
             bundle,
-            LogSettings(request_timeout_ms=1_000),
+            LogSettings(request_timeout_ms=20_000),
             WorkerSettings(**self.settings),
             ModelSettings(name=MODEL),
             roles or (Role.PREFILL, Role.DECODE),

@@ -5,8 +5,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
+from schemas import fleet
 from schemas.codec import Codec, pack_tokens
+from schemas.log import membership
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.membership import Membership
 from schemas.records import (
@@ -30,7 +33,15 @@ from workers.llm.sim_settings import SimSettings
 from workers.runtime import run_worker
 
 MODEL = ModelSettings(path="sim")
-SIM = SimSettings(prefill_base_ms=2, decode_step_ms=1, transfer="memory", running_max=8)
+PATIENT_MS = 60_000  # longer than any machine stalls, where no test is about such a time
+SIM = SimSettings(
+    prefill_base_ms=2,
+    decode_step_ms=1,
+    transfer="memory",
+    running_max=8,
+    handle_ttl_ms=2 * PATIENT_MS,
+    transfer_timeout_ms=PATIENT_MS,
+)
 
 
 class Router:
@@ -38,7 +49,7 @@ class Router:
 
     def __init__(self, settings: LogSettings) -> None:
         codec = Codec()
-        self.settings = settings
+        self.settings = settings = replace(settings, request_timeout_ms=PATIENT_MS)
         self.producer = LogProducer(settings, codec, durable=True, client_id="router-a")
         self.membership = Membership(
             settings, codec, self.producer, member_id="router-a", kind=MemberKind.ROUTER
@@ -99,7 +110,17 @@ class Router:
 
 @asynccontextmanager
 async def router_of(settings: LogSettings) -> AsyncIterator[Router]:
-    router = Router(settings)
+    """A router that follows all topics; meanwhile no member of this process loses its lease."""
+    with (
+        patch.object(fleet, "LEASE_MS", PATIENT_MS),
+        patch.object(membership, "LEASE_MS", PATIENT_MS),
+    ):
+        async with _running(Router(settings)) as router:
+            yield router
+
+
+@asynccontextmanager
+async def _running(router: Router) -> AsyncIterator[Router]:
     await router.producer.start()
     await router.membership.join()
     topics = ["phases", "outcomes", "tokens", "decode.dlq"]
@@ -117,12 +138,12 @@ async def router_of(settings: LogSettings) -> AsyncIterator[Router]:
 
 @asynccontextmanager
 async def worker_of(
-    settings: LogSettings,
     router: Router,
     worker_id: str,
     role: Role | Sequence[Role],
     **changes: Any,
 ) -> AsyncIterator[tuple[asyncio.Task[None], asyncio.Event]]:
+    """A worker with a simulated engine that serves, its task, and what stops it."""
     stop = asyncio.Event()
     roles = [role] if isinstance(role, Role) else list(role)
 
@@ -138,8 +159,8 @@ async def worker_of(
 
     task = asyncio.create_task(
         run_worker(
-            settings,
-            WorkerSettings(engine="sim", drain_timeout_ms=5_000),
+            router.settings,
+            WorkerSettings(engine="sim", drain_timeout_ms=PATIENT_MS),
             MODEL,
             worker_id=worker_id,
             roles=roles,

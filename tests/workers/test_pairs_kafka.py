@@ -41,9 +41,9 @@ async def pools(kafka: LogSettings, **changes: Any) -> AsyncIterator[Router]:
     """A prefill worker `p`, a decode worker `d`, and a replica `r` that nobody shares KV with."""
     async with (
         router_of(kafka) as router,
-        worker_of(kafka, router, "p", Role.PREFILL, transfer="nixl", **changes),
-        worker_of(kafka, router, "d", Role.DECODE, transfer="nixl"),
-        worker_of(kafka, router, "r", Role.REPLICA, transfer="none"),
+        worker_of(router, "p", Role.PREFILL, transfer="nixl", **changes),
+        worker_of(router, "d", Role.DECODE, transfer="nixl"),
+        worker_of(router, "r", Role.REPLICA, transfer="none"),
     ):
         yield router
 
@@ -144,13 +144,15 @@ async def test_a_pair_gives_the_answer_of_a_replica_and_sends_no_block_twice(
 async def test_a_cancelled_pair_frees_both_sides_and_only_decode_speaks(
     kafka: LogSettings, orchestration: Orchestration, void: bool
 ) -> None:
-    async with pools(kafka, prefill_base_ms=2_000) as router:
+    async with pools(kafka, prefill_base_ms=600_000) as router:
         await start(router, orchestration)
         await until(lambda: all(running(router, worker_id) == 1 for worker_id in "pd"))
         for worker_id, topic in (("p", "prefill"), ("d", "decode")):
             order = replace(cancel_work("r1", worker_id=worker_id), void=void)
             await router.send(topic, order, worker_id)
         await until(lambda: all(running(router, worker_id) == 0 for worker_id in "pd"))
+        if not void:
+            await until(lambda: router.of(Outcome, "r1") != [])
         kinds = [outcome.kind for outcome in router.of(Outcome, "r1")]
         assert kinds == ([] if void else [OutcomeKind.CANCELLED])
         assert phases(router, PhaseKind.FAILED, "r1") == []
@@ -172,6 +174,7 @@ async def test_what_the_workers_cache_is_published_by_its_hashes(kafka: LogSetti
             return {block for events in found for block in prefix.unpack(events.stored)}
 
         await until(lambda: all(hashes <= stored(worker_id) for worker_id in "pd"))
+        await until(lambda: any(events.worker_id == "r" for events in router.of(KvEvents)))
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
         for worker_id in "pdr":

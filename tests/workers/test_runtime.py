@@ -156,6 +156,7 @@ async def test_a_cancellation_ends_the_request() -> None:
         assert found.engine.aborted == ["r1.1"]
 
 
+@virtual
 async def test_a_deadline_ends_the_request_without_an_engine_step() -> None:
     async with life() as found:
         await found.held(work("r1"))

@@ -99,6 +99,7 @@ async def test_a_drain_finishes_what_is_held_and_refuses_the_rest() -> None:
         assert (found.membership.left, found.engine.closed, found.decode.stopped) == (True,) * 3
 
 
+@virtual
 async def test_a_drain_gives_back_what_takes_too_long() -> None:
     async with life(drain_timeout_ms=50) as found:
         await found.held(work())
@@ -110,6 +111,7 @@ async def test_a_drain_gives_back_what_takes_too_long() -> None:
         assert found.engine.aborted == ["r1.1"]
 
 
+@virtual
 async def test_a_drain_whose_reports_are_not_acknowledged_is_a_failure() -> None:
     async with life(drain_timeout_ms=50) as found:
         found.log.held_acks["phases"] = []
