@@ -23,6 +23,11 @@ ENV_PREFIX = "TRIVIUM_"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
+def _is_address(text: str) -> bool:
+    host, _, port = text.strip().rpartition(":")
+    return bool(host) and port.isdecimal() and 0 < int(port) < 65_536
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings:
     """Section [log]: the Kafka cluster, topic names and framing."""
@@ -50,6 +55,10 @@ class LogSettings:
                 raise ConfigError(
                     f"log.{group}_partitions: expected at least 1, found {self.partitions(group)}"
                 )
+        if not all(map(_is_address, self.bootstrap.split(","))):
+            raise ConfigError(
+                f"log.bootstrap: expected HOST:PORT, several with commas, found {self.bootstrap!r}"
+            )
 
     def partitions(self, group: str) -> int:
         """Partition count of a topic group of the table."""

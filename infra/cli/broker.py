@@ -27,10 +27,12 @@ def start(config: Config = None, as_json: AsJson = False, quiet: Quiet = False) 
 
 
 @app.command(epilog="Example: trivium broker stop --quiet")
-def stop(config: Config = None, quiet: Quiet = False) -> None:
+def stop(config: Config = None, as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Stop it in an orderly way; data stays."""
     stopped = Broker(settings_from(config).broker).stop()
-    if not quiet:
+    if as_json:
+        print_json({"stopped": stopped})
+    elif not quiet:
         print("Kafka stopped" if stopped else "Kafka does not run here")
 
 
@@ -57,10 +59,14 @@ def status(config: Config = None, as_json: AsJson = False) -> None:
 def reset(
     config: Config = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Stop it and delete all its data."""
     broker = Broker(settings_from(config).broker)
     if not yes:
-        typer.confirm(f"Delete every record in {broker.folder}?", abort=True)
+        typer.confirm(f"Delete every record in {broker.folder}?", abort=True, err=True)
     broker.reset()
-    print(f"{broker.folder} is empty")
+    if as_json:
+        print_json({"folder": str(broker.folder), "empty": True})
+    else:
+        print(f"{broker.folder} is empty")

@@ -4,16 +4,17 @@ import json
 import time
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from infra.cli.options import AsJson, print_json
+from infra.cli.options import AsJson, Config, print_json, settings_from
 from infra.statefile import read_state
 from schemas.errors import ConfigError, NotReady, from_wire
 from schemas.records import WireError
 
-_DEFAULT_URL = "http://127.0.0.1:8000"
+_ANYWHERE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # to listen on, not to call
 
 
 def chat(
@@ -26,7 +27,13 @@ def chat(
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Of each answer.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
-    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", show_default=False)] = "none",
+    api_key: Annotated[
+        str,
+        typer.Option(
+            envvar="OPENAI_API_KEY", show_default=False, help="Where gateway.api_keys has some."
+        ),
+    ] = "none",
+    config: Config = None,
     as_json: AsJson = False,
 ) -> None:
     """Talk to the model; each answer says where it was computed. An empty line ends.
@@ -38,8 +45,7 @@ def chat(
 
     if as_json and message is None:
         raise ConfigError("--json: expected a question with -m; a conversation is for people")
-    state = read_state()
-    base = url or (state.gateways[0] if state and state.gateways else _DEFAULT_URL)
+    base = url or _url_here(config)
     headers = {"Authorization": f"Bearer {api_key}", "X-Session-Id": f"chat-{uuid.uuid4().hex}"}
     sampling = {"max_tokens": max_tokens, "temperature": temperature}
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
@@ -59,8 +65,21 @@ def chat(
                     print_json(turn)
                 else:
                     _print_where(turn)
+    except (httpx.UnsupportedProtocol, httpx.InvalidURL):
+        raise ConfigError(
+            f"--url: expected one such as http://127.0.0.1:8000, found {base!r}"
+        ) from None
     except httpx.TransportError as error:
         raise NotReady(f"no gateway at {base}: {error}; start one with `trivium up`") from error
+
+
+def _url_here(config: Path | None) -> str:
+    """The first gateway of the stack that runs here, else where the settings put one."""
+    state = read_state()
+    if state is not None and state.gateways:
+        return state.gateways[0]
+    gateway = settings_from(config).gateway
+    return f"http://{_ANYWHERE.get(gateway.host, gateway.host)}:{gateway.port}"
 
 
 def _inputs(message: str | None) -> Iterator[str]:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -11,7 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.cli.options import AsJson, Bootstrap, Config, print_json, settings_of_running
+from infra.cli.options import (
+    AsJson,
+    Bootstrap,
+    Config,
+    print_json,
+    settings_of_running,
+    stdout_console,
+)
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 
@@ -24,7 +30,6 @@ if TYPE_CHECKING:
     from schemas.records import Request
 
 BAR_COLUMNS = 28
-PIPED_COLUMNS = 160  # where no terminal says how wide it is
 _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _LEVELS = "▁▂▃▄▅▆▇█"
 _STYLES = {"decision": "magenta", "phase": "cyan", "tokens": "green", "cancellation": "yellow"}
@@ -59,10 +64,7 @@ def explain(
     if as_json:
         print_json(as_json_value(story))
     else:
-        from rich.console import Console
-
-        width = None if sys.stdout.isatty() else PIPED_COLUMNS
-        show(story, Console(highlight=False, width=width))
+        show(story, stdout_console())
 
 
 def duration_ms(text: str) -> int:

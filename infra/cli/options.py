@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +14,11 @@ from infra.statefile import read_state
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from schemas.records import Role
+
+PIPED_COLUMNS = 160  # where no terminal says how wide it is
 
 Config = Annotated[
     Path | None,
@@ -62,6 +68,14 @@ def roles_from(names: list[str], option: str) -> "list[Role]":
         if name not in expected:
             raise ConfigError(f"{option}: expected {', '.join(expected)}, found {name!r}")
     return [Role(name) for name in dict.fromkeys(found)]
+
+
+def stdout_console() -> "Console":
+    """Where tables go; a pipe, which has no width, gets room for all of their columns."""
+    from rich.console import Console
+
+    named = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, width=None if named else PIPED_COLUMNS)
 
 
 def print_json(value: object) -> None:

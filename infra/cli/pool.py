@@ -12,6 +12,7 @@ from infra.cli.options import (
     print_json,
     roles_from,
     settings_of_running,
+    stdout_console,
 )
 from schemas.settings import LogSettings
 
@@ -51,7 +52,6 @@ def move(
 
 
 async def _list(log: LogSettings, as_json: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from infra.cli.status import members
@@ -76,7 +76,7 @@ async def _list(log: LogSettings, as_json: bool) -> None:
         ways = ", ".join(row["orchestrations"])
         roles, running = ", ".join(row["roles"]), str(row["running"])
         table.add_row(row["worker_id"], roles, row["state"], credits, running, row["engine"], ways)
-    Console().print(table)
+    stdout_console().print(table)
 
 
 def _row(member: dict[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.cli.options import AsJson, Bootstrap, Config, print_json, settings_of_running
+from infra.cli.options import (
+    AsJson,
+    Bootstrap,
+    Config,
+    print_json,
+    settings_of_running,
+    stdout_console,
+)
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 
@@ -99,15 +106,14 @@ def as_plain(found: "Found") -> dict[str, Any]:
 
 
 def _show(found: "Found") -> None:
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("", "document", "distance", box=None, padding=(0, 1, 0, 0))
     for rank, hit in enumerate(found.hits, 1):
         table.add_row(str(rank), hit.document_id, f"{hit.distance:.6g}")
-    console = Console()
-    console.print(table if found.hits else "no document is allowed by the filter")
+    shown = stdout_console()
+    shown.print(table if found.hits else "no document is allowed by the filter")
     way = "exact" if found.exact else "approximate"
-    console.print(f"{found.shards - len(found.missing)} of {found.shards} shards, {way}")
+    shown.print(f"{found.shards - len(found.missing)} of {found.shards} shards, {way}")
     for shard, error in found.missing.items():
-        console.print(f"shard {shard} is missing: {error.message}", style="yellow")
+        shown.print(f"shard {shard} is missing: {error.message}", style="yellow")

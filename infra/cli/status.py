@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.cli.options import AsJson, Bootstrap, Config, print_json, settings_of_running
+from infra.cli.options import (
+    AsJson,
+    Bootstrap,
+    Config,
+    print_json,
+    settings_of_running,
+    stdout_console,
+)
 from schemas.settings import LogSettings
 
 if TYPE_CHECKING:
@@ -34,7 +41,6 @@ def status(
 
 
 async def _show(log: LogSettings, once: bool, as_json: bool) -> None:
-    from rich.console import Console
     from rich.live import Live
 
     from infra.fleet import FleetWatch
@@ -46,7 +52,7 @@ async def _show(log: LogSettings, once: bool, as_json: bool) -> None:
         if as_json:
             print_json(members(fleet))
         elif once:
-            Console().print(_view(members(fleet)))
+            stdout_console().print(_view(members(fleet)))
         else:
             following = asyncio.create_task(fleet.follow())
             with Live(_view(members(fleet)), auto_refresh=False) as live:
@@ -159,13 +165,13 @@ def _table(rows: list[dict[str, Any]]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from infra.cli.display import COLOURS
-
     if not rows:
         return Text("nobody is there; start something with `trivium up`")
     heads = ("member", "roles", "state", "credits", "running", "waiting", "tokens/s")
-    table = Table(*heads, "KV blocks", "KV out/in", "silent", box=None, padding=(0, 1, 0, 0))
+    table = Table(*heads, "KV blocks", "KV out/in", box=None, padding=(0, 1, 0, 0))
     table.columns[0].min_width = max(len(row["member_id"]) for row in rows)  # ids are to be whole
+    for column in table.columns[1:]:
+        column.overflow = "fold"  # where a terminal is narrow
     for row in rows:
         load = row["load"]
         blocks = f"{load['kv_blocks_used']}/{load['kv_blocks_total']}"
@@ -173,16 +179,25 @@ def _table(rows: list[dict[str, Any]]) -> Any:
         table.add_row(
             Text(row["member_id"], no_wrap=True),
             ", ".join(row["roles"]) or row["kind"],
-            Text(row["state"], style=COLOURS.get(row["state"], "red")),
+            _state(row),
             "/".join(str(count) for count in row["credits"].values()),
             str(load["running"]),
             str(load["waiting"] or ""),
             f"{load['tokens_per_s']:.0f}",
             blocks if load["kv_blocks_total"] else "",
             moved if moved != "0/0" else "",
-            f"{row['silent_ms'] / 1000:.1f} s",
         )
     return table
+
+
+def _state(row: dict[str, Any]) -> Any:
+    """A member's state; of one that is lost, for how long as well."""
+    from rich.text import Text
+
+    from infra.cli.display import COLOURS
+
+    lost = f" {row['silent_ms'] / 1000:.0f} s" if row["state"] == "lost" else ""
+    return Text(row["state"] + lost, style=COLOURS.get(row["state"], "red"))
 
 
 def _megabytes(count: int) -> str:

@@ -5,7 +5,15 @@ from dataclasses import asdict
 
 import typer
 
-from infra.cli.options import AsJson, Bootstrap, Config, print_json, settings_of_running
+from infra.cli.options import (
+    AsJson,
+    Bootstrap,
+    Config,
+    Quiet,
+    print_json,
+    settings_of_running,
+    stdout_console,
+)
 
 app = typer.Typer(
     help="Create the topics, check them, show them.",
@@ -26,18 +34,26 @@ def create(config: Config = None, bootstrap: Bootstrap = None, as_json: AsJson =
 
 
 @app.command(epilog="Example: trivium topics verify && trivium worker --role prefill")
-def verify(config: Config = None, bootstrap: Bootstrap = None) -> None:
+def verify(
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
     """Exit with an error unless every topic is there as the settings want it."""
-    from schemas.log.admin import verify_topics
+    from schemas.log.admin import verify_topics, wanted_topics
 
-    asyncio.run(verify_topics(settings_of_running(config, bootstrap).log))
-    print("all topics are there, with the partition counts of the settings")
+    log = settings_of_running(config, bootstrap).log
+    asyncio.run(verify_topics(log))
+    if as_json:
+        print_json({"bootstrap": log.bootstrap, "topics": list(wanted_topics(log))})
+    elif not quiet:
+        print("all topics are there, with the partition counts of the settings")
 
 
 @app.command(epilog="Example: trivium topics describe --json | jq '.[] | select(.found == 0)'")
 def describe(config: Config = None, bootstrap: Bootstrap = None, as_json: AsJson = False) -> None:
     """Show every topic: records, partitions, how long it is kept."""
-    from rich.console import Console
     from rich.table import Table
 
     from schemas.log.admin import describe_topics
@@ -52,4 +68,4 @@ def describe(config: Config = None, bootstrap: Bootstrap = None, as_json: AsJson
         partitions = found if row.fits else f"[red]{found}, expected {row.expected}[/red]"
         kept = "-" if row.cleanup == "compact" else f"{row.retention_ms / 3_600_000:g} h"
         table.add_row(row.name, row.records, partitions, row.cleanup, kept)
-    Console().print(table)
+    stdout_console().print(table)

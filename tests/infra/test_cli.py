@@ -71,6 +71,9 @@ def test_each_command_has_help(command: str) -> None:
         (["evaluate", "ppd", "--engine", "x"], "--engine: expected sim or vllm, found 'x'"),
         (["chat", "-m", "x", "--url", f"http://{NOWHERE}"], "no gateway at"),
         (["chat", "--json"], "--json: expected a question with -m"),
+        (["chat", "-m", "x", "--url", "nonsense"], "--url: expected one such as http://"),
+        (["status", "--bootstrap", "kafka"], "log.bootstrap: expected HOST:PORT, several"),
+        (["status", "--bootstrap", "k:9092,k:99999"], "found 'k:9092,k:99999'"),
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(arguments: list[str], message: str) -> None:
@@ -79,6 +82,13 @@ def test_errors_are_one_line_and_exit_code_2(arguments: list[str], message: str)
     assert message in errors
     assert errors.startswith("trivium: ")
     assert len(errors.splitlines()) == 1
+
+
+def test_chat_asks_where_the_settings_put_a_gateway(tmp_path: Path) -> None:
+    file = tmp_path / "trivium.toml"
+    file.write_text('[gateway]\nhost = "0.0.0.0"\nport = 1\n')
+    code, _, errors = trivium("chat", "-m", "x", "--config", str(file), home=tmp_path)
+    assert (code, f"no gateway at http://{NOWHERE}: " in errors) == (2, True)
 
 
 def test_debug_shows_where_an_error_came_from() -> None:
@@ -98,7 +108,8 @@ def test_topics_are_created_once_verified_and_described(bootstrap: str) -> None:
     assert "cli.fleet.dlq" in json.loads(output)["created"]
     _, output, _ = trivium("topics", "create", "--json", *at, env=env)
     assert json.loads(output) == {"created": []}
-    assert trivium("topics", "verify", *at, env=env)[0] == 0
+    code, output, _ = trivium("topics", "verify", "--json", *at, env=env)
+    assert (code, "cli.fleet.dlq" in json.loads(output)["topics"]) == (0, True)
     _, output, _ = trivium("topics", "describe", "--json", *at, env=env)
     rows = {row["name"]: row for row in json.loads(output)}
     assert rows["cli.prefill"]["found"] == 2
@@ -126,9 +137,10 @@ def test_the_broker_from_the_command_line(tmp_path: Path, bootstrap: str) -> Non
         assert trivium("topics", "create", home=tmp_path, env=env)[0] == 0
         assert trivium("status", "--json", home=tmp_path, env=env) == (0, "[]\n", "")
     finally:
-        _, stopped, _ = trivium("broker", "stop", home=tmp_path, env=env)
-    assert stopped == "Kafka stopped\n"
-    assert trivium("broker", "reset", "--yes", home=tmp_path, env=env)[0] == 0
+        _, stopped, _ = trivium("broker", "stop", "--json", home=tmp_path, env=env)
+    assert json.loads(stopped) == {"stopped": True}
+    code, output, _ = trivium("broker", "reset", "--yes", "--json", home=tmp_path, env=env)
+    assert (code, json.loads(output)["empty"]) == (0, True)
     assert not (tmp_path / "broker").exists()
 
 

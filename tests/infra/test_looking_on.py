@@ -5,8 +5,10 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 from rich.console import Console
 
+from infra.cli.options import PIPED_COLUMNS, stdout_console
 from infra.cli.status import _view, members
 from infra.cli.tail import _line
 from schemas.codec import Codec
@@ -151,21 +153,41 @@ def fleet() -> Any:
     return found
 
 
+def shown(rows: list[dict[str, Any]], columns: int) -> list[str]:
+    """The lines of `trivium status`, without what aligns them."""
+    out = io.StringIO()
+    Console(file=out, width=columns).print(_view(rows))
+    return [" ".join(row.split()) for row in out.getvalue().splitlines()]
+
+
 def test_status_tells_roles_and_what_engines_can_do() -> None:
     rows = members(fleet())
     both = next(row for row in rows if row["member_id"] == "both-0")
     assert both["roles"] == ["prefill", "decode"]
     assert (both["tensor_parallel"], both["orchestrations"]) == (2, ["prefill_first"])
-    out = io.StringIO()
-    Console(file=out, width=120).print(_view(rows))
-    text = out.getvalue()
-    lines = [" ".join(row.split()) for row in text.splitlines()]
+    lines = shown(rows, 120)
     assert any(row.startswith("both-0 prefill, decode ready 4/4") for row in lines)
     assert "sim tiny 1 prefill_first, concurrent prefill-0, prefill-1" in lines
     assert "sim tiny 2 prefill_first both-0" in lines
 
 
+def test_status_fits_a_terminal_of_80_columns() -> None:
+    rows = members(fleet())
+    for row in rows:
+        row["roles"], row["load"] = ["retrieval"], {**row["load"], "kv_blocks_total": 8192}
+    head, *_ = shown(rows, 80)
+    assert head == "member roles state credits running waiting tokens/s KV blocks KV out/in"
+    rows[0] |= {"state": "lost", "silent_ms": 4_200}
+    assert "both-0 retrieval lost 4 s 4/4 0 0 0/8192" in shown(rows, 80)
+
+
+def test_tables_in_a_pipe_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", io.StringIO())
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert stdout_console().width == PIPED_COLUMNS
+    monkeypatch.setenv("COLUMNS", "90")
+    assert stdout_console().width == 90
+
+
 def test_status_of_nobody() -> None:
-    out = io.StringIO()
-    Console(file=out, width=120).print(_view([]))
-    assert "nobody is there" in out.getvalue()
+    assert shown([], 120)[0].startswith("nobody is there")
