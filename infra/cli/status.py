@@ -170,6 +170,7 @@ def _table(rows: list[dict[str, Any]]) -> Any:
     heads = ("member", "roles", "state", "credits", "running", "waiting", "tokens/s")
     table = Table(*heads, "KV blocks", "KV out/in", box=None, padding=(0, 1, 0, 0))
     table.columns[0].min_width = max(len(row["member_id"]) for row in rows)  # ids are to be whole
+    table.columns[1].min_width = len("retrieval")
     for column in table.columns[1:]:
         column.overflow = "fold"  # where a terminal is narrow
     for row in rows:
