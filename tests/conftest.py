@@ -105,7 +105,8 @@ async def _fresh_topics(bootstrap: str, **changes: object) -> LogSettings:
 
     few = {"session_partitions": 2, "worker_partitions": 4, "gateway_partitions": 2}
     few |= {"retrieval_partitions": 2, "asker_partitions": 2, "document_partitions": 2}
-    fields = {"bootstrap": bootstrap, "topic_prefix": next(_prefixes), **few, **changes}
+    fields = {"bootstrap": bootstrap, "topic_prefix": next(_prefixes), **few}
+    fields |= {"request_timeout_ms": 30_000, **changes}  # longer than any machine stalls
     settings = LogSettings(**fields)  # type: ignore[arg-type]  # fields of mixed types
     await create_topics(settings)
     return settings

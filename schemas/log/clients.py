@@ -6,6 +6,7 @@ its worker. Faust agents are the one exception (`schemas/log/faust_app.py`).
 """
 
 import asyncio
+import contextlib
 import heapq
 import ssl
 from collections import deque
@@ -14,7 +15,7 @@ from itertools import count
 from typing import Any, Literal
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, TopicError
@@ -58,8 +59,20 @@ async def started(
         await asyncio.shield(starting)
     except BaseException:
         await asyncio.wait([starting])
+        if not starting.cancelled():
+            starting.exception()  # that it failed as well is of no interest any more
         await stop()
         raise
+
+
+def no_broker(bootstrap: str, error: KafkaError) -> BrokerUnavailable:
+    """What a client raises that could not start; aiokafka's own words name its addresses only."""
+    silent = isinstance(error, KafkaConnectionError)
+    found = "nobody answers there as Kafka does" if silent else error
+    return BrokerUnavailable(
+        f"no broker at {bootstrap}: {found}; start one with `trivium broker start` or "
+        "`trivium up`, or name another with --bootstrap"
+    )
 
 
 class LogProducer:
@@ -95,7 +108,7 @@ class LogProducer:
         try:
             await started(producer.start, producer.stop)
         except KafkaError as error:
-            raise BrokerUnavailable(f"no broker at {self._settings.bootstrap}: {error}") from error
+            raise no_broker(self._settings.bootstrap, error) from error
         self._producer = producer
 
     async def stop(self) -> None:
@@ -186,6 +199,7 @@ class AssignedReader:
         self.topic = settings.topic_prefix + topic
         self._partitions = [TopicPartition(self.topic, p) for p in partitions]
         self._bootstrap = settings.bootstrap
+        self._stop_s = settings.request_timeout_ms / 1000
         group = settings.topic_prefix + committed_group if committed_group else None
         self._options = {
             **client_options(settings),
@@ -211,7 +225,7 @@ class AssignedReader:
         try:
             await started(consumer.start, consumer.stop)
         except KafkaError as error:
-            raise BrokerUnavailable(f"no broker at {self._bootstrap}: {error}") from error
+            raise no_broker(self._bootstrap, error) from error
         self._consumer = consumer
         try:
             consumer.assign(self._partitions)
@@ -308,10 +322,11 @@ class AssignedReader:
         return int(await self._started.position(partition))
 
     async def stop(self) -> None:
-        """Close.
+        """Close; positions that no broker takes within `request_timeout_ms` are not committed.
 
-        A fetch that waits to try again, because its broker is away, passes its own cancellation on
-        to whoever closes the consumer, and then the connections stay (aiokafka 0.14).
+        aiokafka 0.14 would offer them for ever. And a fetch that waits to try again, because its
+        broker is away, passes its own cancellation on to whoever closes the consumer, and then the
+        connections stay.
         """
         consumer, self._consumer = self._consumer, None
         if consumer is None:
@@ -320,9 +335,12 @@ class AssignedReader:
         assert task is not None, "a coroutine runs in a task"
         asked = task.cancelling()
         try:
-            await consumer.stop()
-        except asyncio.CancelledError:
-            await consumer._client.close()  # noqa: SLF001  # what `stop` did not come to
+            async with asyncio.timeout(self._stop_s):
+                await consumer.stop()
+        except (asyncio.CancelledError, TimeoutError):  # then for what `stop` did not come to
+            with contextlib.suppress(asyncio.CancelledError):
+                await consumer._fetcher.close()  # noqa: SLF001
+            await consumer._client.close()  # noqa: SLF001
             if task.cancelling() > asked:
                 raise
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.client import AIOKafkaClient
 from aiokafka.conn import AIOKafkaConnection
+from aiokafka.errors import GroupCoordinatorNotAvailableError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordError, TopicError
@@ -19,6 +21,7 @@ from schemas.log.clock import wall_ms
 from schemas.records import Cancellation, CancelReason, Session
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS, partition_of
+from tests.waiting import until
 
 pytestmark = pytest.mark.kafka
 
@@ -152,20 +155,49 @@ async def test_committed_positions_are_visible_to_lag_tools(kafka: LogSettings) 
     reader = AssignedReader(
         kafka, "cancellations", [0], client_id="reader", committed_group="workers"
     )
-    await producer.start()
-    await reader.start("earliest")
-    await send(producer, 1)
-    await reader.batch()
-    await reader.stop()  # closing commits
-    await producer.stop()
     lag = AIOKafkaConsumer(
         bootstrap_servers=kafka.bootstrap, group_id=kafka.topic_prefix + "workers"
     )
+    await producer.start()
+    await reader.start("earliest")
     await lag.start()
-    partition = TopicPartition(kafka.topic_prefix + "cancellations", 0)
-    lag.assign([partition])
-    assert await lag.committed(partition) == 1
-    await lag.stop()
+    try:
+        await send(producer, 1)
+        await reader.batch()
+        coordinator = reader._started._coordinator
+        await until(lambda: coordinator.coordinator_id is not None)
+        await reader.stop()  # closing commits, to a coordinator that it knows
+        partition = TopicPartition(kafka.topic_prefix + "cancellations", 0)
+        lag.assign([partition])
+        assert await lag.committed(partition) == 1
+    finally:
+        for client in (reader, producer, lag):
+            await client.stop()
+
+
+async def test_a_reader_closes_where_nobody_takes_its_positions(
+    kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """aiokafka would offer them for ever."""
+    producer = LogProducer(kafka, Codec(), durable=True, client_id="writer")
+    reader = AssignedReader(
+        kafka, "cancellations", [0], client_id="reader", committed_group="workers"
+    )
+    reader._stop_s = 0.1  # always waited for
+
+    async def nobody(*_: object) -> None:
+        raise GroupCoordinatorNotAvailableError
+
+    await producer.start()
+    monkeypatch.setattr(AIOKafkaClient, "coordinator_lookup", nobody)
+    try:
+        await send(producer, 1)
+        await reader.start({0: 0})
+        assert len(await reader.batch()) == 1
+    finally:
+        await reader.stop()
+        await producer.stop()
+    gc.collect()  # what is left says so now, which is an error here
 
 
 async def test_topics_are_created_once_and_checked(kafka: LogSettings) -> None:
@@ -190,7 +222,7 @@ async def test_missing_topics_name_the_command_that_makes_them(kafka: LogSetting
 async def test_no_broker_is_said_at_once() -> None:
     settings = LogSettings(bootstrap="127.0.0.1:1")
     producer = LogProducer(settings, Codec(), durable=True, client_id="writer")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         with pytest.raises(BrokerUnavailable, match="no broker at 127.0.0.1:1"):
             await producer.start()
         with pytest.raises(BrokerUnavailable, match="no broker"):
