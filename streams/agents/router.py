@@ -235,14 +235,19 @@ class RouterProcess:
         """Faust owns nothing now. When this returns, all that was decided is in the log, so that
         whoever takes the partitions sees it."""
         self.gate.close()
-        if self._takeover is not None:
-            self._takeover.cancel()
         self._give_up(self.router.owned)
         self._unreadable.clear()
         for lane in self.lanes.values():
             lane.drop()
         self.flush()
+        await self.stop_takeover()
         await self.outbox.drain()
+
+    async def stop_takeover(self) -> None:
+        """End a rebuild under way, and wait until what it reads through is closed."""
+        if self._takeover is not None:
+            self._takeover.cancel()
+            await asyncio.wait([self._takeover])
 
     def _give_up(self, partitions: set[int]) -> None:
         for partition in sorted(partitions):
@@ -335,6 +340,7 @@ async def _wind_up(process: RouterProcess, app: Any, tasks: Sequence[asyncio.Tas
     try:
         async with asyncio.timeout(_WIND_UP_S):
             await app.stop()
+            await process.stop_takeover()
             process.flush()
             if not outbox.done():
                 await process.outbox.drain()
@@ -342,7 +348,7 @@ async def _wind_up(process: RouterProcess, app: Any, tasks: Sequence[asyncio.Tas
             await process.membership.leave()
     except TimeoutError:
         log.warning("%s: gave up winding down after %d s", process.router_id, _WIND_UP_S)
-    for task in tasks:
+    for task in (outbox, membership):  # not the others again: they may be closing connections
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
     await process.producer.stop()

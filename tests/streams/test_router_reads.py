@@ -1,6 +1,8 @@
 """What a router process reads besides its partitions: prefix caches, and the table of a policy."""
 
+import asyncio
 import json
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import pytest
 from schemas import prefix
 from schemas.errors import ConfigError
 from schemas.records import KvEvents
+from streams.agents import router
 from streams.agents.prefixes import Prefixes
 from streams.agents.table import load_table
 from streams.config import RouterSettings
@@ -69,3 +72,31 @@ def test_the_table_of_a_policy_is_read_from_its_file(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ConfigError, match=rf"router\.table: {message}"):
             load_table(RouterSettings(policy="table", table=str(path)))
+
+
+def test_a_rebuild_that_is_given_up_has_closed_what_it_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else its connections would outlive the router, or be read from beside the next rebuild's."""
+    reading, closed = asyncio.Event(), asyncio.Event()
+
+    async def past(*_: object, **__: object) -> AsyncIterator[Any]:
+        try:
+            reading.set()
+            yield await asyncio.Event().wait()
+        finally:
+            for _turn in range(9):
+                await asyncio.sleep(0)
+            closed.set()
+
+    async def main() -> None:
+        process, _ = await process_with_partition()
+        sending = asyncio.create_task(process.outbox.run())
+        process.assigned({0, 1})
+        await reading.wait()
+        await process.revoked()
+        sending.cancel()
+        assert closed.is_set() and not process.router.owned
+
+    monkeypatch.setattr(router, "past_records", past)
+    run(main())
