@@ -7,7 +7,7 @@ and it joins again with a new epoch when it is back. Tests put another `Backend`
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Protocol
 
 from aiokafka import ConsumerRecord
@@ -22,6 +22,7 @@ from schemas.errors import (
     RecordError,
     TopicError,
 )
+from schemas.fleet import Member
 from schemas.log.clients import AssignedReader, LogProducer, bury
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
@@ -109,7 +110,14 @@ class LogBackend:
         recently = asyncio.get_running_loop().time() - self._failed_s < RECONNECT_S
         if membership is None or recently or not membership.is_valid():
             raise BrokerUnavailable(f"the log cannot be written: {self._trouble}")
+        itself = membership.view.members.get(self._gateway_id)
+        if itself is None or not itself.lives(wall_ms()):
+            raise BrokerUnavailable("nothing of the log is heard; is the broker away?")
         return membership
+
+    def _others(self, membership: Membership, kind: MemberKind) -> Iterator[Member]:
+        """Those that lived when this gateway last heard of itself: since then nobody was heard."""
+        return membership.view.living(kind, membership.view.members[self._gateway_id].seen_ms)
 
     def _workers(self, membership: Membership, *roles: Role) -> bool:
         return any(
@@ -117,7 +125,7 @@ class LogBackend:
             and member.registration.capability is not None
             and member.registration.capability.model in self._models
             and not set(roles).isdisjoint(member.registration.roles)
-            for member in membership.view.living(MemberKind.WORKER, wall_ms())
+            for member in self._others(membership, MemberKind.WORKER)
         )
 
     def problems(self) -> list[str]:
@@ -126,7 +134,7 @@ class LogBackend:
         except BrokerUnavailable as error:
             return [error.message]
         found = []
-        if not any(membership.view.living(MemberKind.ROUTER, wall_ms())):
+        if not any(self._others(membership, MemberKind.ROUTER)):
             found.append("no router is alive")
         if not self._workers(membership, Role.REPLICA):
             found += [

@@ -1,0 +1,60 @@
+"""Whom the gateway's connection to the log believes to live, and what it refuses calls with."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable, NotReady
+from schemas.fleet import LEASE_MS, FleetView
+from schemas.records import MemberKind, Role
+from schemas.settings import LogSettings
+from streams.gateway import backend
+from streams.gateway.backend import LogBackend
+from streams.gateway.config import GatewaySettings
+from streams.gateway.hub import Hub
+from streams.gateway.metrics import Metrics
+from tests.streams import builders
+from tests.streams.builders import T0
+
+
+def joined(view: FleetView) -> LogBackend:
+    """A backend that is a member with this view, and whose heartbeats are acknowledged."""
+    found = LogBackend(
+        LogSettings(),
+        GatewaySettings(),
+        gateway_id="gateway-a",
+        url="",
+        models=frozenset({"tiny"}),
+        hub=Hub(),
+        metrics=Metrics(),
+        codec=Codec(),
+    )
+    member: Any = SimpleNamespace(view=view, leases={"tokens": 1}, is_valid=lambda: True)
+    found._membership, found._positions = member, {1: 7}
+    return found
+
+
+async def test_workers_are_silent_only_while_the_log_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Just after the log fell silent, the broker is away and not the workers."""
+    view, now_ms = FleetView(), T0 + 400
+    capability = builders.capability("replica-a")
+    view.apply(builders.registration("replica-a", Role.REPLICA, capability=capability), 0, T0)
+    view.apply(builders.beat("replica-a", 1), 1, T0)
+    itself = builders.registration("gateway-a", kind=MemberKind.GATEWAY)
+    view.apply(itself, 2, now_ms)
+    found = joined(view)
+    for later_ms in (0, LEASE_MS):
+        monkeypatch.setattr(backend, "wall_ms", lambda later_ms=later_ms: now_ms + later_ms)
+        assert found.place() == (1, 7)
+        assert found.problems() == ["no router is alive"]
+    monkeypatch.setattr(backend, "wall_ms", lambda: now_ms + LEASE_MS + 1)
+    with pytest.raises(BrokerUnavailable, match="nothing of the log is heard"):
+        found.place()
+    assert found.problems() == ["nothing of the log is heard; is the broker away?"]
+    view.apply(builders.beat("gateway-a", 1), 3, now_ms + LEASE_MS)
+    with pytest.raises(NotReady, match="no worker serves the model"):
+        found.place()
