@@ -2,48 +2,52 @@
 
 import multiprocessing.connection
 import os
+import time
 from pathlib import Path
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that descend from it, parents first."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    threads = [
-        child
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        if task.name != str(pid)
-        for child in (task / "children").read_text().split()
-    ]
+    """A process and all that descend from it, parents first; of one that is gone, itself."""
+    tasks = Path(f"/proc/{pid}/task")
+    main = tasks / str(pid)
+    try:
+        threads = [task for task in tasks.iterdir() if task != main]
+    except FileNotFoundError:
+        threads = []
     found = [pid]
-    for child in (*children, *threads):
-        found += family(int(child))
+    for task in (main, *threads):
+        for child in _read(task / "children").split():
+            found += family(int(child))
     return found
 
 
 def lives(pid: int) -> bool:
     """Whether it runs, and is no corpse that waits for its parent."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in "ZX"
+    state = _fields(pid)[:1]
+    return state != [] and state[0] not in "ZX"
 
 
 def cpu_s(pids: list[int]) -> float:
-    """CPU time of all of them since they began."""
-    ticks = 0
-    for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        ticks += int(fields[11]) + int(fields[12])
+    """CPU time since they began of all that are there."""
+    ticks = sum(int(field) for pid in pids for field in _fields(pid)[11:13])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
-def quiet_s(pids: list[int]) -> None:
-    """Wait until the engines have settled after the last test."""
-    before = cpu_s(pids)
-    for _ in range(20):
-        multiprocessing.connection.wait([], timeout=0.25)
-        now = cpu_s(pids)
-        if now - before < 0.03:
-            return
-        before = now
+def cores_used(pids: list[int], seconds: float) -> float:
+    """How many cores all of them keep busy for as long as this takes: so many seconds, or more."""
+    before_s, began_s = cpu_s(pids), time.monotonic()
+    multiprocessing.connection.wait([], timeout=seconds)
+    return (cpu_s(pids) - before_s) / (time.monotonic() - began_s)
+
+
+def _fields(pid: int) -> list[str]:
+    """The process's state and what follows it in its `stat`; nothing of one that is gone."""
+    return _read(Path(f"/proc/{pid}/stat")).rpartition(")")[2].split()
+
+
+def _read(path: Path) -> str:
+    """What the kernel says; "" of a process or thread that ends meanwhile."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""

@@ -23,7 +23,7 @@ from zmq.constants import SocketOption, SocketType
 from schemas.prefix import extend
 from workers.kv.block_log import BlockLog
 
-_CONNECT_S = 5.0
+_CONNECT_S = 30.0
 _MESSAGES_MAX = 10_000  # that wait here; beyond that ZeroMQ drops some, which is a gap
 Name = int | bytes  # vLLM's hash of a block
 log = logging.getLogger(__name__)

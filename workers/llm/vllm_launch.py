@@ -59,8 +59,9 @@ def launch(
     """Start the engine's processes; returns when they are ready."""
     meter = Meter(writes=settings.kv_transfer == "push")
     args = engine_args(settings, model, engine_id=engine_id, has_transfer=has_transfer)
-    variables = environment(settings, has_transfer=has_transfer)
-    llm = _constructed(args, meter, variables)
+    with _side_channel_port(settings) as port:
+        variables = environment(settings, side_channel_port=port if has_transfer else 0)
+        llm = _constructed(args, meter, variables)
     meter.listen(llm.output_processor)
     config = llm.vllm_config
     capability = Capability(
@@ -130,8 +131,10 @@ def _connector_config(settings: VllmSettings) -> dict[str, Any]:
     return found
 
 
-def environment(settings: VllmSettings, *, has_transfer: bool) -> dict[str, str]:
-    """Variables for the engine's processes, where vLLM has no argument for it."""
+def environment(settings: VllmSettings, *, side_channel_port: int) -> dict[str, str]:
+    """Variables for the engine's processes, where vLLM has no argument for it; port 0 where no KV
+    moves.
+    """
     found = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
@@ -146,10 +149,9 @@ def environment(settings: VllmSettings, *, has_transfer: bool) -> dict[str, str]
     if settings.enforce_eager and current_platform.is_cpu():
         # vLLM compiles a few small functions in any case, the first log-probabilities for 20 s.
         found["TORCHDYNAMO_DISABLE"] = "1"
-    if has_transfer:
-        port = settings.side_channel_port or _free_port(settings.side_channel_host)
+    if side_channel_port:
         found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
-        found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(port)
+        found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(side_channel_port)
         if settings.kv_transfer == "push":
             found[FENCE_VARIABLE] = "1"
     return found
@@ -232,6 +234,12 @@ def _peer_metadata(config: Any, variables: Mapping[str, str]) -> bytes:
     return json.dumps(peer).encode()
 
 
-def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as server:
-        return int(server.getsockname()[1])
+@contextmanager
+def _side_channel_port(settings: VllmSettings) -> Iterator[int]:
+    """The given port, or a free one, kept from everybody else until the engine listens there."""
+    with socket.socket() as keeper:
+        # Linux lets the engine listen beside it, as it only stands there and both allow reuse.
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if not settings.side_channel_port:
+            keeper.bind((settings.side_channel_host, 0))
+        yield settings.side_channel_port or int(keeper.getsockname()[1])
