@@ -20,11 +20,15 @@ DECODE, PREFILL = WorkPhase.DECODE, WorkPhase.PREFILL
 FAST = SimSettings(
     prefill_base_ms=1, decode_step_ms=1, kv_blocks=256, end_every_tokens=0, transfer="memory"
 )
+# Of moves over NIXL, which take real time: the machine may stall.
+PATIENT = {"handle_ttl_ms": 120_000, "transfer_timeout_ms": 60_000}
 _numbers = itertools.count(1)
 
 
 async def start_sim(**changes: Any) -> SimEngine:
     """A quick simulated engine; any field of SimSettings, and worker_id, epoch or the model's."""
+    if changes.get("transfer") == "nixl":
+        changes = {**PATIENT, **changes}
     number = next(_numbers)
     worker_id = changes.pop("worker_id", f"worker-{number}")
     epoch = changes.pop("worker_epoch", 1)
@@ -57,6 +61,7 @@ async def start_vllm(**changes: Any) -> Engine:
     small: dict[str, Any] = {
         "kv_cache_bytes": 64 << 20,
         "cpu_bind": str(cores[number % len(cores)]),
+        "progress_timeout_ms": 60_000,  # the machine may stall
     }
     return await vllm_engine.start(
         VllmSettings(**small | changes),

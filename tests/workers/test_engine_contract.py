@@ -26,7 +26,7 @@ from tests.workers.engines import (
 from tests.workers.engines import prompt as make_prompt
 from workers.llm.engine import Engine
 
-LIMIT_S = 45
+LIMIT_S = 100
 _MARKS = {"vllm": [pytest.mark.vllm, pytest.mark.timeout(500)]}
 
 

@@ -14,6 +14,7 @@ from schemas.log.clock import wall_ms
 from schemas.records import KvHandle, Orchestration
 from tests.waiting import run, until
 from tests.workers.engines import (
+    PATIENT,
     PREFILL,
     allocated,
     answered,
@@ -62,23 +63,24 @@ class Producer:
             stdout=subprocess.PIPE,
             text=True,
         )
-        card, self.engine_id = self.ask("").split()
+        card, self.engine_id = self._line().split()
         self.worker_id, self.card = worker_id, bytes.fromhex(card)
 
-    def ask(self, line: str) -> str:
-        process = self.process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        if line:
-            process.stdin.write(line + "\n")
-            process.stdin.flush()
-        return process.stdout.readline().strip()
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
 
-    def answered(self, one: Job) -> list[Output]:
+    async def ask(self, line: str) -> str:
+        """Its answer; engines of this process go on meanwhile."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return await asyncio.to_thread(self._line)
+
+    async def answered(self, one: Job) -> list[Output]:
         """All outputs of a job there."""
-        outputs: list[Output] = pickle.loads(
-            bytes.fromhex(self.ask(f"job {pickle.dumps(one).hex()}"))
-        )
+        said = await self.ask(f"job {pickle.dumps(one).hex()}")
+        outputs: list[Output] = pickle.loads(bytes.fromhex(said))
         return outputs
 
     def promise(self, request_id: str, tokens: int) -> KvHandle:
@@ -94,14 +96,15 @@ class Producer:
             params=self.card,
         )
 
-    def prefill(self, tokens: int, salt: int, request_id: str) -> KvHandle:
-        kv: Any = pickle.loads(bytes.fromhex(self.ask(f"{tokens} {salt} {request_id}")))
+    async def prefill(self, tokens: int, salt: int, request_id: str) -> KvHandle:
+        said = await self.ask(f"{tokens} {salt} {request_id}")
+        kv: Any = pickle.loads(bytes.fromhex(said))
         assert isinstance(kv, KvHandle)
         return kv
 
-    def load(self) -> tuple[int, int]:
+    async def load(self) -> tuple[int, int]:
         """KV bytes sent and blocks in use."""
-        sent, used = self.ask("load").split()
+        sent, used = (await self.ask("load")).split()
         return int(sent), int(used)
 
     def end(self) -> None:
@@ -133,7 +136,7 @@ def test_processes_hand_over_what_one_would_have_answered(
     async def main() -> None:
         consumer = await start_sim(transfer="nixl")
         for salt, tokens in enumerate([5, 64, 333]):
-            kv = producer.prefill(tokens, salt, f"remote-{salt}")
+            kv = await producer.prefill(tokens, salt, f"remote-{salt}")
             answer = await answered(
                 consumer, job(prompt(tokens, salt), request_id=f"remote-{salt}", kv=kv)
             )
@@ -144,9 +147,9 @@ def test_processes_hand_over_what_one_would_have_answered(
             assert answer.token_ids == alone.token_ids
         received = consumer.load().kv_bytes_received
         assert received == (1 + 4 + 21) * 4_096
-        sent, used = producer.load()
+        sent, used = await producer.load()
         while used:  # the last notice is on its way
-            sent, used = producer.load()
+            sent, used = await producer.load()
         assert sent == received
         await consumer.close()
 
@@ -160,7 +163,7 @@ def test_dead_producer_means_recomputing_and_a_new_one_is_read(
 
     async def main() -> None:
         consumer = await start_sim(transfer="nixl")
-        known, lost = first.prefill(40, 1, "known"), first.prefill(50, 2, "lost")
+        known, lost = await first.prefill(40, 1, "known"), await first.prefill(50, 2, "lost")
         assert (await answered(consumer, job(prompt(40, 1), kv=known))).outputs[0].kv_bytes
         first.end()
         answer = await answered(consumer, job(prompt(50, 2), kv=lost))
@@ -168,7 +171,7 @@ def test_dead_producer_means_recomputing_and_a_new_one_is_read(
         consumer.blocks.forget_cached()
         assert answer.token_ids == (await answered(consumer, job(prompt(50, 2)))).token_ids
         assert consumer.load().extra["recomputed_total"] == 1
-        kv = producers("producer-2").prefill(60, 3, "next")
+        kv = await producers("producer-2").prefill(60, 3, "next")
         assert (await answered(consumer, job(prompt(60, 3), kv=kv))).outputs[0].kv_bytes
         await consumer.close()
 
@@ -193,9 +196,8 @@ def test_process_writes_into_another(
         else:
             consumer.add(second)
         first = job(tokens, PREFILL, kv_target=target, **fields)
-        prefilling = asyncio.to_thread(producer.answered, first)
         (decoded,), outputs = await asyncio.gather(
-            collected(consumer, second, add=False), prefilling
+            collected(consumer, second, add=False), producer.answered(first)
         )
         assert outputs[-1].finish_reason == "handover"
         assert outputs[-1].kv_bytes == consumer.load().kv_bytes_received == (21 - 4) * 4_096
@@ -209,29 +211,32 @@ def test_process_writes_into_another(
 
 
 def test_peer_that_dies_before_it_writes_holds_nothing_up(
-    producers: Callable[[str], Producer],
+    producers: Callable[[str], Producer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer = producers("producer")
 
     async def main() -> None:
-        consumer = await start_sim(
-            transfer="nixl", handle_ttl_ms=400, handle_margin_ms=50, transfer_timeout_ms=100
-        )
+        consumer = await start_sim(transfer="nixl")
         fields: dict[str, Any] = {
             "request_id": "pair.1",
             "orchestration": Orchestration.CONCURRENT,
         }
         second = job(prompt(50), kv=producer.promise("pair.1", 50), **fields)
         beside = job(prompt(30, 3), max_tokens=300)
-        collecting = asyncio.ensure_future(collected(consumer, second, beside))
-        await until(lambda: consumer.load().extra["awaiting"] == 1)
+        for one in (second, beside):
+            consumer.add(one)
+        assert consumer.load().extra["awaiting"] == 1
         producer.end()
         consumer.abort("pair.1")
-        decoded, other = await collecting
+        decoded, other = await collected(consumer, second, beside, add=False)
         assert decoded.last.finish_reason == "abort"
         assert len(other.token_ids) == 300
-        await until(lambda: not consumer.blocks.used)  # when its promise has expired
-        kv = producers("producer-2").prefill(60, 4, "next")
+        assert consumer.blocks.used == 4  # its promise stands
+        with monkeypatch.context() as later:
+            now_ms = wall_ms() + sum(PATIENT.values())
+            later.setattr("workers.llm.sim_schedule.wall_ms", lambda: now_ms)
+            await until(lambda: not consumer.blocks.used)
+        kv = await producers("producer-2").prefill(60, 4, "next")
         assert (await answered(consumer, job(prompt(60, 4), kv=kv))).outputs[0].kv_bytes
         await consumer.close()
 

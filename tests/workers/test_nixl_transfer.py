@@ -1,5 +1,6 @@
 """KV transfers: one suite for NIXL and the one in memory, then NIXL between real processes."""
 
+import asyncio
 import itertools
 import os
 import signal
@@ -22,6 +23,7 @@ from workers.kv.transfer import Direction, KvTransfer, MemoryTransfer, Move, Mov
 needs_nixl = pytest.mark.skipif(find_spec("nixl") is None, reason="needs the package nixl")
 
 BLOCKS, WORDS = 64, 128
+PATIENT_S = 60  # longer than any machine stalls
 READ, WRITE = Direction.READ, Direction.WRITE
 Made = tuple[KvTransfer, Any]
 KINDS: dict[str, Callable[[str, Any], KvTransfer]] = {
@@ -69,7 +71,7 @@ def move_of(
         remote_blocks=blocks,
         local_blocks=local,
         notice=b"done",
-        timeout_s=10,
+        timeout_s=PATIENT_S,
     )
 
 
@@ -86,6 +88,18 @@ async def ends_of(*transfers: KvTransfer, notices: int = 0, ends: int = 1) -> Po
 
     await until(enough)
     return total
+
+
+async def beside(transfer: KvTransfer, call: Callable[[], str]) -> str:
+    """What a blocking call returns, while the transfer goes on making progress."""
+    calling = asyncio.ensure_future(asyncio.to_thread(call))
+
+    def is_done() -> bool:
+        transfer.poll()
+        return calling.done()
+
+    await until(is_done)
+    return await calling
 
 
 @pytest.fixture(params=["memory", pytest.param("nixl", marks=needs_nixl)])
@@ -175,13 +189,15 @@ def test_notices_may_be_long(pair: tuple[Made, Made]) -> None:
     """Wants name every block of a long prompt."""
     (mover, _), (holder, _) = pair
     notice = bytes(range(256)) * 200
-    mover.move(Move(tag=1, engine_id="holder", card=holder.metadata(), notice=notice, timeout_s=9))
+    mover.move(
+        Move(tag=1, engine_id="holder", card=holder.metadata(), notice=notice, timeout_s=PATIENT_S)
+    )
     assert run(ends_of(mover, holder, notices=1)).notices == [notice]
 
 
 def test_connecting_alone_leaves_no_notice(pair: tuple[Made, Made]) -> None:
     (mover, _), (holder, _) = pair
-    mover.move(Move(tag=1, engine_id="holder", card=holder.metadata(), timeout_s=9))
+    mover.move(Move(tag=1, engine_id="holder", card=holder.metadata(), timeout_s=PATIENT_S))
     mover.move(move_of("holder", holder.metadata(), [], [], 2))
     polled = run(ends_of(mover, holder, notices=1, ends=2))
     assert polled.ended == [MoveEnd(1), MoveEnd(2)]
@@ -306,14 +322,15 @@ def test_peer_that_is_not_reached_is_tried_again_after_pauses_that_double(
 
 
 HOLDER = """
-import sys, time
+import sys, threading, time
 import numpy as np
 from workers.kv.nixl_transfer import NixlTransfer
 arena = np.arange(1000, 1000 + 64 * 128, dtype=np.uint64).reshape(1, 64, 128)
 transfer = NixlTransfer(sys.argv[1], arena)
 print(transfer.metadata().hex(), flush=True)
-ends_at = time.monotonic() + 40
-while time.monotonic() < ends_at:
+owner = threading.Thread(target=sys.stdin.read, daemon=True)
+owner.start()
+while owner.is_alive():
     for notice in transfer.poll().notices:
         print(notice.decode(), flush=True)
     time.sleep(0.002)
@@ -327,7 +344,10 @@ def holders() -> Iterator[Callable[[str], tuple["subprocess.Popen[str]", bytes]]
 
     def start(engine_id: str) -> tuple["subprocess.Popen[str]", bytes]:
         process = subprocess.Popen(
-            [sys.executable, "-c", HOLDER, engine_id], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", HOLDER, engine_id],
+            stdin=subprocess.PIPE,  # it ends when this process does
+            stdout=subprocess.PIPE,
+            text=True,
         )
         started.append(process)
         assert process.stdout is not None
@@ -337,8 +357,9 @@ def holders() -> Iterator[Callable[[str], tuple["subprocess.Popen[str]", bytes]]
     for process in started:
         process.kill()
         process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 @needs_nixl
@@ -348,7 +369,7 @@ def test_another_process_is_read(holders: Callable[[str], Any]) -> None:
     mover = NixlTransfer("mover", ours)
     mover.move(move_of("holder", card, [*range(8), 60], [*range(8, 16), 3]))
     assert run(ends_of(mover)).ended == [MoveEnd(1)]
-    assert process.stdout.readline() == "done\n"
+    assert run(beside(mover, process.stdout.readline)) == "done\n"
     assert (ours[0, [*range(8, 16), 3]] == regions_of(1, first=1_000)[0, [*range(8), 60]]).all()
     mover.close()
 

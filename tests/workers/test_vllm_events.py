@@ -151,7 +151,7 @@ async def test_a_handshake_before_anybody_waits_leaves_no_open_socket(
         connect(self, address)
         if self.type == SocketType.SUB:
             monitor = SyncSocket.shadow(self.get_monitor_socket().underlying)
-            assert monitor.poll(timeout=10_000), "no handshake"
+            assert monitor.poll(timeout=60_000), "no handshake"
 
     monkeypatch.setattr(Socket, "connect", connected)
     folder = tmp_path / "kv"

@@ -45,7 +45,7 @@ def test_a_process_ends_with_its_owner() -> None:
         assert child.stdout.readline() == b"watching\n"
         owner.kill()
         owner.communicate()
-        assert child.wait(timeout=10) == -signal.SIGKILL
+        assert child.wait(timeout=60) == -signal.SIGKILL
 
 
 def test_a_process_whose_owner_is_gone_ends_at_once() -> None:

@@ -1,12 +1,13 @@
 """vLLM engines that push: prefill writes, and both sides may start at once.
 
-One pair of engines for all tests. Leases and margins are short, so that giving up is quick.
+One pair of engines for all tests. Margins are short, so that giving up is quick.
 """
 
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -23,10 +24,11 @@ from tests.workers.engines import (
     prompt,
     start_vllm,
 )
+from workers.llm import vllm_endings, vllm_engine
 from workers.llm.engine import Engine, Job
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(500)]  # two engines start
-LEASE_S, MARGIN_MS = 6, 500
+MARGIN_MS = 500
 BLOCK_BYTES = 32 * 2 * 4 * 4 * 32 * 4  # tokens, K and V, layers, heads, size, float32
 
 
@@ -40,7 +42,7 @@ class Engines:
 
     def run(self, main: Any) -> Any:
         async def limited() -> Any:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(100):
                 return await main
 
         return self.runner.run(limited())
@@ -52,11 +54,7 @@ class Engines:
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[Engines]:
-    settings: dict[str, Any] = {
-        "kv_transfer": "push",
-        "kv_lease_s": LEASE_S,
-        "handle_margin_ms": MARGIN_MS,
-    }
+    settings: dict[str, Any] = {"kv_transfer": "push", "handle_margin_ms": MARGIN_MS}
     with asyncio.Runner() as runner:
 
         async def started() -> tuple[Any, Any]:
@@ -109,6 +107,11 @@ async def at_once(
         collected(prefill, one, add=False), collected(decode, two, add=False)
     )
     return wrote[0], answer[0]
+
+
+def as_of(now_ms: int) -> Any:
+    """Adapters take it to be this time, however long the machine stalls between two lines."""
+    return patch.object(vllm_engine, "wall_ms", lambda: now_ms)
 
 
 def is_free(engine: Any) -> bool:
@@ -209,6 +212,7 @@ def test_decode_gives_up_before_the_write(engines: Engines) -> None:
 
     async def main() -> None:
         one, two = jobs(engines.prefill, engines.decode, prompt(600, salt=341))
+        await until(lambda: is_free(engines.decode))
         engines.decode.add(two)
         await until(lambda: engines.decode._meter.figures.kv_usage > 0)
         engines.decode.abort(two.request_id)
@@ -226,14 +230,15 @@ def test_decode_gives_up_before_the_write(engines: Engines) -> None:
 def test_prefill_gives_up_and_so_decode_is_told(engines: Engines) -> None:
     async def main() -> None:
         one, two = jobs(engines.prefill, engines.decode, prompt(600, salt=342), timeout_ms=2_000)
-        engines.decode.add(two)
-        engines.prefill.add(one)
-        engines.prefill.abort(one.request_id)
-        engines.decode.abort(two.request_id)
+        with as_of(one.deadline_ms - 2_000):
+            engines.decode.add(two)
+            engines.prefill.add(one)
+            engines.prefill.abort(one.request_id)
+            engines.decode.abort(two.request_id)
         for engine, each in ((engines.prefill, one), (engines.decode, two)):
             (answer,) = await collected(engine, each, add=False)
             assert answer.last.finish_reason == "abort"
-        await until(lambda: is_free(engines.decode), seconds=10)
+        await until(lambda: is_free(engines.decode))
 
     engines.run(main())
 
@@ -259,9 +264,11 @@ def test_a_promise_that_is_not_kept_is_computed_in_place(engines: Engines) -> No
     async def main() -> Answer:
         _, two = jobs(engines.prefill, engines.decode, asked)
         assert two.kv is not None
-        brief = replace(two, kv=replace(two.kv, expires_at_ms=wall_ms() + 400))
-        answer = await answered(engines.decode, brief)
-        await until(lambda: is_free(engines.decode), seconds=10)
+        now_ms = wall_ms()
+        brief = replace(two, kv=replace(two.kv, expires_at_ms=now_ms + 400))
+        with as_of(now_ms):
+            answer = await answered(engines.decode, brief)
+        await until(lambda: is_free(engines.decode))
         return answer
 
     late = engines.decode.load().extra["kv_late_total"]
@@ -277,9 +284,10 @@ def test_a_deadline_ends_the_wait_and_nothing_is_written_later(engines: Engines)
     async def main() -> tuple[Answer, Answer]:
         one, two = jobs(engines.prefill, engines.decode, asked, timeout_ms=300)
         waited = await answered(engines.decode, two)
-        slow = replace(one, deadline_ms=wall_ms() + 1_500, kv_target=None)
-        wrote = await answered(engines.prefill, slow)
-        await until(lambda: is_free(engines.decode), seconds=10)
+        slow = replace(one, deadline_ms=wall_ms() + 60_000, kv_target=None)
+        with patch.object(vllm_endings, "wall_ms", lambda: slow.deadline_ms - 1_000):
+            wrote = await answered(engines.prefill, slow)  # waits for a second from its token on
+        await until(lambda: is_free(engines.decode))
         return waited, wrote
 
     sent = engines.prefill.load().kv_bytes_sent
