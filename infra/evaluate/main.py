@@ -54,13 +54,15 @@ class Size:
     workloads: Sequence[Workload]
     loads_per_s: tuple[float, ...]
     turns: tuple[int, ...]
+    step_seeds: int  # of the step change
 
 
-WHOLE = Size(workloads=WORKLOADS, loads_per_s=LOADS_PER_S, turns=many_turns.TURNS)
+WHOLE = Size(workloads=WORKLOADS, loads_per_s=LOADS_PER_S, turns=many_turns.TURNS, step_seeds=8)
 QUICK = Size(
     workloads=[WORKLOADS[i] for i in (0, 8, 9, 11, 14, 17)],
     loads_per_s=(1.0, 6.0, 16.0),
     turns=(2, 8),
+    step_seeds=2,
 )
 
 
@@ -116,7 +118,7 @@ def evaluate(*, quick: bool, seed: int, jobs: int, traces: Path | None) -> Resul
         points = _grid(pool, size, seed)
         results.points = list(points.by_key.values())
         results.sharegpt = sharegpt.served(pool, seed, quick=quick)
-        results.recovery = step_change.step_changes(pool, seed)
+        results.recovery = step_change.step_changes(pool, seed, size.step_seeds)
         results.lengths = many_turns.lengths(pool, size.turns, seed)
         results.frontier = frontier.marks(pool, points, seed)
         if traces is None:
@@ -215,13 +217,14 @@ def bars(results: Results) -> list[Bar]:
                 holds=not learned.missed and not table.missed,
             ),
         ]
-    for row in results.recovery:
-        after = ", ".join(f"{value:.1%}" for value in row.after)
+    for row in (row for row in results.recovery if row.counted == step_change.LATER):
+        after = ", ".join(f"{value:.1%}" for value in row.pooled.after)
         found.append(
             Bar(
                 what=f"{row.pools} learned: within {step_change.REGRET_MAX:.0%} regret 200 "
                 "requests after prefill slows down",
-                found=f"windows of 200 requests after it: {after}",
+                found=f"before {row.pooled.before:.1%}; windows of 200 requests after it, pooled "
+                f"over {len(row.seeds)} seeds: {after}",
                 holds=row.holds,
             )
         )

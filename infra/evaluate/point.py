@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from infra.evaluate import paper, published
 from infra.evaluate.grid import CONVERSATIONS_MAX, DURATION_MS, TIMEOUT_MS, Config, Workload
@@ -186,7 +187,7 @@ def measure(
     asked = sum(len(each.turns) for each in conversations)
     done = [each for each in served if each.completed]
     later = [each for each in done if each.turn > 1]
-    costs_ttft, costs_tpot = _costs(conversations, done)
+    costs_ttft, costs_tpot = costs(conversations, done)
     point = Point(
         config=spec.config,
         workload=spec.workload.name,
@@ -194,7 +195,7 @@ def measure(
         requests=asked,
         failed=asked - len(done),
         later=len(later),
-        cost_ttft=float(np.mean(costs_ttft)),
+        cost_ttft=float(np.mean(costs_ttft[:, 1:])),
         cost_tpot=float(np.mean(costs_tpot)),
         kv_bytes=sum(moved.get(each.request_id, 0) for each in served),
         later_kv_bytes=sum(moved.get(each.request_id, 0) for each in served if each.turn > 1),
@@ -232,17 +233,17 @@ def _decode_tpot(each: Served) -> float:
     return (each.ended_ms - each.decode_first_ms) / max(1, each.output_tokens - 1)
 
 
-def _costs(
+def costs(
     conversations: Sequence[Conversation], done: Sequence[Served]
-) -> tuple[list[float], list[float]]:
-    """TTFT of every later turn and TPOT of every turn, with the timeout where one failed."""
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """TTFT and TPOT, with the timeout where a turn failed: (conversations, turns), ms."""
     completed = {(each.session_id, each.turn): each for each in done}
     ttft, tpot = [], []
     for conversation in conversations:
         for number, turn in enumerate(conversation.turns, 1):
             found = completed.get((conversation.session_id, number))
-            if number > 1:
-                ttft.append(TIMEOUT_MS if found is None else found.ttft_ms)
+            ttft.append(TIMEOUT_MS if found is None else found.ttft_ms)
             late_ms = TIMEOUT_MS / turn.output_tokens
             tpot.append(late_ms if found is None else found.tpot_ms)
-    return ttft, tpot
+    shape = len(conversations), -1  # all have as many turns
+    return np.reshape(np.array(ttft, float), shape), np.reshape(np.array(tpot), shape)

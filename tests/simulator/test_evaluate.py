@@ -6,6 +6,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from infra.evaluate import (
@@ -36,7 +37,7 @@ from infra.evaluate.many_turns import Length
 from infra.evaluate.point import Point, Spec, run
 from infra.evaluate.tables import Points
 from infra.simulator import traces
-from infra.simulator.cluster import Shape
+from infra.simulator.cluster import READY_MS, Shape
 from infra.simulator.latency import Setup
 
 POOLS = "2P2D"
@@ -177,15 +178,44 @@ def test_interference_is_near_the_published_one() -> None:
     assert found["append x1"] < found["append x4"] < found["full x1"] < found["full x4"]
 
 
-def test_recovery_compares_windows_of_the_same_requests() -> None:
-    window, change = step_change.WINDOW, step_change.CHANGE_MS
-    turns = [(1_000.0 + i * change / window, 100.0, 10.0, True) for i in range(4 * window)]
-    slow = [(sent, 150.0, 10.0, False) for sent, *_ in turns]
-    found = {static(POOLS, share): turns for share in SHARES}
-    found[LEARNED] = turns[:window] + slow[window : 2 * window] + turns[2 * window :]
-    row = step_change.recovery(POOLS, found)
-    assert (row.before, row.after) == (0.0, [pytest.approx(0.25), 0.0])
-    assert row.holds
+def talks(ttft_ms: dict[tuple[int, int], float]) -> step_change.Run:
+    """Two windows before the change and three after it, at 100 and 10 ms but for the TTFT of so
+    many a window and turn, from 0."""
+    window = step_change.WINDOW
+    ttft = np.full((5 * window, 2), 100.0)
+    for (number, turn), value in ttft_ms.items():
+        ttft[number * window : (number + 1) * window, turn] = value
+    each_ms = step_change.CHANGE_MS / (2 * window)
+    return step_change.Run(
+        begun_ms=np.linspace(READY_MS, READY_MS + 4.99 * each_ms * window, 5 * window),
+        ttft_ms=ttft,
+        tpot_ms=np.full((5 * window, 2), 10.0),
+        local=np.arange(5 * window) < 3 * window,
+    )
+
+
+def test_recovery_compares_windows_of_the_same_conversations() -> None:
+    fixed = {static(POOLS, share): talks({}) for share in SHARES}
+    fixed[static(POOLS, "1")] = talks({(1, 1): 80.0, (4, 0): 10.0})
+    slow = {(0, 1): 900.0, (2, 1): 150.0}
+    seeds = {
+        7: {**fixed, LEARNED: talks({**slow, (3, 1): 128.0})},
+        8: {**fixed, LEARNED: talks({**slow, (3, 1): 108.0, (4, 0): 100.0})},
+    }
+    later = step_change.recovery(POOLS, step_change.LATER, seeds)
+    assert later.pooled.before == pytest.approx(1 / 0.9 - 1)
+    assert later.pooled.after == [pytest.approx(0.25), pytest.approx(0.09), 0.0]
+    after = {seed: windows.after for seed, windows in later.seeds.items()}
+    assert after == {
+        7: [pytest.approx(0.25), pytest.approx(0.14), 0.0],
+        8: [pytest.approx(0.25), pytest.approx(0.04), 0.0],
+    }
+    assert later.holds and later.pooled.mean == pytest.approx(0.045)
+    assert later.error == pytest.approx(0.025)
+    assert (later.local_before, later.local_after) == (1.0, 0.0)
+    every = step_change.recovery(POOLS, step_change.ALL, seeds)
+    assert every.pooled.after[1:] == [pytest.approx(0.045), pytest.approx(1 / 0.775 - 1)]
+    assert not every.holds
 
 
 def test_loads_are_paired_with_what_they_were_run_with() -> None:
@@ -286,7 +316,7 @@ def test_traces_become_sessions(tmp_path: Path) -> None:
 
 
 def test_a_tiny_evaluation_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = main.Size(workloads=WORKLOADS[15:16], loads_per_s=(0.5, 2.0), turns=(2,))
+    tiny = main.Size(workloads=WORKLOADS[15:16], loads_per_s=(0.5, 2.0), turns=(2,), step_seeds=2)
     monkeypatch.setattr(sharegpt, "CONVERSATIONS", 50)
     monkeypatch.setattr(main, "QUICK", tiny)
     monkeypatch.setattr(step_change, "CHANGE_MS", 3_000.0)
