@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, for_code
 
-from schemas.errors import BrokerUnavailable, TopicError
-from schemas.log.clients import RECORD_BYTES_MAX, client_options, started
+from schemas.errors import TopicError
+from schemas.log.clients import RECORD_BYTES_MAX, client_options, no_broker, started
 from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_RETENTION_MS, DEAD_LETTER_SUFFIX, TOPICS, Topic
 
@@ -66,7 +66,7 @@ async def _admin(settings: LogSettings) -> AIOKafkaAdminClient:
     try:
         await started(client.start, client.close)
     except KafkaError as error:
-        raise BrokerUnavailable(f"no broker at {settings.bootstrap}: {error}") from error
+        raise no_broker(settings.bootstrap, error) from error
     return client
 
 

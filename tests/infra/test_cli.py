@@ -62,7 +62,7 @@ def test_each_command_has_help(command: str) -> None:
         (["worker", "--role", "decode", "--log-level", "loud"], "--log-level: expected debug"),
         (["gateway", "--port", "-1"], "gateway.port: expected 0 to 65535, found -1"),
         (["topics", "verify", "--bootstrap", NOWHERE], f"no broker at {NOWHERE}"),
-        (["status", "--once", "--bootstrap", NOWHERE], NOWHERE),
+        (["status", "--once", "--bootstrap", NOWHERE], "start one with `trivium broker start`"),
         (["explain", "r06f2", "--bootstrap", NOWHERE], f"no broker at {NOWHERE}"),
         (["explain", "r06f2", "--since", "2"], "--since: expected a duration such as 90s, 30m"),
         (["up", "--config", "absent.toml"], "absent.toml: no such settings file"),
