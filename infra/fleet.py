@@ -24,6 +24,7 @@ class FleetWatch:
     def __init__(self, settings: LogSettings, codec: Codec | None = None) -> None:
         self.view = FleetView()
         self.changed = asyncio.Event()  # set after each batch; whoever waits clears it
+        self.heard_ms = 0  # when the last record came
         self._codec = codec or Codec()
         self._reader = AssignedReader(settings, "fleet", [0], client_id="trivium-fleet")
 
@@ -55,3 +56,4 @@ class FleetWatch:
             return  # a member that must understand it buries it
         if isinstance(record, Registration | Heartbeat):
             self.view.apply(record, offset, now_ms)
+            self.heard_ms = now_ms

@@ -98,8 +98,9 @@ async def _news(fleet: FleetWatch) -> None:
 
 
 def _same_life(fleet: FleetWatch, order: AssignRoles) -> Member:
+    """The worker as it is now; its silence counts only while others are heard."""
     member = fleet.view.members.get(order.worker_id)
-    if member is None or not member.lives(wall_ms()):
+    if member is None or not member.lives(fleet.heard_ms):
         raise NotReady(f"{order.worker_id} fell silent before it had followed the order")
     if member.epoch != order.worker_epoch:
         raise NotReady(

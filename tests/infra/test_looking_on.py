@@ -11,11 +11,15 @@ from rich.console import Console
 from infra.cli.options import PIPED_COLUMNS, stdout_console
 from infra.cli.status import _view, members
 from infra.cli.tail import _line
+from infra.fleet import FleetWatch
+from infra.pool import _same_life
 from schemas.codec import Codec
-from schemas.fleet import FleetView
+from schemas.errors import NotReady
+from schemas.fleet import LEASE_MS, FleetView
 from schemas.log.clock import wall_ms
 from schemas.prefix import pack
 from schemas.records import (
+    AssignRoles,
     Capability,
     Decision,
     DecisionKind,
@@ -26,7 +30,8 @@ from schemas.records import (
     Reason,
     Role,
 )
-from tests.streams.builders import beat, registration, request
+from schemas.settings import LogSettings
+from tests.streams.builders import T0, beat, registration, request
 
 CODEC = Codec()
 
@@ -180,6 +185,22 @@ def test_status_fits_a_terminal_of_80_columns() -> None:
     rows[0] |= {"state": "lost", "silent_ms": 4_200}
     assert "both-0 retrieval lost 4 s 4/4 0 0 0/8192" in shown(rows, 100)
     assert any(row.startswith("both-0 retrieval lost") for row in shown(rows, 80))
+
+
+def test_a_worker_is_silent_only_while_others_are_heard() -> None:
+    watch, order = (
+        FleetWatch(LogSettings()),
+        AssignRoles(worker_id="both-0", worker_epoch=1, roles=(Role.DECODE,), at_ms=T0),
+    )
+    records = [registration("both-0", Role.DECODE), beat("both-0", 1), beat("other-0", 1)]
+    for offset, (record, now_ms) in enumerate(
+        zip(records, (T0, T0 + 500, T0 + 500 + LEASE_MS), strict=True)
+    ):
+        watch._fold(CODEC.encode(record), offset, now_ms)
+        assert _same_life(watch, order).epoch == 1  # T0 is long ago, and nobody was heard since
+    watch._fold(CODEC.encode(beat("other-0", 2)), 3, T0 + 501 + LEASE_MS)
+    with pytest.raises(NotReady, match="both-0 fell silent before it had followed the order"):
+        _same_life(watch, order)
 
 
 def test_tables_in_a_pipe_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
