@@ -9,7 +9,6 @@ import asyncio
 import dataclasses
 import json
 import shutil
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.broker.probe import free_ports
 from infra.broker.process import Broker
 from infra.broker.settings import BrokerSettings
 from infra.config import Settings
@@ -43,7 +43,7 @@ SIM: dict[str, Any] = {
     "kv_blocks": 32_768,
     "end_every_tokens": 0,
 }
-_START_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,8 @@ def _fresh_model(folder: Path) -> Path:
 @asynccontextmanager
 async def _baselines(folder: Path, model: Path) -> AsyncIterator[dict[str, Peer]]:
     supervisor = Supervisor()
-    ports = {name: free_port() for name in (DIRECT, HTTPX, AIOHTTP)}
+    names = (DIRECT, HTTPX, AIOHTTP)
+    ports = dict(zip(names, free_ports(*[HOST] * len(names)), strict=True))
     engine_url = f"http://{HOST}:{ports[DIRECT]}"
     sim = json.dumps({**SIM, "transfer": "memory"})
     commands = {
@@ -122,7 +123,7 @@ async def _trivium(
             for name, plan in plans.items():
                 if name not in names:
                     continue
-                port = free_port()
+                (port,) = free_ports(HOST)
                 settings = _settings(name, bootstrap, port, model)
                 plan = dataclasses.replace(plan, broker=False)
                 found = await stack.enter_async_context(Stack(settings, plan, folder=folder / name))
@@ -163,10 +164,3 @@ async def _wait_listening(name: str, port: int, log_file: Path) -> None:
             writer.close()
             await writer.wait_closed()
             return
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody uses now."""
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        return int(free.getsockname()[1])

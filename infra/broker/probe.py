@@ -4,6 +4,7 @@ No client library: this runs before any loop does, and a library would retry and
 one answer.
 """
 
+import contextlib
 import socket
 import struct
 
@@ -36,11 +37,15 @@ def port_is_taken(host: str, port: int) -> bool:
     return False
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on at this moment."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+def free_ports(*hosts: str) -> list[int]:
+    """A port for each host that nobody listens on at this moment, and no two the same."""
+    with contextlib.ExitStack() as held:
+        found = []
+        for host in hosts:
+            probe = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            probe.bind((host, 0))
+            found.append(int(probe.getsockname()[1]))
+        return found
 
 
 def _connect(bootstrap: str, timeout_s: float) -> socket.socket:

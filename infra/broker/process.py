@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from infra import tether
-from infra.broker.probe import broker_answers, free_port, port_is_taken
+from infra.broker.probe import broker_answers, free_ports, port_is_taken
 from infra.broker.settings import BrokerSettings
 from infra.processes import Identity, identify
 from schemas.errors import BrokerUnavailable, ConfigError
@@ -29,6 +29,7 @@ from schemas.settings import home
 _HERE = Path(__file__).parent
 _DEFAULT_LIBS = _HERE.parents[1] / "build" / "broker" / "libs"
 _POLL_S = 0.05
+_TOLD_APART_S = 10.0  # for the answer of who has our port; a busy broker is slow
 _OUTPUT_LINES = 12
 
 
@@ -181,18 +182,18 @@ class Broker:
         """The data port as configured, or any free one; both are taken again if they can be."""
         host, port = self._settings.host, self._settings.port
         if port and port_is_taken(host, port):
-            found = (
-                "another Kafka broker" if broker_answers(f"{host}:{port}") else "another program"
-            )
+            is_broker = broker_answers(f"{host}:{port}", timeout_s=_TOLD_APART_S)
+            found = "another Kafka broker" if is_broker else "another program"
             raise BrokerUnavailable(
                 f"broker.port {port} on {host} is taken by {found}; stop it, choose another port "
                 f"(TRIVIUM_BROKER_PORT, or 0 for a free one), or use what is there with --bootstrap"
             )
+        free, free_for_controller = free_ports(host, "127.0.0.1")
         if not port:
-            port = last.port if last and not port_is_taken(host, last.port) else free_port(host)
+            port = last.port if last and not port_is_taken(host, last.port) else free
         if last and not port_is_taken("127.0.0.1", last.controller_port):
             return port, last.controller_port
-        return port, free_port()
+        return port, free_for_controller
 
     def _write_properties(self, port: int, controller_port: int) -> None:
         template = (_HERE / "server.properties").read_text()

@@ -125,10 +125,11 @@ def test_the_prefill_call_asks_for_one_token() -> None:
     assert body["max_tokens"] == 64
 
 
+@pytest.mark.timeout(300)
 def test_direct_engine_and_proxies_answer_alike(tmp_path: Path) -> None:
     async def main() -> None:
         model = make_sim_model(tmp_path / "model")
-        async with asyncio.timeout(50), _baselines(tmp_path, model) as peers:
+        async with asyncio.timeout(200), _baselines(tmp_path, model) as peers:
             expected: list[str] = []
             for name in (DIRECT, "httpx", "aiohttp"):
                 found = await measure(

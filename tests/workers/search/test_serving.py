@@ -57,7 +57,7 @@ async def serving() -> AsyncIterator[Serving]:
 
 
 def request(vector: Any = BOOKS[0], **fields: Any) -> RetrievalRequest:
-    fields = {"collection": "books", "k": 5, "deadline_ms": wall_ms() + 5_000, **fields}
+    fields = {"collection": "books", "k": 5, "deadline_ms": wall_ms() + 60_000, **fields}
     return RetrievalRequest(
         retrieval_id="q", request_id="r", asker_id="a", reply_partition=0,
         vector=pack_vector(vector), asked_ms=0, **fields,
