@@ -1,52 +1,40 @@
-"""Whole stacks for tests: a small client, settings that start quickly, and an audit of the log.
+"""Whole stacks for tests: settings that start quickly and wait long, and a small client.
 
-The audit is a second program: it recomputes from the raw topics what must hold whatever died in
-between.
+`audits.py` reads what a stack has written, `alone.py` has an engine to compare it with.
 """
 
-import asyncio
-import contextlib
 import json
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
-from aiokafka import ConsumerRecord
 
-from infra.cli.engines import start_engine
 from infra.config import Settings
 from infra.launcher import Stack
 from infra.plan import Plan
-from schemas.codec import Codec, unpack_tokens
-from schemas.errors import RecordError
-from schemas.fleet import HEARTBEAT_MS
-from schemas.log.clients import AssignedReader
-from schemas.log.clock import wall_ms
-from schemas.records import (
-    Decision,
-    Heartbeat,
-    Orchestration,
-    Outcome,
-    Phase,
-    PhaseKind,
-    Request,
-    Role,
-    TokenFrame,
-    WorkPhase,
-)
+from infra.supervisor import Process, ProcessSpec, Supervisor
+from schemas.records import MemberKind
 from schemas.settings import LogSettings, ModelSettings
-from schemas.topics import TOPICS
 from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
+from tests.e2e.audits import know_workers
 from tests.waiting import until
 from workers.config import WorkerSettings
-from workers.llm.engine import Job
 
-SIM = {"prefill_base_ms": 5.0, "decode_step_ms": 2.0, "end_every_tokens": 0, "running_max": 64}
+SIM = {
+    "prefill_base_ms": 5.0,
+    "decode_step_ms": 2.0,
+    "end_every_tokens": 0,
+    "running_max": 64,
+    "transfer_timeout_ms": 30_000,
+    "transfer_tries_max": 10,  # a peer that is new may not have heard of this one
+}
+# Longer than a machine stalls; a worker drains no longer than its supervisor waits.
+GATEWAY: dict[str, Any] = {"port": 0, "accept_ms": 30_000, "gap_ms": 60_000, "deadline_ms": 300_000}
+DRAIN_MS = 35_000
 
 
 def sim_settings(
@@ -60,25 +48,70 @@ def sim_settings(
     return Settings(
         log=log,
         model=ModelSettings(path="sim"),
-        gateway=GatewaySettings(port=0, **(gateway or {})),
+        gateway=GatewaySettings(**GATEWAY | (gateway or {})),
         router=RouterSettings(**(router or {})),
-        worker=WorkerSettings(engine="sim", drain_timeout_ms=15_000),
+        worker=WorkerSettings(engine="sim", drain_timeout_ms=DRAIN_MS),
         engines={"sim": {**SIM, **sim}},
     )
 
 
+class PatientSupervisor(Supervisor):
+    """Starts processes whose leases last as long as any stall (`tests/e2e/patient.py`)."""
+
+    def start(self, spec: ProcessSpec) -> Process:
+        named = ["tests.e2e.patient" if part == "infra.cli.app" else part for part in spec.command]
+        return super().start(replace(spec, command=tuple(named)))
+
+
+def patient_stack(settings: Settings, plan: Plan, *, folder: Path | None = None) -> Stack:
+    """A stack of such processes, not started."""
+    made = Stack(settings, plan, folder=folder)
+    made._supervisor = PatientSupervisor()
+    return made
+
+
 @asynccontextmanager
 async def stack(
-    settings: Settings, folder: Path, *, seconds: float = 60, **plan: int
+    settings: Settings,
+    folder: Path,
+    *,
+    seconds: float = 180,
+    patient: bool = True,
+    **plan: int,
 ) -> AsyncIterator[Stack]:
-    """Start the plan's processes, and stop them whatever happens."""
+    """Start the plan's processes, and stop them whatever happens.
+
+    Only where workers are to be lost by their silence, leases are those of a deployment.
+    """
     counts = {"prefill": 0, "decode": 0, **plan}
-    running = Stack(settings, Plan(broker=False, **counts), folder=folder)
+    make = patient_stack if patient else Stack
+    running = make(settings, Plan(broker=False, **counts), folder=folder)
     try:
         await running.start(timeout_s=seconds)
+        await met(running)
         yield running
     finally:
         await running.stop(grace_s=10)
+
+
+async def met(running: Stack) -> None:
+    """Wait until those who are asked know the workers: all are ready, but news take time."""
+    names: dict[MemberKind, set[str]] = {kind: set() for kind in MemberKind}
+    for name, kind in running.plan.names().items():
+        names[kind].add(name)
+
+    async def known() -> bool:
+        routers, workers = names[MemberKind.ROUTER], names[MemberKind.WORKER]
+        return await know_workers(running.settings.log, routers, workers)
+
+    await until(known)
+    async with httpx.AsyncClient(timeout=60) as client:
+
+        async def served() -> bool:
+            answers = [await client.get(f"{url}/health/ready") for url in running.gateway_urls]
+            return {answer.status_code for answer in answers} == {200}
+
+        await until(served)
 
 
 @dataclass
@@ -90,6 +123,7 @@ class Answer:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     event_ids: list[str] = field(default_factory=list)
+    marks: list[tuple[int, int]] = field(default_factory=list)  # tokens, characters after each
     finish_reason: str = ""
     usage: dict[str, Any] = field(default_factory=dict)
     trivium: dict[str, Any] = field(default_factory=dict)
@@ -102,7 +136,7 @@ class Client:
 
     def __init__(self, url: str, model: str) -> None:
         self.model = model
-        self.http = httpx.AsyncClient(base_url=url, timeout=60)
+        self.http = httpx.AsyncClient(base_url=url, timeout=300)
 
     async def __aenter__(self) -> "Client":
         return self
@@ -159,18 +193,23 @@ class Client:
 
 
 async def read_events(response: httpx.Response, answer: Answer) -> None:
-    """Fold server-sent events into the answer."""
+    """Fold server-sent events into the answer; the id of one counts when all of it is there."""
     answer.status, answer.headers = response.status_code, dict(response.headers)
     if response.status_code != 200:
         answer.error = json.loads(await response.aread())["error"]
         return
+    event_id = ""
     async for line in response.aiter_lines():
         if line.startswith("id: "):
-            answer.event_ids.append(line.removeprefix("id: "))
+            event_id = line.removeprefix("id: ")
         elif line == "data: [DONE]":
             answer.done = True
         elif line.startswith("data: "):
             fold(json.loads(line.removeprefix("data: ")), answer)
+            if event_id:
+                answer.event_ids.append(event_id)
+                answer.marks.append((len(answer.token_ids), len(answer.text)))
+                event_id = ""
 
 
 def fold(event: dict[str, Any], answer: Answer) -> None:
@@ -182,159 +221,3 @@ def fold(event: dict[str, Any], answer: Answer) -> None:
         answer.text += choice["delta"].get("content") or ""
         answer.token_ids += choice.get("token_ids") or []
         answer.finish_reason = choice["finish_reason"] or answer.finish_reason
-
-
-async def read_topic(log: LogSettings, topic: str) -> list[Any]:
-    """All records of a topic, decoded, in the order of each partition; dead letters stay bytes."""
-    dead = topic.endswith(".dlq")
-    count = 1 if dead else log.partitions(TOPICS[topic].group)
-    reader = AssignedReader(log, topic, range(count), client_id="audit")
-    await reader.start("earliest")
-    try:
-        records = await reader.read_to_end()
-    finally:
-        await reader.stop()
-    return records if dead else [*_decoded(records)]
-
-
-def _decoded(records: Iterable[ConsumerRecord]) -> Iterator[Any]:
-    codec = Codec()
-    for record in records:
-        with contextlib.suppress(RecordError):  # what a test poisoned
-            yield codec.decode(record.value)
-
-
-async def beaten_ms(log: LogSettings, member_id: str, since_ms: int, until_ms: int) -> int:
-    """The time between two moments in a member's heartbeats, which stand while the member does."""
-    beats = [
-        record
-        for record in await read_topic(log, "fleet")
-        if isinstance(record, Heartbeat)
-        and record.member_id == member_id
-        and since_ms < record.at_ms < until_ms
-    ]
-    return len(beats) * HEARTBEAT_MS
-
-
-PAIRINGS = (Orchestration.CONCURRENT, Orchestration.DECODE_FIRST)
-
-
-@dataclass
-class Audit:
-    """What the raw topics say."""
-
-    requests: dict[str, Request]
-    outcomes: dict[str, list[Outcome]]
-    decisions: dict[str, list[Decision]]
-    phases: dict[str, list[Phase]]
-    frames: list[TokenFrame]
-
-    def check(self) -> None:
-        """The invariants; each failure names the requests."""
-        counts = {request_id: len(self.outcomes[request_id]) for request_id in self.requests}
-        assert not {r: n for r, n in counts.items() if n != 1}, "not exactly one outcome"
-        assert set(self.outcomes) <= set(self.requests), "an outcome of no request"
-        self._check_attempts()
-        self._check_ends()
-
-    def _check_attempts(self) -> None:
-        for request_id, decisions in self.decisions.items():
-            placed = [d.attempt for d in decisions if d.kind in ("place", "replace")]
-            assert placed == sorted(set(placed)), f"{request_id}: attempts {placed}"
-            assert all(d.reason != "unknown" and d.policy for d in decisions), request_id
-
-    def _check_ends(self) -> None:
-        """No token of an attempt follows that attempt's end, and its numbers have no gap.
-
-        Both workers of a pair say the first token, and prefill's may reach the log after an end
-        that decode wrote; gateways drop it.
-        """
-        says_first = {
-            (decision.request_id, decision.attempt): decision.prefill_worker
-            for decisions in self.decisions.values()
-            for decision in decisions
-            if decision.orchestration in PAIRINGS
-        }
-        ended: set[tuple[str, int]] = set()
-        next_seq: dict[tuple[str, int], int] = defaultdict(int)
-        for frame in self.frames:
-            rows = zip(
-                frame.request_ids, frame.attempts, frame.first_seqs, frame.token_counts, strict=True
-            )
-            for request_id, attempt, first, count in rows:
-                stream = (request_id, attempt)
-                late_copy = frame.worker_id == says_first.get(stream) and first + count == 1
-                assert stream not in ended or late_copy, f"{stream}: tokens after the end"
-                assert first <= next_seq[stream], f"{stream}: gap before {first}"
-                next_seq[stream] = max(next_seq[stream], first + count)
-            ended.update((end.request_id, end.attempt) for end in frame.ends)
-
-    def kinds(self) -> Counter[str]:
-        return Counter(outcomes[0].kind.value for outcomes in self.outcomes.values())
-
-    def kv_bytes(self) -> int:
-        """Bytes that decode workers received over NIXL."""
-        return sum(
-            phase.kv_bytes
-            for phases in self.phases.values()
-            for phase in phases
-            if phase.kind is PhaseKind.KV_RECEIVED
-        )
-
-
-async def audit(log: LogSettings) -> Audit:
-    """Read the log once every accepted request has its outcome; fails after a while otherwise."""
-
-    async def settled() -> bool:
-        requests = await read_topic(log, "requests")
-        outcomes = await read_topic(log, "outcomes")
-        return {r.request_id for r in requests} <= {o.request_id for o in outcomes}
-
-    with contextlib.suppress(TimeoutError):  # check() names what is missing
-        await until(settled, seconds=20)
-    topics = ("requests", "outcomes", "decisions", "phases", "tokens")
-    read = await asyncio.gather(*(read_topic(log, topic) for topic in topics))
-    grouped: list[dict[str, list[Any]]] = []
-    for records in read[1:4]:
-        by_id: dict[str, list[Any]] = defaultdict(list)
-        for record in records:
-            by_id[record.request_id].append(record)
-        grouped.append(by_id)
-    requests = {request.request_id: request for request in read[0]}
-    found = Audit(requests, grouped[0], grouped[1], grouped[2], read[4])
-    found.check()
-    return found
-
-
-async def alone(settings: Settings, requests: Iterable[Request]) -> dict[str, list[int]]:
-    """The tokens of the same requests from one engine without log, peers and transfers."""
-    engine = await start_engine(
-        "sim",
-        {**SIM, "decode_step_ms": 0.5, "prefill_base_ms": 0.1, "transfer": "none"},
-        model=settings.model,
-        roles=[Role.REPLICA],
-        worker_id="alone",
-        worker_epoch=1,
-    )
-    answers: dict[str, list[int]] = {}
-    for request in requests:
-        answers[request.request_id] = []
-        engine.add(
-            Job(
-                request_id=request.request_id,
-                phase=WorkPhase.DECODE,
-                prompt_tokens=unpack_tokens(request.prompt_tokens),
-                sampling=request.sampling,
-                deadline_ms=wall_ms() + 60_000,
-            )
-        )
-    left = len(answers)
-    try:
-        while left:
-            for output in await engine.outputs():
-                answers[output.request_id] += output.token_ids
-                assert output.error is None
-                left -= bool(output.finish_reason)
-    finally:
-        await engine.close()
-    return answers

@@ -14,10 +14,11 @@ from infra.launcher import Stack
 from infra.plan import Plan
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
-from tests.e2e.harness import Answer, Client, audit, sim_settings
+from tests.e2e.audits import audit
+from tests.e2e.harness import Answer, Client, met, sim_settings
 from tests.waiting import until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]  # two starts of everything
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]  # two starts of everything
 
 TOKENS = 600  # at 5 ms each: long enough to be caught in the middle
 
@@ -28,13 +29,16 @@ async def test_a_stream_goes_on_when_the_broker_is_back(tmp_path: Path) -> None:
     settings = replace(sim_settings(log, decode_step_ms=5.0), broker=own)
     running = Stack(settings, Plan(prefill=1, decode=1), folder=tmp_path)
     try:
-        await running.start(timeout_s=90)
+        await running.start(timeout_s=180)
+        await met(running)
         async with Client(running.gateway_urls[0], settings.model.served_name) as client:
             expected = await client.stream("Go on", max_tokens=TOKENS)
             seen = Answer()
             task = asyncio.create_task(client.stream("Go on", into=seen, max_tokens=TOKENS))
             await until(lambda: len(seen.token_ids) > 20)
-            os.kill(Broker(own, tmp_path / "broker").status().pid, signal.SIGKILL)
+            broker = Broker(own, tmp_path / "broker").status()
+            assert broker.running
+            os.kill(broker.pid, signal.SIGKILL)
             answer = await task
             assert answer.done
             assert answer.token_ids == expected.token_ids

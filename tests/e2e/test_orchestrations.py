@@ -7,9 +7,11 @@ import pytest
 
 from schemas.records import Orchestration, OutcomeKind, PhaseKind
 from schemas.settings import LogSettings
-from tests.e2e.harness import Answer, Client, alone, audit, sim_settings, stack
+from tests.e2e.alone import alone
+from tests.e2e.audits import audit
+from tests.e2e.harness import Answer, Client, sim_settings, stack
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 OPENINGS = [f"Tell me about logs, part {n}: " + "logs and streams " * 20 for n in range(6)]
 
 
@@ -28,8 +30,8 @@ async def conversation(client: Client, opening: str) -> list[Answer]:
 async def test_an_orchestration_gives_the_tokens_of_an_engine_alone(
     kafka: LogSettings, tmp_path: Path, orchestration: str
 ) -> None:
-    remote = {"policy": "static", "local_share": 0.0, "orchestration": orchestration}
-    settings = sim_settings(kafka, router=remote)
+    remote = {"policy": "static", "local_share": 0.0, "local_after_ms": 600_000}
+    settings = sim_settings(kafka, router={**remote, "orchestration": orchestration})
     async with (
         stack(settings, tmp_path, prefill=1, decode=1) as running,
         Client(running.gateway_urls[0], settings.model.served_name) as client,

@@ -17,12 +17,16 @@ from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
 from schemas.records import MemberState, OutcomeKind, Reason, Role
 from schemas.settings import LogSettings
-from tests.e2e.harness import Answer, Audit, Client, alone, audit, beaten_ms, sim_settings, stack
+from tests.e2e.alone import alone
+from tests.e2e.audits import Audit, audit, overlooked
+from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.waiting import pass_time, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 PER_S = 20  # conversations of two turns
+OPEN_MAX = 32  # at once: a slow machine is not to be overwhelmed
+WAIT_S = 180  # for what a load on a slow machine brings about
 
 
 class Operator:
@@ -48,9 +52,14 @@ class Operator:
         await self._producer.stop()
 
     async def move(self, worker_id: str, *roles: Role) -> None:
-        view = self._fleet.view.members  # it may be behind that of who started the worker
-        await until(lambda: worker_id in view and view[worker_id].state is MemberState.READY)
-        await move_worker(self._fleet, self._producer, self._log, worker_id, roles, timeout_s=20)
+        await until(lambda: self._is_ready(worker_id))  # who started it may know that sooner
+        await move_worker(
+            self._fleet, self._producer, self._log, worker_id, roles, timeout_s=WAIT_S
+        )
+
+    def _is_ready(self, worker_id: str) -> bool:
+        member = self._fleet.view.members.get(worker_id)
+        return member is not None and member.state is MemberState.READY and member.lives(wall_ms())
 
     def worker(self, worker_id: str) -> Member:
         return self._fleet.view.members[worker_id]
@@ -63,6 +72,7 @@ class Load:
         self._client = client
         self._random = random.Random(4)
         self._conversations: list[asyncio.Task[list[Answer]]] = []
+        self._open = asyncio.Semaphore(OPEN_MAX)
         self.answers: list[Answer] = []
         self.stopped = asyncio.Event()
 
@@ -70,6 +80,7 @@ class Load:
         while not self.stopped.is_set():
             number = len(self._conversations)
             opening = f"Question {number}: " + "logs and streams " * self._random.randrange(1, 25)
+            await self._open.acquire()
             self._conversations.append(asyncio.create_task(self._converse(opening)))
             await pass_time(1 / PER_S)
         await asyncio.gather(*self._conversations)
@@ -77,7 +88,7 @@ class Load:
     async def more(self, count: int) -> None:
         """Wait until so many more answers have come."""
         wanted = len(self.answers) + count
-        await until(lambda: len(self.answers) >= wanted, seconds=60)
+        await until(lambda: len(self.answers) >= wanted, seconds=WAIT_S)
 
     async def decoded_by(self, worker_id: str) -> None:
         """Wait until an answer has come from this worker."""
@@ -85,18 +96,21 @@ class Load:
             lambda: any(
                 answer.trivium.get("decode_worker") == worker_id for answer in self.answers
             ),
-            seconds=60,
+            seconds=WAIT_S,
         )
 
     async def _converse(self, opening: str) -> list[Answer]:
         messages = [{"role": "user", "content": opening}]
         answers = []
-        for turn in range(2):
-            answer = await self._client.stream("", messages=messages, max_tokens=24)
-            answers.append(answer)
-            self.answers.append(answer)
-            messages.append({"role": "assistant", "content": answer.text})
-            messages.append({"role": "user", "content": f"And then? {turn}"})
+        try:
+            for turn in range(2):
+                answer = await self._client.stream("", messages=messages, max_tokens=24)
+                answers.append(answer)
+                self.answers.append(answer)
+                messages.append({"role": "assistant", "content": answer.text})
+                messages.append({"role": "user", "content": f"And then? {turn}"})
+        finally:
+            self._open.release()
         return answers
 
 
@@ -122,7 +136,7 @@ async def test_nothing_is_lost_while_workers_come_go_move_and_die(
     log = await kafka_with(worker_partitions=8)
     settings = sim_settings(log, decode_step_ms=4.0)
     async with (
-        stack(settings, tmp_path, prefill=2, decode=2) as running,
+        stack(settings, tmp_path, patient=False, prefill=2, decode=2) as running,
         Client(running.gateway_urls[0], settings.model.served_name) as client,
         Operator(log) as operator,
     ):
@@ -136,12 +150,11 @@ async def test_nothing_is_lost_while_workers_come_go_move_and_die(
         await load.decoded_by("prefill-0")
         await operator.move("decode-1", PREFILL, DECODE)
         await load.more(20)
-        killed_ms, before = wall_ms(), operator.worker("decode-1")
+        before = operator.worker("decode-1")
         await running.kill("decode-1", signal.SIGKILL)
         await load.more(40)
         await running.wait_ready("decode-1")
         await until(lambda: operator.worker("decode-1").epoch > before.epoch)
-        back_ms = wall_ms()
         assert operator.worker("decode-1").registration.roles == before.registration.roles
         await running.scale(prefill=2, decode=3)  # drains prefill-2, which has both roles
         await load.decoded_by("decode-2")
@@ -150,7 +163,12 @@ async def test_nothing_is_lost_while_workers_come_go_move_and_die(
         load.stopped.set()
         await loading
         found = await check(running, log, load.answers)
-    placed = [d for decisions in found.decisions.values() for d in decisions]
-    lost_ms = [d.at_ms for d in placed if d.reason is Reason.WORKER_LOST and d.at_ms < back_ms]
+    life = (before.member_id, before.epoch)
+    lost_ms = [
+        d.at_ms
+        for d in found.of_kind("void")
+        if d.reason is Reason.WORKER_LOST
+        and life in ((d.prefill_worker, d.prefill_epoch), (d.decode_worker, d.decode_epoch))
+    ]
     assert lost_ms
-    assert await beaten_ms(log, "router-0", killed_ms, max(lost_ms)) <= 3_000 + 500
+    assert await overlooked(log, "router-0", life, min(lost_ms)) == []

@@ -24,10 +24,12 @@ from schemas.settings import LogSettings, ModelSettings
 from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
 from tests.conftest import _fresh_topics
-from tests.e2e.harness import Client, audit, stack
+from tests.e2e.audits import audit
+from tests.e2e.harness import GATEWAY, Client, stack
 from workers.config import WorkerSettings
 
-pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(2_400)]
+PATIENT = {"first_token_timeout_ms": 120_000, "progress_timeout_ms": 120_000}
 
 QUESTIONS = [
     "What does a log remember?",
@@ -49,10 +51,10 @@ def vllm_settings(log: LogSettings, **engine: Any) -> Settings:
     return Settings(
         log=log,
         model=ModelSettings(path="tiny", max_model_len=1_024),
-        gateway=GatewaySettings(port=0),
-        router=RouterSettings(policy="static"),  # every turn is prefilled remotely
+        gateway=GatewaySettings(**GATEWAY),
+        router=RouterSettings(policy="static", local_after_ms=600_000),  # every turn is remote
         worker=WorkerSettings(engine="vllm", drain_timeout_ms=2_000),
-        engines={"vllm": engine},
+        engines={"vllm": {**PATIENT, **engine}},
     )
 
 
@@ -60,11 +62,11 @@ def vllm_settings(log: LogSettings, **engine: Any) -> Settings:
 async def pair(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as opened:
         stacks = []
-        two = {"prefill": 1, "decode": 1}
+        two: dict[str, Any] = {"prefill": 1, "decode": 1}
         for counts, mode in ((two, "pull"), ({"replica": 1}, "off"), (two, "push")):
             settings = vllm_settings(await _fresh_topics(bootstrap), kv_transfer=mode)
             folder = tmp_path_factory.mktemp("vllm")
-            running = stack(settings, folder, seconds=500, **counts)
+            running = stack(settings, folder, seconds=1_500, **counts)
             stacks.append(asyncio.create_task(opened.enter_async_context(running)))
         yield Pair(*[await starting for starting in stacks])
 
