@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from infra.cli.arrays import read_rows
 from infra.cli.options import (
     AsJson,
     Bootstrap,
@@ -56,24 +57,14 @@ def _open(file: Path) -> tuple[int, Iterator[Row]]:
     """How many rows there are, and they; the file is checked as it is read."""
     try:
         if file.suffix == ".npy":
-            return _open_npy(file)
+            vectors = read_rows(file)
+            return len(vectors), _npy_rows(file, vectors)
         if file.suffix == ".jsonl":
             with file.open(encoding="utf-8") as lines:
                 return sum(1 for line in lines if line.strip()), _json_rows(file)
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from error
     raise ConfigError(f"{file}: expected a file that ends in .npy or .jsonl")
-
-
-def _open_npy(file: Path) -> tuple[int, Iterator[Row]]:
-    import numpy as np
-
-    vectors = np.load(file, mmap_mode="r", allow_pickle=False)
-    if vectors.ndim != 2 or not vectors.shape[1] or vectors.dtype.kind not in "fiu":
-        raise ConfigError(
-            f"{file}: expected numbers in rows, found shape {vectors.shape} of {vectors.dtype}"
-        )
-    return len(vectors), _npy_rows(file, vectors)
 
 
 def _npy_rows(file: Path, vectors: Any) -> Iterator[Row]:
@@ -93,9 +84,10 @@ def _json_rows(file: Path) -> Iterator[Row]:
             try:
                 yield _row(json.loads(line))
             except (ValueError, TypeError, KeyError, OverflowError) as error:
+                found = f"{error} is missing" if isinstance(error, KeyError) else error
                 raise ConfigError(
                     f"{file}, line {number}: expected an object with an id, a vector of numbers "
-                    f"and perhaps metadata: {error!r}"
+                    f"and perhaps metadata: {found}"
                 ) from error
 
 
@@ -103,6 +95,8 @@ def _row(found: Any) -> Row:
     """What stands in a line; raises what Python raises where it does not fit."""
     import numpy as np
 
+    if not isinstance(found, dict):
+        raise TypeError("it is none")
     name, metadata = str(found["id"]), found.get("metadata") or {}
     name.encode()
     if not isinstance(found["vector"], list) or not isinstance(metadata, dict):
@@ -114,9 +108,40 @@ def _row(found: Any) -> Row:
     return name, vector, json.dumps(metadata) if metadata else ""
 
 
+async def _dimension(log: LogSettings, codec: Any, collection: str) -> int:
+    """Of the vectors that retrieval workers hold in the collection; 0 where they hold none."""
+    from infra.fleet import FleetWatch
+    from schemas.log.clock import wall_ms
+    from schemas.records import MemberKind
+
+    fleet = FleetWatch(log, codec)
+    try:
+        await fleet.start()
+    finally:
+        await fleet.stop()
+    for member in fleet.view.living(MemberKind.WORKER, wall_ms()):
+        for held in member.search.collections if member.search else ():
+            if held.name == collection and held.documents:
+                return held.dim
+    return 0
+
+
+def _alike(rows: Iterator[Row], collection: str, dim: int) -> Iterator[Row]:
+    """The rows, all of one dimension; workers would bury others, and nobody here hear of it."""
+    for row in rows:
+        dim = dim or len(row[1])
+        if len(row[1]) != dim:
+            raise ConfigError(
+                f"document {row[0]!r}: expected a vector of {dim} values, as others in collection "
+                f"{collection} have, found {len(row[1])}"
+            )
+        yield row
+
+
 async def _load(
     log: LogSettings, collection: str, count: int, rows: Iterator[Row], *, shows: bool
 ) -> None:
+    from rich.console import Console
     from rich.progress import Progress
 
     from schemas.log.clients import LogProducer
@@ -125,16 +150,22 @@ async def _load(
     codec = await asyncio.to_thread(make_codec, log)
     producer = LogProducer(log, codec, durable=True, client_id="trivium-documents")
     await producer.start()
+    sent = 0
     try:
-        with Progress(disable=not shows) as progress:
+        errors = Console(stderr=True)
+        hidden = not (shows and errors.is_terminal)
+        with Progress(console=errors, transient=True, disable=hidden) as progress:
             task = progress.add_task(collection, total=count)
             acks: list[Any] = []
-            for row in rows:
+            for row in _alike(rows, collection, await _dimension(log, codec, collection)):
                 acks.append(await _send(log, producer, collection, row))
+                sent += 1
                 if len(acks) >= _UNDER_WAY:
                     progress.advance(task, len(await asyncio.gather(*acks)))
                     acks.clear()
             progress.advance(task, len(await asyncio.gather(*acks)))
+    except ConfigError as error:
+        raise ConfigError(f"{error.message}; {sent} documents before it are in the log") from error
     finally:
         await producer.stop()
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from infra.cli.arrays import read_rows
 from infra.cli.options import AsJson, print_json
 from schemas.errors import ConfigError
 from workers.search.settings import DEGREE_MAX
@@ -28,7 +29,6 @@ def build(
     as_json: AsJson = False,
 ) -> None:
     """Build an index of vectors; ids are the numbers of the rows."""
-    import numpy as np
     from rich.console import Console
 
     from workers.search import backend, snapshot
@@ -41,14 +41,7 @@ def build(
         if value not in known:
             raise ConfigError(f"--{option}: expected one of {', '.join(known)}, found {value!r}")
     graph_of = backend.graph_builder(device, builder)
-    try:
-        data = np.load(vectors, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{vectors}: expected a .npy file: {error}") from error
-    if data.ndim != 2 or data.dtype.kind not in "fiu":
-        raise ConfigError(
-            f"{vectors}: expected numbers in rows, found shape {data.shape} of {data.dtype}"
-        )
+    data = read_rows(vectors)
     if not path.absolute().parent.is_dir():
         raise ConfigError(f"{path}: cannot be written: {path.absolute().parent} is no folder")
     began_s = time.monotonic()
@@ -98,7 +91,7 @@ def _read(reader: Any, path: Path) -> Any:
     try:
         return reader(path)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def _tell(found: dict[str, Any], as_json: bool) -> None:

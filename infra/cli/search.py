@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from infra.cli.arrays import read_vector
 from infra.cli.options import (
     AsJson,
     Bootstrap,
@@ -66,17 +67,7 @@ def vector_from(text: str | None, file: Path | None) -> Any:
         except ValueError as error:
             raise ConfigError(f"--vector: expected numbers with commas: {error}") from error
     assert file is not None
-    try:
-        values = np.load(file, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file}: expected a .npy file: {error}") from error
-    if values.ndim == 2 and len(values) == 1:
-        values = values[0]
-    if values.ndim != 1 or values.dtype.kind not in "fiu":
-        raise ConfigError(
-            f"{file}: expected one vector of numbers, found shape {values.shape} of {values.dtype}"
-        )
-    return values
+    return read_vector(file)
 
 
 async def _search(

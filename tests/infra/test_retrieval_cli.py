@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.cli.documents import _open
+from infra.cli.arrays import read_array, read_rows, read_vector
+from infra.cli.documents import _alike, _open
 from schemas.codec import Codec
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
@@ -66,6 +67,36 @@ def test_wrong_input_is_one_line_that_says_what_to_do(
     done = trivium(*arguments)
     assert done.returncode == 2
     assert said in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_files_that_hold_no_vectors_say_what_they_are(tmp_path: Path) -> None:
+    text, empty, several = tmp_path / "t.npy", tmp_path / "e.npy", tmp_path / "s.npz"
+    text.write_text("no array")
+    empty.touch()
+    np.savez(several, a=VECTORS, b=VECTORS)
+    for path in (text, empty):
+        with pytest.raises(ConfigError, match="npy: expected a .npy file with numbers") as raised:
+            read_array(path)
+        assert "pickle" not in raised.value.message  # numpy's advice is to run what is in there
+    with pytest.raises(ConfigError, match="s.npz: expected one array of numbers, found several"):
+        read_array(several)
+    np.save(text, np.array(["a"]))
+    with pytest.raises(ConfigError, match="expected one array of numbers, found <U1"):
+        read_array(text)
+    np.save(text, VECTORS)
+    assert read_rows(text).shape == VECTORS.shape
+    with pytest.raises(ConfigError, match=r"expected one vector, found shape \(200, 6\)"):
+        read_vector(text)
+    np.save(text, VECTORS[:1])
+    assert read_vector(text).shape == (6,)
+
+
+def test_documents_of_several_dimensions_are_not_loaded() -> None:
+    rows = [("a", VECTORS[0], ""), ("b", VECTORS[1][:4], "")]
+    alike = _alike(iter(rows), "books", 0)
+    assert next(alike)[0] == "a"
+    with pytest.raises(ConfigError, match="document 'b': expected a vector of 6 values, .*found 4"):
+        next(alike)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +172,10 @@ async def test_documents_are_loaded_and_searched(kafka: LogSettings, tmp_path: P
         (told_worker,) = [m for m in json.loads(told.stdout) if m["kind"] == "worker"]
         assert told_worker["shard"]["shards"] == 1
         assert told_worker["search"]["searches_total"] == 2
+        (tmp_path / "v.jsonl").write_text('{"id": "x", "vector": [1, 2]}\n')
+        short = await asyncio.to_thread(trivium, *load)
+        assert short.returncode == 2 and "expected a vector of 6 values" in short.stderr
+        assert "0 documents before it are in the log" in short.stderr
         wrong = await asyncio.to_thread(trivium, "search", "--vector=1,2", *common)
         assert wrong.returncode == 2 and wrong.stdout == ""
         assert "expected vectors of 6 values, found shape (2,)" in wrong.stderr
