@@ -18,6 +18,7 @@ from schemas.records import Document, MemberState
 from schemas.retrieval import Found, layout_of, pack_vector
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
+from tests.lasting import lasting_leases
 from tests.waiting import until
 from workers.search.engine import EngineSettings, SearchEngine
 from workers.search.pool import RetrievalWorker
@@ -27,9 +28,13 @@ CODEC = Codec()
 SETTINGS = RetrievalSettings(metrics=("books=sqeuclidean",))
 
 
-async def compile_kernels() -> None:
-    """Before anybody joins: members share a loop here, and would be silent meanwhile."""
+@asynccontextmanager
+async def calm() -> AsyncIterator[None]:
+    """Members share a loop here, and are silent while it compiles a kernel or stalls: most is
+    compiled before anybody joins, and no lease ends."""
     await SearchEngine(EngineSettings(lanes=1)).close()
+    with lasting_leases():
+        yield
 
 
 class Library:
@@ -66,7 +71,7 @@ class Library:
         partition = partition_of(key, self.log.document_partitions)
         await self.raw("documents", None, key.encode(), partition)
 
-    async def search(self, vector: Any, *, within_ms: int = 5_000, **fields: Any) -> Found:
+    async def search(self, vector: Any, *, within_ms: int = 60_000, **fields: Any) -> Found:
         fields = {"collection": "books", "k": 3, **fields}
         return await self.asker.search(vector, deadline_ms=wall_ms() + within_ms, **fields)
 
@@ -133,10 +138,11 @@ async def buried(log: LogSettings, topic: str) -> list[str]:
 
 @contextmanager
 def process(log: LogSettings, name: str, place: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A retrieval worker that can be killed."""
+    """A retrieval worker that can be killed, and is not ended by a stall before."""
     env = {f"TRIVIUM_LOG_{k.upper()}": str(v) for k, v in dataclasses.asdict(log).items() if v}
     env["TRIVIUM_RETRIEVAL_METRICS"] = ",".join(SETTINGS.metrics)
-    command = [sys.executable, "-m", "infra.cli.app", "retrieval", "--shard", place, "--id", name]
+    program = [sys.executable, "-m", "tests.e2e.patient", "retrieval"]
+    command = [*program, "--shard", place, "--id", name]
     running = subprocess.Popen(command, env={**os.environ, **env}, stderr=subprocess.DEVNULL)
     try:
         yield running

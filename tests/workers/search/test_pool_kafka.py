@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from tests.workers.search.pool_scenes import (
     SETTINGS,
     Library,
     buried,
-    compile_kernels,
+    calm,
     held,
     library,
     ready,
@@ -42,13 +43,14 @@ from workers.search.pool import RetrievalWorker
 from workers.search.query import Query
 from workers.search.settings import ShardPlace
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 DIM = 8
 
 
 @pytest.fixture(autouse=True)
-async def compiled() -> None:
-    await compile_kernels()
+async def calm_members() -> AsyncIterator[None]:
+    async with calm():
+        yield
 
 
 async def test_documents_are_found_as_they_come_and_go(kafka: LogSettings, tmp_path: Path) -> None:
@@ -78,6 +80,11 @@ async def test_documents_are_found_as_they_come_and_go(kafka: LogSettings, tmp_p
             await books.raw("documents", b"rubbish", b"books/x")
             await books.put({"last": axes["d0"]})
             await held(running, DIM)
+
+            async def are_buried() -> bool:  # of either partition, which may be read later
+                return len(await buried(kafka, "documents")) == 4
+
+            await until(are_buried)
         reasons = await buried(kafka, "documents")
         assert len(reasons) == 4
         for said in ("expected vectors of 8 values", "finite values", "a JSON object", "marker"):

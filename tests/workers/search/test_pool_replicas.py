@@ -1,7 +1,7 @@
 """Shards and replicas on a real broker: workers die, join, leave and are replaced."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -16,7 +16,7 @@ from schemas.settings import LogSettings
 from tests.waiting import pass_time, until
 from tests.workers.search.pool_scenes import (
     Library,
-    compile_kernels,
+    calm,
     held,
     library,
     process,
@@ -28,13 +28,14 @@ from workers.search.group import group_id
 from workers.search.pool import RetrievalWorker
 from workers.search.settings import ShardPlace
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
 DIM = 8
 
 
 @pytest.fixture(autouse=True)
-async def compiled() -> None:
-    await compile_kernels()
+async def calm_members() -> AsyncIterator[None]:
+    async with calm():
+        yield
 
 
 async def test_every_retrieval_is_answered_while_a_replica_dies(
@@ -42,7 +43,7 @@ async def test_every_retrieval_is_answered_while_a_replica_dies(
 ) -> None:
     """Half of a shard's partitions are silent until its group notices, ten seconds later."""
     kafka = await kafka_with(retrieval_partitions=4)
-    count, within_ms = 120, 5_000
+    count, within_ms = 120, 8_000
     vectors = gaussian(300, DIM)
     queries = gaussian(count, DIM, seed=1)
     truth = nearest(vectors, queries, 3)
@@ -105,7 +106,7 @@ class Reader:
     async def _read(self) -> None:
         while True:
             for name, vector in self._vectors.items():
-                found = await self._books.search(vector, k=1, within_ms=10_000)
+                found = await self._books.search(vector, k=1)
                 assert [hit.document_id for hit in found.hits] == [name] and found.is_complete
                 self.answered += 1
 
