@@ -61,7 +61,8 @@ async def start_vllm(**changes: Any) -> Engine:
     small: dict[str, Any] = {
         "kv_cache_bytes": 64 << 20,
         "cpu_bind": str(cores[number % len(cores)]),
-        "progress_timeout_ms": 60_000,  # the machine may stall
+        "first_token_timeout_ms": 60_000,  # the machine may stall
+        "progress_timeout_ms": 60_000,
     }
     return await vllm_engine.start(
         VllmSettings(**small | changes),

@@ -122,11 +122,12 @@ async def router_of(settings: LogSettings) -> AsyncIterator[Router]:
 @asynccontextmanager
 async def _running(router: Router) -> AsyncIterator[Router]:
     await router.producer.start()
-    await router.membership.join()
-    topics = ["phases", "outcomes", "tokens", "decode.dlq"]
-    tasks = [asyncio.create_task(router.follow(topic)) for topic in topics]
-    tasks.append(asyncio.create_task(router.membership.run()))
+    tasks: list[asyncio.Task[None]] = []
     try:
+        await router.membership.join()
+        topics = ["phases", "outcomes", "tokens", "decode.dlq"]
+        tasks += [asyncio.create_task(router.follow(topic)) for topic in topics]
+        tasks.append(asyncio.create_task(router.membership.run()))
         yield router
     finally:
         for task in tasks:
