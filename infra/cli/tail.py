@@ -15,6 +15,7 @@ from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_SUFFIX, TOPICS
 
 _LONG_LIST = 12
+_ORIGIN = "x-dlq-"  # headers of dead letters, `schemas/log/clients.py`
 
 
 def tail(
@@ -50,6 +51,9 @@ async def _follow(
     codec = await asyncio.to_thread(make_codec, log)
     reader = AssignedReader(log, topic, range(partitions), client_id="trivium-tail")
     await reader.start("earliest" if from_beginning else "latest")
+    if not from_beginning and sys.stderr.isatty():
+        hint = f"{topic} from now on; --from-beginning shows what is there, Ctrl-C ends"
+        print(hint, file=sys.stderr)
     shown = 0
     try:
         while True:
@@ -68,18 +72,30 @@ def _line(codec: Any, record: Any, as_json: bool) -> str:
 
     place = {"partition": record.partition, "offset": record.offset, "at_ms": record.timestamp}
     key = record.key.decode(errors="replace") if record.key else ""
+    headers = {name: value.decode(errors="replace") for name, value in record.headers}
+    buried = {
+        name.removeprefix(_ORIGIN): value
+        for name, value in headers.items()
+        if name.startswith(_ORIGIN)
+    }
     try:
         decoded = codec.decode(record.value)
         kind, fields = type(decoded).__name__, to_dict(decoded)
         if isinstance(packed := fields.get("prompt_tokens"), bytes):
             fields = {**fields, "prompt_tokens": unpack_tokens(packed)}
     except RecordError as error:
-        headers = {name: value.decode(errors="replace") for name, value in record.headers}
         kind, fields = "undecodable", {"error": error.message, **headers}
+        if not record.value and not buried:  # what a compacted topic forgets its key by
+            kind, fields = "Tombstone", {}
     if as_json:
-        line = {"record": kind, "key": key, **place, "value": fields}
+        origin = {"buried": buried} if buried else {}
+        line = {"record": kind, "key": key, **place, "value": fields, **origin}
         return json.dumps(line, default=_plain)
-    if kind == "Decision":
+    if buried and kind != "undecodable":
+        place_before = f"{buried['topic']} {buried['partition']}/{buried['offset']}"
+        why = buried["error-message"]
+        shown = f"buried from {place_before}, {why}; {_fields(fields)}"
+    elif kind == "Decision":
         shown = _decision(fields)
     elif kind == "KvEvents":
         shown = _fields({**fields, **_block_counts(fields)})

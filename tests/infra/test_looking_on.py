@@ -12,9 +12,9 @@ from infra.cli.options import PIPED_COLUMNS, stdout_console
 from infra.cli.status import _view, members
 from infra.cli.tail import _line
 from infra.fleet import FleetWatch
-from infra.pool import _same_life
+from infra.pool import _same_life, find_worker
 from schemas.codec import Codec
-from schemas.errors import NotReady
+from schemas.errors import ConfigError, NotReady
 from schemas.fleet import LEASE_MS, FleetView
 from schemas.log.clock import wall_ms
 from schemas.prefix import pack
@@ -102,6 +102,21 @@ def test_decisions_say_what_and_why_in_a_line() -> None:
     assert json.loads(line(DECISION, as_json=True))["value"]["estimate"]["samples"] == 35
 
 
+def test_dead_letters_say_why_they_were_buried() -> None:
+    origin = {"topic": "requests", "partition": "1", "offset": "7", "error-message": "too old"}
+    headers = tuple((f"x-dlq-{name}", value.encode()) for name, value in origin.items())
+    letter = Found(CODEC.encode(request()), headers=headers)
+    shown = _line(CODEC, letter, False)
+    assert shown.startswith("2/40 Request k: buried from requests 1/7, too old; request_id=")
+    assert json.loads(_line(CODEC, letter, True))["buried"] == origin
+    damaged = _line(CODEC, Found(b"", headers=headers), False)
+    assert "2/40 undecodable k: error=" in damaged and "x-dlq-error-message=too old" in damaged
+
+
+def test_a_deleted_key_is_no_damage() -> None:
+    assert _line(CODEC, Found(b""), False) == "2/40 Tombstone k: "
+
+
 def test_block_hashes_are_counted() -> None:
     events = KvEvents(
         worker_id="decode-0",
@@ -142,7 +157,7 @@ def fleet() -> Any:
         running_max=8,
         orchestrations=[Orchestration.PREFILL_FIRST, Orchestration.CONCURRENT],
     )
-    found, now_ms = Watch(), wall_ms()
+    found, now_ms = Watch(), wall_ms() + 60_000  # heard late, so that no stall makes them lost
     both = replace(can, tensor_parallel=2, orchestrations=[Orchestration.PREFILL_FIRST])
     for number, (name, roles, capability) in enumerate(
         (
@@ -209,6 +224,17 @@ def test_tables_in_a_pipe_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stdout_console().width == PIPED_COLUMNS
     monkeypatch.setenv("COLUMNS", "90")
     assert stdout_console().width == 90
+
+
+def test_only_workers_with_a_language_model_can_be_moved() -> None:
+    watch = fleet()
+    search = replace(registration("search-0", Role.DECODE, partition=7), roles=[Role.RETRIEVAL])
+    watch.view.apply(search, 100, wall_ms())
+    assert find_worker(watch, "both-0").member_id == "both-0"
+    with pytest.raises(ConfigError, match="no worker 'x' lives; expected one of: both-0, prefill"):
+        find_worker(watch, "x")
+    with pytest.raises(ConfigError, match="search-0 serves retrieval; expected a worker with a"):
+        find_worker(watch, "search-0")
 
 
 def test_status_of_nobody() -> None:
