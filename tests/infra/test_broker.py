@@ -18,7 +18,8 @@ from schemas.log.admin import create_topics, describe_topics
 from schemas.settings import LogSettings
 
 PATIENT_S = 30  # longer than any machine stalls
-QUICK = BrokerSettings(port=0, heap_mb=256, quick=True)
+QUICK = BrokerSettings(port=0, heap_mb=256, quick=True, start_timeout_s=200)
+pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture

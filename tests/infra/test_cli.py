@@ -10,19 +10,21 @@ import pytest
 
 from infra.statefile import StackFiles, read_state
 from schemas.errors import ConfigError
+from tests.infra.patience import REQUESTS
 
 COMMANDS = (
     "up down status chat pool demo bench broker topics tail explain asyncapi worker router gateway "
     "retrieval search documents index version"
 ).split()
 NOWHERE = "127.0.0.1:1"
+PLAIN = {"COLUMNS": "200", "_TYPER_FORCE_DISABLE_TERMINAL": "1"}  # no colours, wherever that runs
 
 
 def trivium(
     *arguments: str, home: Path | None = None, env: dict[str, str] | None = None
 ) -> tuple[int, str, str]:
     """Exit code, output and errors."""
-    environ = {**os.environ, "COLUMNS": "200", **(env or {})}
+    environ = {**os.environ, **PLAIN, **REQUESTS, **(env or {})}
     if home is not None:
         environ["TRIVIUM_HOME"] = str(home)
     command = [sys.executable, "-m", "infra.cli.app", *arguments]
@@ -37,7 +39,8 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
         "except SystemExit: pass\n"
         "print(sorted({'aiokafka', 'faust', 'vllm', 'torch', 'numpy'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    program, env = [sys.executable, "-c", code], {**os.environ, **PLAIN}
+    done = subprocess.run(program, capture_output=True, text=True, env=env, check=True)
     for command in COMMANDS:
         assert f" {command} " in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
@@ -98,33 +101,34 @@ def test_debug_shows_where_an_error_came_from() -> None:
 
 
 def test_topics_are_created_once_verified_and_described(bootstrap: str) -> None:
-    env = {"TRIVIUM_LOG_TOPIC_PREFIX": "cli.", "TRIVIUM_LOG_WORKER_PARTITIONS": "2"}
+    prefix = f"cli-{os.getpid()}."  # a broker that is given may have those of another session
+    env = {"TRIVIUM_LOG_TOPIC_PREFIX": prefix, "TRIVIUM_LOG_WORKER_PARTITIONS": "2"}
     at = ["--bootstrap", bootstrap]
     code, _, errors = trivium("topics", "verify", *at, env=env)
-    assert (code, "missing: cli.requests" in errors) == (2, True)
+    assert (code, f"missing: {prefix}requests" in errors) == (2, True)
     assert "trivium topics create" in errors
 
     _, output, _ = trivium("topics", "create", "--json", *at, env=env)
-    assert "cli.fleet.dlq" in json.loads(output)["created"]
+    assert f"{prefix}fleet.dlq" in json.loads(output)["created"]
     _, output, _ = trivium("topics", "create", "--json", *at, env=env)
     assert json.loads(output) == {"created": []}
     code, output, _ = trivium("topics", "verify", "--json", *at, env=env)
-    assert (code, "cli.fleet.dlq" in json.loads(output)["topics"]) == (0, True)
+    assert (code, f"{prefix}fleet.dlq" in json.loads(output)["topics"]) == (0, True)
     _, output, _ = trivium("topics", "describe", "--json", *at, env=env)
     rows = {row["name"]: row for row in json.loads(output)}
-    assert rows["cli.prefill"]["found"] == 2
+    assert rows[f"{prefix}prefill"]["found"] == 2
 
     code, _, errors = trivium(
         "topics", "create", *at, env=env | {"TRIVIUM_LOG_WORKER_PARTITIONS": "3"}
     )
     assert code == 2
-    assert "cli.prefill: expected 3, found 2" in errors
+    assert f"{prefix}prefill: expected 3, found 2" in errors
 
 
-@pytest.mark.timeout(120)  # four starts of a program or a JVM, on a machine that may be busy
+@pytest.mark.timeout(400)  # nine starts of a program and one of a JVM, on a busy machine
 def test_the_broker_from_the_command_line(tmp_path: Path, bootstrap: str) -> None:
     env = {"TRIVIUM_BROKER_PORT": "0", "TRIVIUM_BROKER_HEAP_MB": "256"}
-    env["TRIVIUM_BROKER_QUICK"] = "true"
+    env |= {"TRIVIUM_BROKER_QUICK": "true", "TRIVIUM_BROKER_START_TIMEOUT_S": "200"}
     code, output, _ = trivium("broker", "status", "--json", home=tmp_path, env=env)
     assert (code, json.loads(output)["running"]) == (1, False)
     try:

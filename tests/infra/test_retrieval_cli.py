@@ -1,10 +1,12 @@
 """`trivium index`, `documents` and `search`, as somebody types them."""
 
 import asyncio
+import functools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,8 @@ from infra.cli.documents import _alike, _open
 from schemas.codec import Codec
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
+from tests.infra.patience import REQUESTS, lasting_leases_in
+from tests.lasting import lasting_leases
 from tests.waiting import until
 from workers.search.pool import RetrievalWorker
 from workers.search.settings import RetrievalSettings, ShardPlace
@@ -28,6 +32,7 @@ def trivium(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
 
 
+@pytest.mark.timeout(400)  # the first use ever compiles kernels
 def test_an_index_file_is_built_shown_and_checked(tmp_path: Path) -> None:
     vectors, path = tmp_path / "v.npy", tmp_path / "v.index"
     np.save(vectors, VECTORS)
@@ -132,7 +137,15 @@ def test_a_row_that_is_no_vector_is_named(tmp_path: Path) -> None:
         _open(file)
 
 
+@pytest.fixture
+def lasting() -> Iterator[None]:
+    with lasting_leases():
+        yield
+
+
 @pytest.mark.kafka
+@pytest.mark.usefixtures("lasting")
+@pytest.mark.timeout(400)  # a dozen programs start, on a machine that may be busy
 async def test_documents_are_loaded_and_searched(kafka: LogSettings, tmp_path: Path) -> None:
     lines = [
         json.dumps({"id": f"d{i}", "vector": row.tolist(), "metadata": {"part": i % 2}})
@@ -146,37 +159,40 @@ async def test_documents_are_loaded_and_searched(kafka: LogSettings, tmp_path: P
         "retrieval_partitions = 2\nasker_partitions = 2\ndocument_partitions = 2\n"
     )
     common = ("-c", "books", "--config", str(config), "--bootstrap", kafka.bootstrap, "--json")
-    search = ("search", "--file", str(tmp_path / "q.npy"), "-k", "3", *common)
-    alone = await asyncio.to_thread(trivium, *search)
+    patience = ("--deadline-ms", "100000")
+    search = ("search", "--file", str(tmp_path / "q.npy"), "-k", "3", *patience, *common)
+    environ = lasting_leases_in(tmp_path / "site") | REQUESTS
+    run = functools.partial(asyncio.to_thread, trivium, **environ)
+    alone = await run(*search)
     assert alone.returncode == 2 and "no retrieval worker is ready" in alone.stderr
     stop = asyncio.Event()
     worker = RetrievalWorker(kafka, RetrievalSettings(), ShardPlace(0, 1), "r", Codec())
     life = asyncio.create_task(worker.run(stop))
     try:
         load = ("documents", "load", str(tmp_path / "v.jsonl"), *common)
-        loaded = await asyncio.to_thread(trivium, *load)
+        loaded = await run(*load)
         assert json.loads(loaded.stdout) == {"collection": "books", "documents": 200}
         await until(lambda: sum(each.documents for each in worker.collections.states()) == 200)
-        await until(lambda: worker.membership.view.members["r"].state == "ready")  # in the log
-        searched = await asyncio.to_thread(trivium, *search)
+        members = worker.membership.view.members
+        await until(lambda: "r" in members and members["r"].state == "ready")  # in the log
+        searched = await run(*search)
         assert searched.returncode == 0, searched.stderr
         found = json.loads(searched.stdout)
         assert found["hits"][0]["id"] == "d7" and found["missing"] == {}
         even = (*search, "--filter", '{"part": 0}')
-        found = json.loads((await asyncio.to_thread(trivium, *even)).stdout)
+        found = json.loads((await run(*even)).stdout)
         assert len(found["hits"]) == 3
         assert all(int(hit["id"][1:]) % 2 == 0 for hit in found["hits"])
-        members = worker.membership.view.members
         await until(lambda: (beat := members["r"].search) is not None and beat.searches_total == 2)
-        told = await asyncio.to_thread(trivium, "status", *common[2:])
+        told = await run("status", *common[2:])
         (told_worker,) = [m for m in json.loads(told.stdout) if m["kind"] == "worker"]
         assert told_worker["shard"]["shards"] == 1
         assert told_worker["search"]["searches_total"] == 2
         (tmp_path / "v.jsonl").write_text('{"id": "x", "vector": [1, 2]}\n')
-        short = await asyncio.to_thread(trivium, *load)
+        short = await run(*load)
         assert short.returncode == 2 and "expected a vector of 6 values" in short.stderr
         assert "0 documents before it are in the log" in short.stderr
-        wrong = await asyncio.to_thread(trivium, "search", "--vector=1,2", *common)
+        wrong = await run("search", "--vector=1,2", *patience, *common)
         assert wrong.returncode == 2 and wrong.stdout == ""
         assert "expected vectors of 6 values, found shape (2,)" in wrong.stderr
     finally:
