@@ -1,9 +1,11 @@
-"""How `trivium up` shows a stack: a live table in a terminal, lines elsewhere."""
+"""How `trivium up` shows a stack: a live table in a terminal, lines elsewhere, JSON if asked."""
 
 import asyncio
+import json
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -13,6 +15,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from infra.launcher import Stack
+    from infra.statefile import ProcessRow
 
 _REFRESH_S = 0.2
 COLOURS = {
@@ -44,14 +47,12 @@ class PlainLines:
     async def follow(self) -> None:
         """Show changes until cancelled."""
         while True:
-            for row in self._stack.rows():
-                if self._shown.get(row.name) != row.state and row.state != "waiting":
-                    self._shown[row.name] = row.state
-                    self._say(f"{row.name}: {row.state}" + (f", pid {row.pid}" * bool(row.pid)))
+            self._show_changes()
             await asyncio.sleep(_REFRESH_S)
 
     def ready(self) -> None:
         """Where to go now."""
+        self._show_changes()
         for url in self._stack.gateway_urls:
             self._say(f"ready: {url}/v1 (OpenAI API), {url}/docs")
         self._say(f"Kafka at {self._stack.bootstrap}; logs in {self._stack.folder / 'logs'}")
@@ -65,9 +66,45 @@ class PlainLines:
         """The end."""
         self._say("stopped; nothing of it runs any more")
 
+    def _show_changes(self) -> None:
+        for row in self._stack.rows():
+            if self._shown.get(row.name) != row.state and row.state != "waiting":
+                self._shown[row.name] = row.state
+                self._changed(row)
+
+    def _changed(self, row: "ProcessRow") -> None:
+        self._say(f"{row.name}: {row.state}" + (f", pid {row.pid}" * bool(row.pid)))
+
     def _say(self, text: str) -> None:
-        after_s = time.monotonic() - self._began_s
-        self._console.print(f"[dim]{after_s:6.1f} s[/dim]  {text}", soft_wrap=True)
+        self._console.print(f"[dim]{self._after_s():6.1f} s[/dim]  {text}", soft_wrap=True)
+
+    def _after_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+
+class JsonLines(PlainLines):
+    """One JSON object for every change, in a line."""
+
+    def ready(self) -> None:
+        """Where to go now."""
+        self._show_changes()
+        gateways, folder = self._stack.gateway_urls, str(self._stack.folder)
+        self._tell("ready", bootstrap=self._stack.bootstrap, gateways=gateways, folder=folder)
+
+    def stopping(self) -> None:
+        """The drain begins."""
+        self._tell("draining")
+
+    def stopped(self) -> None:
+        """The end."""
+        self._tell("stopped")
+
+    def _changed(self, row: "ProcessRow") -> None:
+        self._tell("process", **asdict(row))
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        after_s = round(self._after_s(), 1)
+        print(json.dumps({"event": event, "after_s": after_s, **fields}), flush=True)
 
 
 class LiveTable(PlainLines):
@@ -90,6 +127,9 @@ class LiveTable(PlainLines):
             self._live.update(self._picture(), refresh=True)
             await asyncio.sleep(_REFRESH_S)
 
+    def _show_changes(self) -> None:
+        """The table has them."""
+
     def _picture(self) -> RenderableType:
         rows = self._stack.rows()
         table = Table("process", "pid", "state", "restarts", "address", "log", box=None)
@@ -108,6 +148,6 @@ class LiveTable(PlainLines):
         bar = Table.grid(padding=(0, 1))
         bar.add_row(
             ProgressBar(total=len(rows), completed=done, width=30),
-            f"{done} of {len(rows)} ready, {time.monotonic() - self._began_s:.0f} s",
+            f"{done} of {len(rows)} ready, {self._after_s():.0f} s",
         )
         return Group(table, bar)

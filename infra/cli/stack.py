@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +16,7 @@ from schemas.errors import NotReady
 from schemas.settings import home
 
 if TYPE_CHECKING:
+    from infra.cli.display import PlainLines
     from infra.launcher import Stack
 
 _POLL_S = 0.2
@@ -39,13 +41,17 @@ def up(
     bootstrap: Bootstrap = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when ready.")] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live table.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A line of JSON per change; with -d, the stack's state.")
+    ] = False,
 ) -> None:
     """Start broker, routers, workers and gateways; Ctrl-C drains and stops them.
 
     Examples: `trivium up --engine sim --prefill 2`, `trivium up --replica 1 -d`,
     `trivium up --retrieval 4 --shards 2`,
-    `trivium up --bootstrap kafka:9092`
+    `trivium up --bootstrap kafka:9092`, `trivium up -d --json | jq -r .gateways[0]`
     """
+    from infra.cli.display import JsonLines, LiveTable, PlainLines
     from infra.launcher import Stack
     from infra.plan import Plan
 
@@ -57,7 +63,7 @@ def up(
         gateway={"port": port},
     )
     if detach:
-        _detach()
+        _detach(as_json)
         return
     pools = 0 if replica and prefill is None and decode is None else 1  # replicas need no pools
     plan = Plan(
@@ -70,7 +76,9 @@ def up(
         gateways=gateways,
         broker=bootstrap is None,
     )
-    asyncio.run(_run(Stack(settings, plan), plain=plain or not sys.stdout.isatty()))
+    stack = Stack(settings, plan)
+    lines = PlainLines if plain or not sys.stdout.isatty() else LiveTable
+    asyncio.run(_run(stack, JsonLines(stack) if as_json else lines(stack)))
 
 
 def down(quiet: Quiet = False, as_json: AsJson = False) -> None:
@@ -89,10 +97,7 @@ def down(quiet: Quiet = False, as_json: AsJson = False) -> None:
         print("stopped" if state else f"nothing runs in {home()}")
 
 
-async def _run(stack: "Stack", *, plain: bool) -> None:
-    from infra.cli.display import LiveTable, PlainLines
-
-    display = PlainLines(stack) if plain else LiveTable(stack)
+async def _run(stack: "Stack", display: "PlainLines") -> None:
     stop = asyncio.Event()
     hurry = asyncio.Event()
 
@@ -130,10 +135,10 @@ async def _unless(event: asyncio.Event, work: Any) -> bool:
     return True
 
 
-def _detach() -> None:
+def _detach(as_json: bool) -> None:
     if (running := read_state()) is not None:
         raise NotReady(f"a stack runs already, at {running.bootstrap}; stop it with `trivium down`")
-    arguments = [each for each in sys.argv[1:] if each not in ("-d", "--detach")]
+    arguments = [each for each in sys.argv[1:] if each not in ("-d", "--detach", "--json")]
     log_file = home() / "logs" / "up.log"
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("wb") as output:
@@ -148,7 +153,11 @@ def _detach() -> None:
     while True:
         state = read_state()
         if state is not None and state.launcher.pid == child.pid:
-            _show_new(state, shown)
+            if not as_json:
+                _show_new(state, shown)
+            if state.ready and as_json:
+                print_json(asdict(state))
+                return
             if state.ready:
                 print(f"ready: {', '.join(state.gateways)}; logs in {home() / 'logs'}")
                 return
