@@ -4,6 +4,7 @@ import dataclasses
 import json
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from tests.schemas.registry_stub import StubRegistry, running_registry
 CANCELLATION = Cancellation(
     request_id="r1", session_id="s1", reason=CancelReason.CLIENT_GONE, at_ms=5
 )
+PATIENT: Any = {"timeout_ms": 60_000}  # for stalls: the stub is a thread of this process
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def test_subjects_follow_topic_and_record() -> None:
 
 
 def test_every_record_gets_an_id(stub: StubRegistry) -> None:
-    ids = register_all(stub.url, prefix="dev.")
+    ids = register_all(stub.url, prefix="dev.", **PATIENT)
     assert set(ids) == set(subjects().values()) and len(set(ids.values())) == len(ids)
     assert set(stub.subjects) == set(subjects("dev."))
     assert set(stub.compatibility.values()) == {"BACKWARD_TRANSITIVE"}
@@ -44,22 +46,23 @@ def test_every_record_gets_an_id(stub: StubRegistry) -> None:
 
 
 def test_registering_again_gives_the_same_ids(stub: StubRegistry) -> None:
-    assert register_all(stub.url) == register_all(stub.url)
+    assert register_all(stub.url, **PATIENT) == register_all(stub.url, **PATIENT)
     assert all(len(versions) == 1 for versions in stub.subjects.values())
 
 
 def test_fetch_gives_the_schema(stub: StubRegistry) -> None:
-    ids = register_all(stub.url)
-    assert fetch(stub.url, ids["Phase"]) == full_schema("Phase")
+    ids = register_all(stub.url, **PATIENT)
+    assert fetch(stub.url, ids["Phase"], **PATIENT) == full_schema("Phase")
     with pytest.raises(ConfigError, match="schema id 999: the schema registry at .* answered 404"):
-        fetch(stub.url, 999)
+        fetch(stub.url, 999, **PATIENT)
 
 
 def test_the_codec_writes_registered_ids_and_reads_older_versions(stub: StubRegistry) -> None:
     current = full_schema("Decision")
     older = {**current, "fields": current["fields"][:-1]}  # before decisions named estimates
-    old_id = Registry(stub.url).register("dev.decisions-trivium.Decision", older)
-    codec = make_codec(LogSettings(schema_registry=stub.url, topic_prefix="dev."))
+    old_id = Registry(stub.url, **PATIENT).register("dev.decisions-trivium.Decision", older)
+    log = LogSettings(schema_registry=stub.url, topic_prefix="dev.", request_timeout_ms=60_000)
+    codec = make_codec(log)
     decision = dataclasses.replace(example("trivium.Decision"), estimate=None)
     value = codec.encode(decision)
     assert value[0] == 0 and codec.decode(value) == decision
@@ -75,33 +78,33 @@ def test_without_a_registry_the_codec_is_plain(stub: StubRegistry) -> None:
 
 def test_incompatible_schemas_stop_the_start(stub: StubRegistry) -> None:
     schema = {**full_schema("Outcome"), "fields": full_schema("Outcome")["fields"][:1]}
-    Registry(stub.url).register("outcomes-trivium.Outcome", schema)
+    Registry(stub.url, **PATIENT).register("outcomes-trivium.Outcome", schema)
     with pytest.raises(ConfigError, match=r"outcomes-trivium\.Outcome: .*answered 409.*incompat"):
-        register_all(stub.url)
+        register_all(stub.url, **PATIENT)
 
 
 def test_credentials_become_basic_authentication(stub: StubRegistry) -> None:
     url = stub.url.replace("http://", "http://me:p%40ss@")
-    Registry(url).register("x", full_schema("WireError"))
+    Registry(url, **PATIENT).register("x", full_schema("WireError"))
     assert stub.authorizations == {"Basic bWU6cEBzcw=="}
     stub.answer_instead = (401, b"no")
     with pytest.raises(ConfigError, match="answered 401: no") as caught:
-        Registry(url).fetch(1)
+        Registry(url, **PATIENT).fetch(1)
     assert "p%40ss" not in str(caught.value) and "p@ss" not in str(caught.value)
 
 
 def test_an_answer_that_is_no_json_is_refused(stub: StubRegistry) -> None:
     stub.answer_instead = (200, b"<html>")
     with pytest.raises(ConfigError, match="expected JSON from the schema registry"):
-        Registry(stub.url).fetch(1)
+        Registry(stub.url, **PATIENT).fetch(1)
 
 
 def test_an_absent_registry_is_named() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(BrokerUnavailable, match=rf"no schema registry at {url}"):
-        register_all(url)
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"  # ours, and nobody listens there
+        with pytest.raises(BrokerUnavailable, match=rf"no schema registry at {url}"):
+            register_all(url)
 
 
 @pytest.mark.parametrize("url", ["registry:8081", "ftp://registry", "http://"])
@@ -111,7 +114,7 @@ def test_a_bad_url_is_refused(url: str) -> None:
 
 
 def test_ids_of_other_versions_of_a_record_read(stub: StubRegistry) -> None:
-    ids = register_all(stub.url)
+    ids = register_all(stub.url, **PATIENT)
     codec = Codec(ids)
     schema = {**full_schema("WireError"), "fields": full_schema("WireError")["fields"][:2]}
     codec.learn(77, schema)
