@@ -9,13 +9,11 @@ from schemas.log import membership
 from streams.core import fleet as workers
 from streams.core import pool
 
-LASTING_MS = 100_000
-
 
 @contextmanager
-def lasting_leases() -> Iterator[None]:
-    """Meanwhile nobody of this process is taken for dead, however late its heartbeats are."""
+def lasting_leases(lease_ms: int = 100_000) -> Iterator[None]:
+    """Meanwhile members of this process live for so long without a heartbeat."""
     with ExitStack() as stack:
         for module in (fleet, membership, workers, pool):
-            stack.enter_context(patch.object(module, "LEASE_MS", LASTING_MS))
+            stack.enter_context(patch.object(module, "LEASE_MS", lease_ms))
         yield

@@ -32,6 +32,7 @@ from streams.gateway.intake import Served
 from streams.gateway.metrics import Metrics
 from streams.gateway.service import Gateway
 from streams.gateway.tokenizer import Tokenizer
+from tests.waiting import until
 
 MODEL = "test-model"
 TEMPLATE = (
@@ -164,13 +165,20 @@ class Rig:
         self.log.on_request = answer
 
 
+def http_client(url: str) -> httpx.AsyncClient:
+    """A client that waits long, and keeps no connection that the server may be about to close."""
+    limits = httpx.Limits(max_keepalive_connections=0)
+    return httpx.AsyncClient(base_url=url, timeout=100, limits=limits)
+
+
 @contextlib.asynccontextmanager
 async def serving(rig: Rig) -> AsyncIterator[str]:
-    """The app on a real socket; gives its URL."""
+    """The app on a real socket; gives its URL, once it listens."""
     sock = listen("127.0.0.1", 0)
     server = make_server(rig.app)
     task = asyncio.get_running_loop().create_task(server.serve(sockets=[sock]))
     try:
+        await until(lambda: server.started)
         yield f"http://127.0.0.1:{sock.getsockname()[1]}"
     finally:
         server.should_exit = True

@@ -23,7 +23,7 @@ def talking(**end: Any) -> Rig:
 
 async def test_openai_async() -> None:
     async with serving(talking()) as url:
-        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="key") as client:
+        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="key", timeout=60) as client:
             answer = await client.chat.completions.create(model=MODEL, messages=MESSAGES, n=2)
             assert [choice.message.content for choice in answer.choices] == ["Hello", "Hello"]
             assert answer.usage is not None
@@ -46,7 +46,7 @@ async def test_openai_sync() -> None:
     async with serving(talking()) as url:
 
         def talk() -> str:
-            with openai.OpenAI(base_url=url + "/v1", api_key="key") as client:
+            with openai.OpenAI(base_url=url + "/v1", api_key="key", timeout=60) as client:
                 stream = client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
                 return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
 
@@ -63,12 +63,12 @@ async def test_openai_sync() -> None:
 )
 async def test_openai_raises_what_it_should(fields: Any, error: type[Exception]) -> None:
     async with serving(talking()) as url:
-        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="key") as client:
+        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="key", timeout=60) as client:
             with pytest.raises(error):
                 await client.chat.completions.create(
                     **{"model": MODEL, "messages": MESSAGES, **fields}
                 )
-        wrong = openai.AsyncOpenAI(base_url=url + "/v1", api_key="no")
+        wrong = openai.AsyncOpenAI(base_url=url + "/v1", api_key="no", timeout=60)
         async with wrong as client:
             with pytest.raises(openai.AuthenticationError):
                 await client.models.list()
@@ -77,16 +77,19 @@ async def test_openai_raises_what_it_should(fields: Any, error: type[Exception])
 async def test_openai_is_told_about_overload() -> None:
     rig = talking(kind=OutcomeKind.SHED)
     async with serving(rig) as url:
-        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="key", max_retries=0) as client:
+        async with openai.AsyncOpenAI(
+            base_url=url + "/v1", api_key="key", timeout=60, max_retries=0
+        ) as client:
             with pytest.raises(openai.RateLimitError, match="too many requests are waiting"):
                 await client.chat.completions.create(model=MODEL, messages=MESSAGES)
 
 
 async def test_langchain() -> None:
-    async with serving(talking()) as url, httpx.AsyncClient() as http:
+    async with serving(talking()) as url, httpx.AsyncClient(timeout=60) as http:
         chat = ChatOpenAI(
             base_url=url + "/v1",
             api_key="key",
+            timeout=60,
             model=MODEL,
             max_tokens=9,
             http_async_client=http,

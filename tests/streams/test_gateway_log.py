@@ -20,14 +20,17 @@ from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.membership import Membership
 from schemas.records import Capability, MemberKind, MemberState, Request, Role
 from schemas.settings import LogSettings, ModelSettings
+from streams.gateway import app
 from streams.gateway.app import listen, run_gateway
 from streams.gateway.config import GatewaySettings
+from tests.lasting import lasting_leases
 from tests.streams.gateway_fakes import (
     MODEL,
     chat,
     ended,
     events_of,
     frame,
+    http_client,
     text_of,
     tokenizer_folder,
 )
@@ -38,6 +41,8 @@ CAPABILITY = Capability(
     model=MODEL, engine="sim", engine_id="e", block_size=16, max_model_len=256, running_max=8
 )
 TEXTS = ["Hé", "llo", " wörld"]
+LOG = LogSettings(session_partitions=1, gateway_partitions=2, request_timeout_ms=30_000)
+LEASE_MS = 6_000  # where it has to run out: twice what it is else, for machines that stall
 
 
 @dataclass
@@ -50,12 +55,15 @@ class Cluster:
     gateways: dict[str, tuple[asyncio.Event, asyncio.Task[None]]] = field(default_factory=dict)
     members: list[asyncio.Task[None]] = field(default_factory=list)
 
-    async def gateway(self, name: str) -> str:
-        """Start one, with a router and a worker if there are none; its URL once it is ready."""
-        settings = GatewaySettings(port=0, grace_ms=5_000)
+    async def gateway(
+        self, name: str, *, accept_ms: int = 60_000, log: LogSettings | None = None
+    ) -> str:
+        """Start one, with a router and a worker of its own; its URL once it is ready."""
+        patient = GatewaySettings(grace_ms=60_000, keepalive_ms=600_000, deadline_ms=600_000)
+        settings = replace(patient, port=0, accept_ms=accept_ms)
         model = ModelSettings(path=str(tokenizer_folder()), name=MODEL, max_model_len=256)
         stop = asyncio.Event()
-        work = run_gateway(self.log, settings, model, gateway_id=name, stop=stop)
+        work = run_gateway(log or self.log, settings, model, gateway_id=name, stop=stop)
         self.gateways[name] = stop, asyncio.create_task(work)
         router = await self.join(f"router-of-{name}", MemberKind.ROUTER)
         await self.join(f"replica-of-{name}", MemberKind.WORKER)
@@ -66,7 +74,7 @@ class Cluster:
 
         await until(known)
         url = router.view.members[name].registration.url
-        async with httpx.AsyncClient(base_url=url) as client:
+        async with http_client(url) as client:
             await until(lambda: ready(client))
         return url
 
@@ -102,7 +110,11 @@ class Cluster:
         """Gateways first, as they should end by themselves."""
         for stop, _ in self.gateways.values():
             stop.set()
-        await asyncio.wait_for(asyncio.gather(*(task for _, task in self.gateways.values())), 15)
+        await asyncio.wait_for(asyncio.gather(*(task for _, task in self.gateways.values())), 90)
+        await self.leave()
+
+    async def leave(self) -> None:
+        """All but the gateways."""
         for member in self.members:
             member.cancel()
         await asyncio.gather(*self.members, return_exceptions=True)
@@ -122,22 +134,24 @@ async def ready(client: httpx.AsyncClient) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def cluster(kafka: LogSettings) -> AsyncIterator[Cluster]:
+async def cluster(kafka: LogSettings, lease_ms: int = 100_000) -> AsyncIterator[Cluster]:
+    """Gateways and members whose leases no stall of the machine ends."""
     producer = LogProducer(kafka, Codec(), durable=True, client_id="test")
     reader = AssignedReader(kafka, "requests", range(kafka.session_partitions), client_id="test")
     await producer.start()
     await reader.start("latest")
     found = Cluster(kafka, producer, reader)
-    try:
-        yield found
-    finally:
-        await found.stop()
+    with lasting_leases(lease_ms):
+        try:
+            yield found
+        finally:
+            await found.stop()
 
 
 async def test_a_stream_crosses_the_log_and_another_gateway_resumes_it(kafka: LogSettings) -> None:
     async with cluster(kafka) as running:
         urls = [await running.gateway("gateway-1"), await running.gateway("gateway-2")]
-        async with httpx.AsyncClient(timeout=10) as client:
+        async with http_client("") as client:
             path = "/v1/chat/completions"
             call = asyncio.create_task(client.post(urls[0] + path, json=chat(stream=True)))
             request = await running.next_request()
@@ -158,8 +172,8 @@ async def test_a_stream_crosses_the_log_and_another_gateway_resumes_it(kafka: Lo
 async def test_an_undecodable_frame_is_buried_and_tokens_go_on(kafka: LogSettings) -> None:
     async with cluster(kafka) as running:
         url = await running.gateway("gateway-1")
-        async with httpx.AsyncClient(timeout=10) as client:
-            call = asyncio.create_task(client.post(url + "/v1/chat/completions", json=chat()))
+        async with http_client(url) as client:
+            call = asyncio.create_task(client.post("/v1/chat/completions", json=chat()))
             request = await running.next_request()
             topic = kafka.topic_prefix + "tokens"
             partition = request.gateway_partition
@@ -168,44 +182,49 @@ async def test_an_undecodable_frame_is_buried_and_tokens_go_on(kafka: LogSetting
             )
             await running.answer(request, 0, 3)
             assert (await call).json()["choices"][0]["message"]["content"] == "".join(TEXTS)
-            metrics = (await client.get(url + "/metrics")).text
+            metrics = (await client.get("/metrics")).text
             assert "trivium_gateway_undecodable_records_total 1.0" in metrics
         dead = AssignedReader(kafka, "tokens.dlq", [0], client_id="test")
         await dead.start("earliest")
-        (record,) = await dead.batch()
-        await dead.stop()
+        try:
+            (record,) = await dead.batch()
+        finally:
+            await dead.stop()
         assert record.value == b"\xc3\x01x"
 
 
 async def test_a_stop_lets_streams_end_and_then_leaves_the_fleet(kafka: LogSettings) -> None:
     async with cluster(kafka) as running:
         url = await running.gateway("gateway-1")
-        async with httpx.AsyncClient(timeout=10) as client:
-            path = url + "/v1/chat/completions"
+        async with http_client(url) as client:
+            path = "/v1/chat/completions"
             call = asyncio.create_task(client.post(path, json=chat(stream=True)))
             request = await running.next_request()
             stop, gateway = running.gateways["gateway-1"]
             stop.set()
 
-            async def refused() -> bool:
-                return (await client.post(path, json=chat())).status_code == 503
+            async def draining() -> bool:
+                return "shutting down" in (await client.get("/health/ready")).text
 
-            await until(refused)
+            await until(draining)
+            assert (await client.post(path, json=chat())).status_code == 503
             await running.answer(request, 0, 3)
             assert text_of(events_of((await call).text)) == "".join(TEXTS)
-        await asyncio.wait_for(gateway, 10)
+        await asyncio.wait_for(gateway, 60)
 
 
-async def test_a_gateway_serves_refusals_until_there_is_a_broker_and_then_gives_up() -> None:
+async def test_a_gateway_serves_refusals_until_there_is_a_broker_and_then_gives_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     log = LogSettings(bootstrap="127.0.0.1:1")
-    probe = listen("127.0.0.1", 0)
-    port = probe.getsockname()[1]
-    probe.close()
-    settings = GatewaySettings(port=port)
+    sock = listen("127.0.0.1", 0)
+    port = sock.getsockname()[1]
+    settings = GatewaySettings(port=0)
     model = ModelSettings(path=str(tokenizer_folder()), name=MODEL)
     stop = asyncio.Event()
+    monkeypatch.setattr(app, "listen", lambda *_: sock)
     task = asyncio.create_task(run_gateway(log, settings, model, gateway_id="g", stop=stop))
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+    async with http_client(f"http://127.0.0.1:{port}") as client:
 
         async def listening() -> bool:
             with contextlib.suppress(httpx.ConnectError):
@@ -218,12 +237,14 @@ async def test_a_gateway_serves_refusals_until_there_is_a_broker_and_then_gives_
         assert refused.json()["error"]["code"] == "broker_unavailable"
         assert (await client.get("/health/ready")).status_code == 503
     stop.set()
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, 60)
+    monkeypatch.undo()
     hasty = replace(settings, ready_timeout_ms=0)
     with pytest.raises(BrokerUnavailable, match="no broker at 127.0.0.1:1"):
         await run_gateway(log, hasty, model, gateway_id="g", stop=asyncio.Event())
 
 
+@pytest.mark.timeout(300)  # a start of a JVM, and a lease that runs out
 async def test_a_broker_that_pauses_means_503_and_the_gateway_joins_again(tmp_path: Path) -> None:
     broker = Broker(BrokerSettings(port=0, heap_mb=384, quick=True), tmp_path, tethered=True)
     try:
@@ -232,11 +253,11 @@ async def test_a_broker_that_pauses_means_503_and_the_gateway_joins_again(tmp_pa
         pytest.skip(str(error))
     pid = broker.status().pid
     try:
-        log = LogSettings(bootstrap=address, session_partitions=1, gateway_partitions=2)
+        log = replace(LOG, bootstrap=address)
         await create_topics(log)
-        async with cluster(log) as running:
-            url = await running.gateway("gateway-1")
-            async with httpx.AsyncClient(base_url=url, timeout=20) as client:
+        async with cluster(log, LEASE_MS) as running:
+            url = await running.gateway("gateway-1", accept_ms=LEASE_MS + 1_000)
+            async with http_client(url) as client:
                 os.kill(pid, signal.SIGSTOP)
                 try:
                     assert await refused(client)  # found out by not being acknowledged
@@ -257,7 +278,7 @@ async def test_a_broker_that_pauses_means_503_and_the_gateway_joins_again(tmp_pa
         await asyncio.to_thread(broker.stop)
 
 
-@pytest.mark.timeout(120)  # two starts of a JVM
+@pytest.mark.timeout(300)  # two starts of a JVM
 async def test_a_gateway_outlives_its_broker_and_so_do_its_streams(tmp_path: Path) -> None:
     settings = BrokerSettings(port=0, heap_mb=384, quick=True)
     broker = Broker(settings, tmp_path, tethered=True)
@@ -266,12 +287,12 @@ async def test_a_gateway_outlives_its_broker_and_so_do_its_streams(tmp_path: Pat
     except ConfigError as error:
         pytest.skip(str(error))
     try:
-        log = LogSettings(bootstrap=address, session_partitions=1, gateway_partitions=2)
-        log = replace(log, request_timeout_ms=1_500)  # how long it is waited for at the end
+        log = replace(LOG, bootstrap=address)
+        hasty = replace(log, request_timeout_ms=1_500)  # how long it is waited for at the end
         await create_topics(log)
-        async with cluster(log) as running:
-            url = await running.gateway("gateway-1")
-            async with httpx.AsyncClient(base_url=url, timeout=40) as client:
+        async with cluster(log, LEASE_MS) as running:
+            url = await running.gateway("gateway-1", accept_ms=LEASE_MS + 1_000, log=hasty)
+            async with http_client(url) as client:
                 headers = {"X-Session-Id": "through"}
                 call = asyncio.create_task(
                     client.post("/v1/chat/completions", json=chat(stream=True), headers=headers)
@@ -287,6 +308,7 @@ async def test_a_gateway_outlives_its_broker_and_so_do_its_streams(tmp_path: Pat
                 await until(lambda: ready(client))
                 await running.answer(request, 1, 3)
                 assert text_of(events_of((await call).text)) == "".join(TEXTS)
+            await running.leave()
             os.kill(broker.status().pid, signal.SIGKILL)  # and now it ends, with nobody to tell
     finally:
         await asyncio.to_thread(broker.stop)

@@ -5,7 +5,6 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import httpx
 import orjson
 import pytest
 
@@ -17,6 +16,7 @@ from tests.streams.gateway_fakes import (
     ended,
     events_of,
     frame,
+    http_client,
     serving,
     text_of,
 )
@@ -90,7 +90,7 @@ async def calling(
         yield stream
     finally:
         stream.hang_up()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await task
 
 
@@ -246,7 +246,7 @@ async def test_a_real_disconnect_is_noticed() -> None:
         rig.log.hub.apply(frame(request.request_id, ["a"]), 0.0)
 
     rig.log.on_request = begin
-    async with serving(rig) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serving(rig) as url, http_client(url) as client:
         async with client.stream("POST", "/v1/chat/completions", json=chat(stream=True)) as got:
             async for line in got.aiter_lines():
                 if line.startswith("data: "):
@@ -395,6 +395,7 @@ async def test_without_an_event_id_the_own_gateway_starts_from_the_beginning() -
         await until(lambda: len(stream.writes) == 1)
         path = f"/v1/requests/{request.request_id}/events"
         async with calling(rig, path=path) as again:
+            await until(lambda: len(rig.gateway.followers) == 1)  # before the call is over
             end = ended(request.request_id, TEXTS)
             await rig.log.push(
                 frame(request.request_id, TEXTS[2:], first_seq=2, first_char=5, end=end)
