@@ -13,6 +13,8 @@ from infra.bench import search, search_kafka, search_mixed, search_sched, search
 from infra.bench.search_options import QUICK
 from infra.bench.search_systems import Point, at_rate, at_recall
 from schemas.settings import LogSettings
+from tests.infra.patience import lasting_leases_in
+from tests.lasting import lasting_leases
 from workers.search.query import Kind
 from workers.search.scheduler import Scheduler
 
@@ -63,7 +65,10 @@ def test_what_the_log_adds_is_measured_both_ways(
     monkeypatch.setattr(search_kafka, "running_broker", running_broker)
     monkeypatch.setattr(search_kafka, "BENCH_DIR", tmp_path)
     monkeypatch.setattr(search_kafka, "DEADLINE_MS", 60_000)  # none is to pass
-    found, bars = search_kafka.kafka(TOY, lambda _text: None)
+    for name, value in lasting_leases_in(tmp_path / "site").items():
+        monkeypatch.setenv(name, value)  # of the worker's process
+    with lasting_leases():
+        found, bars = search_kafka.kafka(TOY, lambda _text: None)
     assert len(bars) == 3 and set(found["at_rate"]) == {"1", "200"}
     for row in found["at_rate"].values():
         assert row["added_ms_p50"] is not None
