@@ -62,7 +62,7 @@ QUICK = Size(
     workloads=[WORKLOADS[i] for i in (0, 8, 9, 11, 14, 17)],
     loads_per_s=(1.0, 6.0, 16.0),
     turns=(2, 8),
-    step_seeds=2,
+    step_seeds=4,
 )
 
 
