@@ -8,6 +8,7 @@ import functools
 import itertools
 import os
 import shutil
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -28,7 +29,8 @@ from schemas.settings import LogSettings
 
 # The same examples each time, however slow; `--hypothesis-profile default` looks for new ones.
 hypothesis_settings.load_profile("ci")
-_prefixes = (f"test-{os.getpid()}-{number}." for number in itertools.count(1))
+_session = f"test-{os.getpid()}-{time.time_ns() // 1_000_000:x}"  # ids of processes come again
+_prefixes = (f"{_session}-{number}." for number in itertools.count(1))
 _RANKS = {"kafka": 1, "docker": 2, "vllm": 3, "gpu": 4}  # what needs least runs first
 
 
