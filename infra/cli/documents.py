@@ -50,7 +50,7 @@ def load(
     if as_json:
         print_json({"collection": collection, "documents": count})
     elif not quiet:
-        print(f"{count} documents are in the log, in collection {collection}")
+        print(f"documents loaded into collection {collection}: {count}")
 
 
 def _open(file: Path) -> tuple[int, Iterator[Row]]:
@@ -165,7 +165,7 @@ async def _load(
                     acks.clear()
             progress.advance(task, len(await asyncio.gather(*acks)))
     except ConfigError as error:
-        raise ConfigError(f"{error.message}; {sent} documents before it are in the log") from error
+        raise ConfigError(f"{error.message}; documents loaded before it: {sent}") from error
     finally:
         await producer.stop()
 

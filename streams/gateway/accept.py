@@ -133,7 +133,8 @@ def _requests(
 
 def _priority(gateway: Gateway, caller: Caller, intake: Intake) -> Priority:
     header = caller.headers.get(PRIORITY_HEADER)
-    named = intake.priority or priority_of(header and header.decode("latin-1"))
+    value = header and header.decode("latin-1")
+    named = intake.priority or priority_of(value, PRIORITY_HEADER.decode())
     return Priority(named or gateway.settings.priority)
 
 

@@ -64,12 +64,14 @@ def from_detail(detail: ErrorDetails | dict[str, Any]) -> InvalidRequest:
     if detail["type"] == "missing":
         return InvalidRequest(f"{path}: required, but missing", path or None)
     message = detail["msg"]
-    if not path:
-        return InvalidRequest(f"the body: expected a JSON object, {_lower(message)}")
-    message = message.replace("Input should be", "expected", 1)
     found = repr(detail["input"])
     if len(found) > _FOUND_CHARS_MAX:
         found = found[:_FOUND_CHARS_MAX] + "..."
+    if not path:
+        return InvalidRequest(f"the body: expected a JSON object, found {found}")
+    message = message.replace("Input should be", "expected", 1)
+    if detail["type"] == "too_short":
+        message = f"expected at least {detail['ctx']['min_length']} of them"
     return InvalidRequest(f"{path}: {_lower(message)}, found {found}", path)
 
 

@@ -99,14 +99,14 @@ async def take_in(
     )
 
 
-def priority_of(value: Any) -> str | None:
-    """A priority class by its name; vLLM's default number counts as none."""
+def priority_of(value: Any, param: str = "priority") -> str | None:
+    """A priority class by its name; vLLM's default number counts as none. `param` brought it."""
     if value is None or value == 0:
         return None
     if value not in list(Priority):
         raise InvalidRequest(
-            f"priority: expected one of {', '.join(Priority)}, found {str(value)[:40]!r}",
-            "priority",
+            f"{param}: expected one of {', '.join(Priority)}, found {str(value)[:40]!r}",
+            param,
         )
     return str(value)
 

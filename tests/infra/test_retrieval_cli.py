@@ -191,7 +191,7 @@ async def test_documents_are_loaded_and_searched(kafka: LogSettings, tmp_path: P
         (tmp_path / "v.jsonl").write_text('{"id": "x", "vector": [1, 2]}\n')
         short = await run(*load)
         assert short.returncode == 2 and "expected a vector of 6 values" in short.stderr
-        assert "0 documents before it are in the log" in short.stderr
+        assert "documents loaded before it: 0" in short.stderr
         wrong = await run("search", "--vector=1,2", *patience, *common)
         assert wrong.returncode == 2 and wrong.stdout == ""
         assert "expected vectors of 6 values, found shape (2,)" in wrong.stderr

@@ -212,7 +212,10 @@ class SimEngine:
         if sampling.max_tokens < 1:
             return InvalidRequest(f"{job.request_id}: expected max_tokens of at least 1")
         if sampling.structured is not None:
-            return InvalidRequest(f"{job.request_id}: the simulated engine constrains no answers")
+            return InvalidRequest(
+                f"{job.request_id}: response_format: the simulated engine constrains no answers; "
+                "leave it out, or start workers with --engine vllm"
+            )
         if self._schedule.waiting >= self._settings.waiting_max:
             return WorkerRefused(f"{job.request_id}: {self._settings.waiting_max} jobs are waiting")
         return None
