@@ -3,6 +3,7 @@
 Commands import what they need when they run, so that `trivium --help` stays quick.
 """
 
+import inspect
 import logging
 import os
 import sys
@@ -50,17 +51,30 @@ app.command("bench", rich_help_panel="Run", context_settings=misc.PASS_ON)(misc.
 app.add_typer(evaluate.app, name="evaluate", rich_help_panel="Run")
 app.add_typer(plan.app, name="plan", rich_help_panel="Run")
 app.add_typer(documents.app, name="documents", rich_help_panel="Log")
-app.add_typer(index.app, name="index", rich_help_panel="Files")
 app.add_typer(broker.app, name="broker", rich_help_panel="Log")
 app.add_typer(topics.app, name="topics", rich_help_panel="Log")
 app.command("tail", rich_help_panel="Log")(tail.tail)
 app.command("explain", rich_help_panel="Log")(explain.explain)
 app.command("asyncapi", rich_help_panel="Log")(misc.asyncapi)
+app.add_typer(index.app, name="index", rich_help_panel="Files")
 app.command("worker", rich_help_panel="Single processes")(service.worker)
 app.command("retrieval", rich_help_panel="Single processes")(service.retrieval)
 app.command("router", rich_help_panel="Single processes")(service.router)
 app.command("gateway", rich_help_panel="Single processes")(service.gateway)
 app.command("version", rich_help_panel="About")(misc.version)
+
+
+def _unwrap(group: typer.Typer) -> None:
+    """Let paragraphs of help flow: typer keeps the line breaks that they have in the source."""
+    for command in group.registered_commands:
+        paragraphs = (inspect.getdoc(command.callback) or "").split("\n\n")
+        command.help = "\n\n".join(each.replace("\n", " ") for each in paragraphs)
+    for inner in group.registered_groups:
+        if inner.typer_instance is not None:
+            _unwrap(inner.typer_instance)
+
+
+_unwrap(app)
 
 
 def main() -> None:

@@ -53,6 +53,11 @@ def test_each_command_has_help(command: str) -> None:
     assert "Usage" in output
 
 
+def test_paragraphs_of_help_are_as_wide_as_the_terminal() -> None:
+    _, output, _ = trivium("pool", "move", "--help")
+    assert "`trivium pool move decode-0 --to prefill,decode`. A worker of `trivium up`" in output
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
