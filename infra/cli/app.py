@@ -94,6 +94,13 @@ def main() -> None:
     except BrokenPipeError:  # `trivium tail requests | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        if debug or error.filename is None:
+            raise
+        reason = (error.strerror or str(error)).lower()
+        wanted = "expected a path that can be used; name another"
+        print(f"trivium: {error.filename}: {reason}; {wanted}", file=sys.stderr)
+        sys.exit(EXIT_ERROR)
 
 
 if __name__ == "__main__":

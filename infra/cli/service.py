@@ -192,6 +192,9 @@ def _serve(run: Callable[[asyncio.Event], Awaitable[None]], log_level: str) -> N
     except TriviumError as error:
         logging.getLogger("trivium").error("%s: %s", error.code, error.message)
         sys.exit(1)
+    except OSError:  # a new life may do better, and the log is to say where it was
+        logging.getLogger("trivium").exception("ended by the system")
+        sys.exit(1)
 
 
 def _until_stopped(run: Callable[[asyncio.Event], Awaitable[None]]) -> Coroutine[Any, Any, None]:

@@ -78,6 +78,7 @@ def test_paragraphs_of_help_are_as_wide_as_the_terminal() -> None:
         (["plan", "ppd", "--engine", "x"], "--engine: expected sim or vllm, found 'x'"),
         (["evaluate", "ppd", "--engine", "x"], "--engine: expected sim or vllm, found 'x'"),
         (["chat", "-m", "x", "--url", f"http://{NOWHERE}"], "no gateway at"),
+        (["asyncapi", "-o", "/dev/null/x"], "/dev/null/x: not a directory; expected a path that"),
         (["chat", "--json"], "--json: expected a question with -m"),
         (["chat", "-m", "x", "--url", "nonsense"], "--url: expected one such as http://"),
         (["status", "--bootstrap", "kafka"], "log.bootstrap: expected HOST:PORT, several"),
@@ -151,6 +152,25 @@ def test_the_broker_from_the_command_line(tmp_path: Path, bootstrap: str) -> Non
     code, output, _ = trivium("broker", "reset", "--yes", "--json", home=tmp_path, env=env)
     assert (code, json.loads(output)["empty"]) == (0, True)
     assert not (tmp_path / "broker").exists()
+
+
+def test_a_state_folder_that_cannot_be_made_is_told() -> None:
+    for command in (["up", "--engine", "sim"], ["broker", "start"]):
+        code, _, errors = trivium(*command, home=Path("/dev/null/state"))
+        assert (code, len(errors.splitlines())) == (2, 1)
+        assert "/dev/null/state" in errors
+
+
+def test_a_process_that_the_system_ends_is_started_anew() -> None:
+    """Code 2 would have its supervisor give up."""
+    code = (
+        "from infra.cli import service\n"
+        "async def run(stop): raise OSError(28, 'No space left on device', '/x')\n"
+        "service._serve(run, 'info')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ERROR trivium ended by the system" in done.stderr and "No space left" in done.stderr
 
 
 def test_down_where_nothing_runs(tmp_path: Path) -> None:
