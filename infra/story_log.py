@@ -72,7 +72,7 @@ class LogFinder:
         had to read it has put it on the dead-letter topic.
         """
         reader = AssignedReader(self._log, topic, partitions, client_id="trivium-story")
-        await reader.start("latest")
+        await reader.start("nowhere")
         try:
             starts = await reader.offsets_at(max(0, window.since_ms))
             ends = await reader.offsets_at(window.until_ms)

@@ -219,8 +219,11 @@ class AssignedReader:
             raise BrokerUnavailable(f"{self.topic}: the reader is not started")
         return self._consumer
 
-    async def start(self, at: Literal["earliest", "latest"] | dict[int, int]) -> None:
-        """Connect and stand at the given place; `latest` is fixed when this returns."""
+    async def start(self, at: Literal["earliest", "latest", "nowhere"] | dict[int, int]) -> None:
+        """Connect and stand at the given place; `latest` is fixed when this returns.
+
+        `nowhere` fetches nothing before `seek`: a question would wait for the fetch under way.
+        """
         consumer = AIOKafkaConsumer(**self._options)
         try:
             await started(consumer.start, consumer.stop)
@@ -233,6 +236,8 @@ class AssignedReader:
                 await self.seek(await self._beginnings())
             elif at == "latest":
                 await self.seek(await self.end_offsets())
+            elif at == "nowhere":
+                consumer.pause(*self._partitions)
             else:
                 await self.seek(at)
         except BaseException:
@@ -246,7 +251,9 @@ class AssignedReader:
     async def seek(self, offsets: dict[int, int]) -> None:
         """Go to the given offset of each given partition."""
         for partition, offset in offsets.items():
-            self._started.seek(TopicPartition(self.topic, partition), offset)
+            place = TopicPartition(self.topic, partition)
+            self._started.seek(place, offset)
+            self._started.resume(place)
 
     async def end_offsets(self) -> dict[int, int]:
         """The offset after the last record of each partition; raises TopicError for a missing

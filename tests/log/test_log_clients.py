@@ -89,6 +89,23 @@ async def test_a_reader_finds_its_place_by_time(kafka: LogSettings) -> None:
         await producer.stop()
 
 
+async def test_a_reader_that_is_nowhere_reads_from_where_it_is_sent(kafka: LogSettings) -> None:
+    producer = LogProducer(kafka, Codec(), durable=True, client_id="writer")
+    reader = AssignedReader(kafka, "cancellations", [0, 1], client_id="reader")
+    await producer.start()
+    await reader.start("nowhere")
+    try:
+        for number in range(3):
+            await send(producer, number)
+        assert await reader.batch(timeout_ms=200) == []
+        assert await reader.offsets_at(0) == {0: 0, 1: 0}
+        await reader.seek({0: 1, 1: 0})
+        assert [record.offset for record in await reader.read_to_end()] == [1, 2]
+    finally:
+        await reader.stop()
+        await producer.stop()
+
+
 async def test_dead_letters_carry_origin_and_error(kafka: LogSettings) -> None:
     producer = LogProducer(kafka, Codec(), durable=True, client_id="writer")
     reader = AssignedReader(kafka, "requests", [0], client_id="reader")
