@@ -49,6 +49,7 @@ class Process:
         self.stopping = False
         self._task: asyncio.Task[None] | None = None
         self._child: subprocess.Popen[bytes] | None = None
+        self._log_start = 0  # where the lives of this process begin in its log
 
     @property
     def name(self) -> str:
@@ -57,6 +58,8 @@ class Process:
     def start(self) -> None:
         """Begin, in the background."""
         self.stopping = False
+        log = self.spec.log_file
+        self._log_start = log.stat().st_size if log.exists() else 0
         self._spawn()
         self._task = asyncio.create_task(self._keep(), name=f"keep {self.name}")
 
@@ -79,12 +82,12 @@ class Process:
         await asyncio.wait([task])
 
     def tail(self) -> str:
-        """The end of the log, for messages."""
+        """The end of the log, for messages; nothing of what earlier processes left there."""
         try:
-            lines = self.spec.log_file.read_text(errors="replace").splitlines()
+            written = self.spec.log_file.read_bytes()[self._log_start :]
         except FileNotFoundError:
             return ""
-        return "\n".join(lines[-_TAIL_LINES:])
+        return "\n".join(written.decode(errors="replace").splitlines()[-_TAIL_LINES:])
 
     async def _keep(self) -> None:
         backoff_s = BACKOFF_S

@@ -46,6 +46,13 @@ def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "BACKOFF_S", 0.01)
 
 
+async def test_last_words_are_of_this_process(tmp_path: Path) -> None:
+    (tmp_path / "one.log").write_text("the stack of yesterday\n")
+    process = Supervisor().start(spec(tmp_path, "print('up')", restart=False))
+    await until(lambda: process.failed)
+    assert process.tail().startswith("up") and "yesterday" not in process.tail()
+
+
 async def test_what_dies_is_started_again_and_what_stops_stays_down(tmp_path: Path) -> None:
     keeper = Supervisor()
     process = keeper.start(spec(tmp_path, IDLE))
