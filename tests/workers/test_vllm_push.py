@@ -323,3 +323,8 @@ def test_what_an_engine_cannot_do_is_an_error(engines: Engines) -> None:
     assert one.kv_target is not None
     past = replace(one, kv_target=replace(one.kv_target, expires_at_ms=1))
     assert engines.run(answered(engines.prefill, past)).error_code == "kv_unavailable"
+
+
+def test_an_engine_closes_although_vllms_monitor_has_only_begun_to(engines: Engines) -> None:
+    engines.decode._llm.engine_core._finalizer.detach()  # as it does first
+    engines.run(engines.decode.close())

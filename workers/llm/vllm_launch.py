@@ -164,7 +164,9 @@ def end(launched: Launched, timeout_s: float) -> None:
 
 def forget(launched: Launched) -> None:
     """Drop what is left in this process after `end`; on the event loop, whose sockets these are."""
-    launched.llm.engine_core.resources.ctx.destroy(linger=0)
+    resources = launched.llm.engine_core.resources
+    resources()  # vLLM's monitor may not have come to it, and an open socket holds the next line up
+    resources.ctx.destroy(linger=0)
     launched.llm = None  # its finalizer must not run when the interpreter is half gone
 
 
