@@ -132,7 +132,10 @@ def _read_folder(folder: Path) -> tuple[Tokenizer, str]:
         tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         config = json.loads((folder / "tokenizer_config.json").read_text())
     except Exception as error:  # tokenizers raises plain Exception for a missing or malformed file
-        raise ConfigError(f"{folder}: expected tokenizer.json and its config: {error}") from error
+        raise ConfigError(
+            "model.path: the simulated engine expected a folder with tokenizer.json and "
+            f"tokenizer_config.json, or `tiny`, found {str(folder)!r}: {error}"
+        ) from error
     end = config.get("eos_token")
     return tokenizer, end["content"] if isinstance(end, dict) else str(end)
 
