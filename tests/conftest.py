@@ -89,7 +89,7 @@ def bootstrap(trivium_home: Path) -> Iterator[str]:
     if given := os.environ.get("TEST_KAFKA_BOOTSTRAP"):
         yield given
         return
-    settings = BrokerSettings(port=0, heap_mb=384, quick=True)
+    settings = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=110.0)
     broker = Broker(settings, trivium_home / "broker", tethered=True)
     try:
         address = broker.start()

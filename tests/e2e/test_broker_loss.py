@@ -25,7 +25,7 @@ TOKENS = 600  # at 5 ms each: long enough to be caught in the middle
 
 async def test_a_stream_goes_on_when_the_broker_is_back(tmp_path: Path) -> None:
     log = LogSettings(session_partitions=1, worker_partitions=2, gateway_partitions=2)
-    own = BrokerSettings(port=0, heap_mb=384, quick=True)
+    own = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=180.0)
     settings = replace(sim_settings(log, decode_step_ms=5.0), broker=own)
     running = Stack(settings, Plan(prefill=1, decode=1), folder=tmp_path)
     try:
