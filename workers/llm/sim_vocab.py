@@ -133,8 +133,8 @@ def _read_folder(folder: Path) -> tuple[Tokenizer, str]:
         config = json.loads((folder / "tokenizer_config.json").read_text())
     except Exception as error:  # tokenizers raises plain Exception for a missing or malformed file
         raise ConfigError(
-            "model.path: the simulated engine expected a folder with tokenizer.json and "
-            f"tokenizer_config.json, or `tiny`, found {str(folder)!r}: {error}"
+            f"model.path {folder}: the simulated engine expected tokenizer.json and "
+            f"tokenizer_config.json in this folder; name one that has them, or `tiny`: {error}"
         ) from error
     end = config.get("eos_token")
     return tokenizer, end["content"] if isinstance(end, dict) else str(end)
