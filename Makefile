@@ -53,7 +53,7 @@ bench-search: setup build/stamps/peers  ## The vector engine beside hnswlib, fai
 bench-search-gpu: setup build/stamps/cuda  ## The same on a CUDA device, beside cuVS where that is installed
 	@$(BIN)/trivium bench search-gpu $(ARGS)
 
-evaluate: setup  ## Placement policies in the simulator, in ten minutes; ARGS="--quick" for one
+evaluate: setup  ## Placement policies in the simulator, in twelve minutes; ARGS="--quick" for one
 	@$(BIN)/trivium evaluate ppd $(ARGS)
 
 ##@ Check
