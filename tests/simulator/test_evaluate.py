@@ -315,6 +315,7 @@ def test_traces_become_sessions(tmp_path: Path) -> None:
     assert traces.window(arrivals, 2_000.0, 1) == arrivals
 
 
+@pytest.mark.timeout(600)  # processes that simulate, on a machine that may be busy
 def test_a_tiny_evaluation_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = main.Size(workloads=WORKLOADS[15:16], loads_per_s=(0.5, 2.0), turns=(2,), step_seeds=2)
     monkeypatch.setattr(sharegpt, "CONVERSATIONS", 50)
