@@ -41,6 +41,8 @@ class Broker:
     def seek(self, place: TopicPartition, offset: int) -> None:
         self._at[place.partition] = offset
 
+    def resume(self, *places: TopicPartition) -> None: ...
+
     async def position(self, place: TopicPartition) -> int:
         return self._at[place.partition]
 
