@@ -113,6 +113,11 @@ def _kept_up_to(servers: dict[str, Any], name: str, decode_ms: float) -> float:
     )  # fmt: skip
 
 
+def _times(value: float | None, of: float | None) -> float | None:
+    """A ratio; None where either could not be measured."""
+    return value / of if value is not None and of else None
+
+
 def _bars(figures: dict[str, Any]) -> list[Bar]:
     servers = figures["servers"]
     ours = servers[OURS]
@@ -125,15 +130,16 @@ def _bars(figures: dict[str, Any]) -> list[Bar]:
     # Where static batches keep up with no rate, they count as if they did with the lowest.
     lowest = min((row["asked_per_s"] for row in static["loads"].values()), default=0.0)
     kept = max(static["kept_up_to_per_s"], lowest)
-    slower = loaded["decode_ms_p99"] / unloaded_ms if unloaded_ms else None
+    slower = _times(loaded["decode_ms_p99"], unloaded_ms)
     bars = [
         at_most("decode p99 at 80 % of capacity, of unloaded", slower, 2, "times"),
         at_most("prefill deadlines missed at 80 %", loaded["prefill_misses"], 0, "searches"),
-        at_least("capacity, of static batches'", capacity / static["capacity_per_s"], 2, "times"),
+        at_least("capacity, of static batches'", _times(capacity, static["capacity_per_s"]), 2,
+                 "times"),
         at_least("rate kept up with at that p99, of static batches'",
-                 ours["kept_up_to_per_s"] / kept if kept else None, 2, "times"),
+                 _times(ours["kept_up_to_per_s"], kept), 2, "times"),
     ]  # fmt: skip
     if (peer := servers.get("hnswlib per query")) is not None:
-        ratio = capacity / peer["capacity_per_s"]
+        ratio = _times(capacity, peer["capacity_per_s"])
         bars.append(at_least("capacity, of hnswlib's called per query", ratio, 1, "times"))
     return bars
