@@ -174,10 +174,12 @@ def _finished(phase: Phase) -> Step:
 
 
 def transfer_text(phase: Phase) -> str:
-    """Bytes, time and rate of a phase's KV transfer."""
-    text = f"{phase.kv_bytes:,} bytes over NIXL in {phase.transfer_ms:.1f} ms"
-    if phase.kv_bytes and phase.transfer_ms > 0:
-        text += f", {phase.kv_bytes / phase.transfer_ms / 1e3:,.0f} MB/s"
+    """Bytes, time and rate of a phase's KV transfer; whose peer moved it does not know the time."""
+    text = f"{phase.kv_bytes:,} bytes over NIXL"
+    if phase.transfer_ms > 0:
+        text += f" in {phase.transfer_ms:.1f} ms"
+        if phase.kv_bytes:
+            text += f", {phase.kv_bytes / phase.transfer_ms / 1e3:,.0f} MB/s"
     return text
 
 

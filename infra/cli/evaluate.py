@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from infra.cli.options import AsJson
+from infra.cli.options import AsJson, stdout_console
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -138,14 +138,14 @@ def _simulated(
     if as_json:
         print(report.to_json(results, points=False))
         return page
-    console = Console()
+    console = stdout_console()
     table = Table("", "what", "found", box=None, title=f"{results.runs} simulations")
     for bar in results.bars:
         table.add_row("[green]yes[/]" if bar.holds else "[red]no[/]", bar.what, bar.found)
     console.print(table)
     if results.traffic_skipped:
-        console.print(f"real traffic: skipped; {results.traffic_skipped}", highlight=False)
-    console.print(f"report: {page}", highlight=False)
+        console.print(f"real traffic: skipped; {results.traffic_skipped}")
+    console.print(f"report: {page}")
     return page
 
 
@@ -157,8 +157,8 @@ def _live(engine: str, loads: "list[Load]", only: list[str], out: Path, as_json:
     if as_json:
         print(json.dumps(found, indent=1))
         return page
-    console = Console()
+    console = stdout_console()
     for name, rows in found.items():
         console.print(live.table(name, rows))
-    console.print(f"report: {page}", highlight=False)
+    console.print(f"report: {page}")
     return page

@@ -21,6 +21,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from infra import config
 from infra.cli.explain import show
+from infra.cli.options import stdout_console
 from infra.config import Settings
 from infra.demo.reference import Verdict, compare
 from infra.launcher import Stack
@@ -54,7 +55,7 @@ ANSWER_TOKENS = 32
 
 def run(*, engine: str = "vllm", as_json: bool = False) -> int:
     """Run the demo; 0 if every answer is what one engine alone gives."""
-    console = Console(stderr=as_json)
+    console = Console(stderr=True) if as_json else stdout_console()
     return asyncio.run(_demo(engine, console, as_json=as_json))
 
 
