@@ -5,11 +5,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
-from schemas import fleet
 from schemas.codec import Codec, pack_tokens
-from schemas.log import membership
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.membership import Membership
 from schemas.records import (
@@ -24,6 +21,7 @@ from schemas.records import (
 )
 from schemas.settings import LogSettings, ModelSettings
 from schemas.topics import TOPICS
+from tests.lasting import lasting_leases
 from tests.waiting import until
 from tests.workers.fakes import work
 from workers.config import WorkerSettings
@@ -111,10 +109,7 @@ class Router:
 @asynccontextmanager
 async def router_of(settings: LogSettings) -> AsyncIterator[Router]:
     """A router that follows all topics; meanwhile no member of this process loses its lease."""
-    with (
-        patch.object(fleet, "LEASE_MS", PATIENT_MS),
-        patch.object(membership, "LEASE_MS", PATIENT_MS),
-    ):
+    with lasting_leases(PATIENT_MS):
         async with _running(Router(settings)) as router:
             yield router
 
