@@ -10,7 +10,13 @@ from typing import Any
 
 from schemas.codec import full_schema
 from schemas.settings import LogSettings
-from schemas.topics import DEAD_LETTER_RETENTION_MS, DEAD_LETTER_SUFFIX, TOPICS, Topic
+from schemas.topics import (
+    DEAD_LETTER_HEADERS,
+    DEAD_LETTER_RETENTION_MS,
+    DEAD_LETTER_SUFFIX,
+    TOPICS,
+    Topic,
+)
 
 ASYNCAPI_FILE = Path(__file__).parent / "asyncapi.json"
 DOCUMENT_VERSION = "1.0.0"
@@ -38,7 +44,7 @@ _HEADERS: Json = {
 _DEAD_LETTER_HEADERS: Json = {
     "type": "object",
     "properties": {
-        f"x-dlq-{name}": {"type": "string", "description": text}
+        DEAD_LETTER_HEADERS + name: {"type": "string", "description": text}
         for name, text in (
             ("error-class", "class of the error"),
             ("error-message", "what was expected and found"),

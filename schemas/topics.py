@@ -242,6 +242,7 @@ TOPICS: dict[str, Topic] = {
 WORK_TOPICS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.REPLICA: "decode"}
 
 DEAD_LETTER_SUFFIX = ".dlq"
+DEAD_LETTER_HEADERS = "x-dlq-"  # what headers that say why and from where begin with
 DEAD_LETTER_RETENTION_MS = 14 * DAY_MS
 
 

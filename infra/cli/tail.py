@@ -12,10 +12,9 @@ import typer
 from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
 from schemas.errors import ConfigError, RecordError
 from schemas.settings import LogSettings
-from schemas.topics import DEAD_LETTER_SUFFIX, TOPICS
+from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, TOPICS
 
 _LONG_LIST = 12
-_ORIGIN = "x-dlq-"  # headers of dead letters, `schemas/log/clients.py`
 
 
 def tail(
@@ -74,9 +73,9 @@ def _line(codec: Any, record: Any, as_json: bool) -> str:
     key = record.key.decode(errors="replace") if record.key else ""
     headers = {name: value.decode(errors="replace") for name, value in record.headers}
     buried = {
-        name.removeprefix(_ORIGIN): value
+        name.removeprefix(DEAD_LETTER_HEADERS): value
         for name, value in headers.items()
-        if name.startswith(_ORIGIN)
+        if name.startswith(DEAD_LETTER_HEADERS)
     }
     try:
         decoded = codec.decode(record.value)

@@ -20,7 +20,7 @@ from aiokafka.errors import KafkaConnectionError, KafkaError
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, TopicError
 from schemas.settings import LogSettings
-from schemas.topics import DEAD_LETTER_SUFFIX, check_record, partition_of
+from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, check_record, partition_of
 
 RECORD_BYTES_MAX = 8 << 20
 _HELD_MAX = 5_000  # records of a partition that wait for older ones of others, when more are read
@@ -357,14 +357,15 @@ async def bury(producer: LogProducer, record: ConsumerRecord, error: Exception) 
     acknowledgement.
     """
     origin = {
-        "x-dlq-error-class": type(error).__name__,
-        "x-dlq-error-message": str(error),
-        "x-dlq-topic": record.topic,
-        "x-dlq-partition": record.partition,
-        "x-dlq-offset": record.offset,
-        "x-dlq-timestamp": record.timestamp,
+        "error-class": type(error).__name__,
+        "error-message": str(error),
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
     }
-    headers = [*record.headers, *((name, _header(value)) for name, value in origin.items())]
+    said = [(DEAD_LETTER_HEADERS + name, _header(value)) for name, value in origin.items()]
+    headers = [*record.headers, *said]
     topic = record.topic + DEAD_LETTER_SUFFIX
     key = b"" if record.value is record.key is None else record.key  # the client sends no nothing
     await (await producer.send_raw(topic, record.value, key=key, partition=0, headers=headers))
