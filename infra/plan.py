@@ -8,11 +8,13 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
-from infra.config import without_sections
+from infra.config import ENGINE_SECTIONS, Settings, without_sections
 from infra.supervisor import ProcessSpec
 from schemas.errors import ConfigError
 from schemas.records import MemberKind
+from schemas.settings import build
 
 # One thread each, or the libraries of every process start as many as there are cores.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -42,6 +44,16 @@ class Plan:
                 f"workers at most, found {self.shards}"
             )
 
+    @property
+    def serves(self) -> bool:
+        """Whether a gateway finds all that it needs to take calls."""
+        pools = self.replica or (self.prefill and self.decode)
+        return bool(self.gateways and self.routers and pools)
+
+    def gateway_names(self) -> list[str]:
+        """Member ids of the gateways."""
+        return [name for name, kind in self.names().items() if kind is MemberKind.GATEWAY]
+
     def names(self) -> dict[str, MemberKind]:
         """Member ids in the order of starting, with their kinds."""
         found = {f"router-{number}": MemberKind.ROUTER for number in range(self.routers)}
@@ -53,14 +65,39 @@ class Plan:
         return found
 
 
+def check_wishes(plan: Plan, settings: Settings) -> None:
+    """Raise ConfigError for a policy or an orchestration that no worker of the plan can meet."""
+    wish, engine = settings.router.orchestration, settings.worker.engine
+    if settings.router.policy == "replica" and not plan.replica and plan.prefill + plan.decode:
+        raise ConfigError(
+            "router.policy: replica needs replicas, and there are none; start some with --replica, "
+            "or choose another policy"
+        )
+    if wish == "auto" or not (plan.prefill and plan.decode) or engine not in ENGINE_SECTIONS:
+        return
+    can = build(engine, ENGINE_SECTIONS[engine], settings.engines.get(engine, {})).orchestrations
+    if can and wish not in can:
+        advice = '; set vllm.kv_transfer = "push" for concurrent' if engine == "vllm" else ""
+        raise ConfigError(
+            f"router.orchestration: expected auto or one that two engines {engine} can do as they "
+            f"are set, {', '.join(can)}, found {wish}{advice}"
+        )
+
+
 def process_specs(
-    plan: Plan, *, folder: Path, config: Path, engine: str, gateway_port: int
+    plan: Plan,
+    *,
+    folder: Path,
+    config: Path,
+    engine: str,
+    gateway_port: int,
+    secrets: Mapping[str, str] = MappingProxyType({}),
 ) -> list[ProcessSpec]:
-    """One spec for each process of the plan but the broker."""
+    """One spec for each process of the plan but the broker; `secrets` join the environment."""
     names = plan.names()
     workers = [name for name in names if name.partition("-")[0] in _WORKER_ROLES]
     shares = core_shares(sorted(os.sched_getaffinity(0)), len(workers))
-    base = {**without_sections(os.environ), "TRIVIUM_HOME": str(folder)}
+    base = {**without_sections(os.environ), **secrets, "TRIVIUM_HOME": str(folder)}
     base.pop("PYTHONDONTWRITEBYTECODE", None)  # the cache halves the start of vLLM's processes
     specs = []
     for name, kind in names.items():

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+PRIVATE = 0o077  # umask of what we start: nobody else reads what it leaves
 _POLL_S = 0.05
 _STATE_FIELD, _PARENT_FIELD, _START_FIELD = (
     0,

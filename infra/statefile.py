@@ -13,10 +13,11 @@ from typing import IO, Any
 
 from infra.processes import Identity, identify
 from schemas.errors import ConfigError
-from schemas.settings import home
+from schemas.settings import home, private_folder
 
 STATE_FILE = "stack.json"
 LOCK_FILE = "stack.lock"
+NO_BROKER = "no broker"  # a process that lives, and waits for the log
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +27,7 @@ class ProcessRow:
     name: str
     kind: str
     pid: int
-    state: str  # waiting, starting, ready, draining, restarting, failed or stopped
+    state: str  # waiting, starting, ready, no broker, draining, restarting, failed or stopped
     restarts: int
     url: str
     log_file: str
@@ -64,7 +65,7 @@ class StackFiles:
 
     def lock(self) -> None:
         """Take the folder; raises ConfigError if another stack has it."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder)
         lock = (self._folder / LOCK_FILE).open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

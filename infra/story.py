@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.codec import to_dict
+from schemas.outcomes import counting
 from schemas.records import (
     Cancellation,
     CancelWork,
@@ -45,6 +46,7 @@ class Story:
     cancellations: list[Cancellation] = field(default_factory=list)
     rows: list[TokenRow] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    differs_at: int | None = None  # the first token that was repeated as another one
     repeated_rows: int = 0  # a later attempt, or a paired worker, repeats what another has sent
     outcome: Outcome | None = None
 
@@ -101,6 +103,7 @@ class Story:
                 "tpot_ms": self.tpot_ms,
                 "rows": rows,
                 "repeated_rows": self.repeated_rows,
+                "differs_at": self.differs_at,
             },
             "kv_bytes": self.kv_bytes,
             "outcome": to_dict(self.outcome) if self.outcome is not None else None,
@@ -122,6 +125,7 @@ def tell(requests: Iterable[Request], records: Iterable[Any]) -> dict[str, Story
             _fold(story, record)
     for request_id, stream in streams.items():
         stories[request_id].repeated_rows = stream.repeats
+        stories[request_id].differs_at = stream.differs_at
     return stories
 
 
@@ -137,8 +141,8 @@ def _fold(story: Story, record: Any) -> None:
             story.phases.append(record)
         case Cancellation():
             story.cancellations.append(record)
-        case Outcome() if story.outcome is None:  # the first by offset counts
-            story.outcome = record
+        case Outcome():
+            story.outcome = counting(filter(None, (story.outcome, record)))
 
 
 def _fold_frame(stories: dict[str, Story], streams: dict[str, Stream], frame: TokenFrame) -> None:

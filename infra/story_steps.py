@@ -68,6 +68,8 @@ def _events(story: Story) -> Iterator[Step]:
 def _accepted(request: Request) -> Step:
     tokens = f"{request.prompt_length} prompt tokens"
     what = f"accepted, {tokens}, at most {request.sampling.max_tokens} new"
+    for name, wish in (("policy", request.policy), ("orchestration", request.orchestration)):
+        what += f", wishes {name} {wish}" if wish else ""
     return Step(request.arrived_ms, request.gateway_id, what, "request")
 
 
@@ -78,7 +80,7 @@ def _decided(decision: Decision) -> Step:
     attempt = f", attempt {decision.attempt}" if decision.attempt > 1 else ""
     policy = f" ({decision.policy})" if decision.policy else ""
     what = f"{decision.kind.value}{where}{way}{attempt}: {decision.reason.value}{policy}"
-    details = [", ".join(_situation(decision))]
+    details = [", ".join(_situation(decision)), _unmet(decision)]
     if decision.estimate is not None:
         details += _expected(decision, decision.estimate)
     details += _candidates(decision)
@@ -98,6 +100,12 @@ def _situation(decision: Decision) -> Iterator[str]:
         yield f"load {decision.load:.2f}"
     if decision.w_ttft or decision.w_tpot:
         yield f"weights ttft {decision.w_ttft:g}, tpot {decision.w_tpot:g}"
+
+
+def _unmet(decision: Decision) -> str:
+    """What was wished, where it became something else, and why."""
+    wishes = [wish for wish in (decision.wished_policy, decision.wished_orchestration) if wish]
+    return f"wished {' and '.join(wishes)}: {decision.unmet.value}" if wishes else ""
 
 
 def _expected(decision: Decision, estimate: Estimate) -> Iterator[str]:
@@ -193,6 +201,8 @@ def _tokens(story: Story) -> Iterator[Step]:
         what = f"{count} tokens in {frames}, TPOT {story.tpot_ms or 0:.2f} ms"
         if story.repeated_rows:
             what += f"; {story.repeated_rows} repeated rows dropped"
+        if story.differs_at is not None:
+            what += f"; repeated otherwise from token {story.differs_at} on"
         took_ms = story.last_token_ms - first.at_ms
         yield Step(story.last_token_ms, last.worker_id, what, "tokens", took_ms)
 

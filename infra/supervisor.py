@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra import tether
+from infra.processes import PRIVATE
+from schemas.settings import private_folder
 
 BACKOFF_S, BACKOFF_MAX_S = 0.5, 10.0
 STABLE_S = 30.0  # after so long a life the backoff starts anew
@@ -45,6 +47,7 @@ class Process:
         self.restarts = 0
         self.exit_code: int | None = None  # of the last life
         self.failed = False  # given up
+        self.proven = False  # it served once, so it can again: what ends it lies outside
         self.changed = asyncio.Event()  # set at every start and end
         self.stopping = False
         self._task: asyncio.Task[None] | None = None
@@ -94,7 +97,8 @@ class Process:
         while True:
             began_s = time.monotonic()
             await self._ended()
-            gives_up = self.exit_code == EXIT_BAD_CONFIG or not self.spec.restart
+            is_hopeless = self.exit_code == EXIT_BAD_CONFIG and not self.proven
+            gives_up = is_hopeless or not self.spec.restart
             if self.stopping or gives_up:
                 self.failed = gives_up and not self.stopping
                 self.changed.set()
@@ -109,7 +113,7 @@ class Process:
 
     def _spawn(self) -> None:
         spec = self.spec
-        spec.log_file.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(spec.log_file.parent)
         command = [sys.executable, "-IS", tether.__file__, str(os.getpid()), *spec.command]
         with spec.log_file.open("ab") as output:
             child = self._child = subprocess.Popen(
@@ -119,6 +123,7 @@ class Process:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                umask=PRIVATE,
             )
         self.pid = child.pid
         self.changed.set()

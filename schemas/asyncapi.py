@@ -12,7 +12,6 @@ from schemas.codec import full_schema
 from schemas.settings import LogSettings
 from schemas.topics import (
     DEAD_LETTER_HEADERS,
-    DEAD_LETTER_RETENTION_MS,
     DEAD_LETTER_SUFFIX,
     TOPICS,
     Topic,
@@ -101,7 +100,7 @@ def _channel(topic: Topic, log: LogSettings) -> Json:
 
 def _dead_letter_channel(topic: Topic, log: LogSettings) -> Json:
     name = topic.name + DEAD_LETTER_SUFFIX
-    configuration = {"cleanup.policy": ["delete"], "retention.ms": DEAD_LETTER_RETENTION_MS}
+    configuration = {"cleanup.policy": ["delete"], "retention.ms": topic.retention_ms}
     return {
         "address": log.topic_prefix + name,
         "description": f"Records of {topic.name} that somebody could not read.",

@@ -5,9 +5,13 @@ TriviumError
 │   ├── InvalidRequest         400 invalid_request
 │   ├── PromptTooLong          400 context_length_exceeded
 │   ├── Unauthorized           401 invalid_api_key
+│   ├── Forbidden              403 forbidden
 │   ├── NotFound               404 not_found
 │   ├── UnknownModel           404 model_not_found
+│   ├── RequestTooSlow         408 request_timeout
 │   ├── BodyTooLarge           413 body_too_large
+│   ├── UnsupportedMedia       415 unsupported_media_type
+│   ├── HeadersTooLarge        431 headers_too_large
 │   ├── UnknownCollection      404 collection_not_found
 │   ├── WrongDimension         400 wrong_dimension
 │   ├── InvalidVector          400 invalid_vector
@@ -25,13 +29,16 @@ TriviumError
 │   ├── KvUnavailable          503 kv_unavailable
 │   ├── EngineFailed           500 engine_failed
 │   ├── EngineDead             503 engine_dead
-│   └── NoProgress             504 no_progress
+│   ├── NoProgress             504 no_progress
+│   └── AttemptsDiffer         502 attempts_differ
 └── SystemFault            ours, or our surroundings'
     ├── BrokerUnavailable      503 broker_unavailable
     ├── NotReady               503 not_ready
     ├── RecordError            500 undecodable_record
+    │   └── RecordTooLarge         413 record_too_large
     ├── TopicError             500 topic_mismatch
     ├── LeaseError             500 no_lease
+    │   └── NameTaken              409 name_taken
     ├── SnapshotError          500 bad_snapshot
     ├── RouterFailed           500 router_failed
     └── ConfigError            500 bad_config
@@ -45,6 +52,8 @@ from typing import ClassVar
 
 from schemas.records import WireError
 
+MESSAGE_CHARS_MAX = 2_048  # of an error that travels
+
 
 class Fault(StrEnum):
     """Whose fault an error is."""
@@ -53,6 +62,13 @@ class Fault(StrEnum):
     OVERLOAD = "overload"
     WORKER = "worker"
     US = "us"
+
+
+def clipped(message: str) -> str:
+    """A message that may travel: what is longer than the limit ends in an ellipsis."""
+    if len(message) <= MESSAGE_CHARS_MAX:
+        return message
+    return message[: MESSAGE_CHARS_MAX - 3] + "..."
 
 
 class TriviumError(Exception):
@@ -73,7 +89,7 @@ class TriviumError(Exception):
         A message may quote what somebody sent; what is no UTF-8 of it is escaped.
         """
         message = self.message.encode(errors="backslashreplace").decode()
-        return WireError(code=self.code, message=message, retriable=self.retriable)
+        return WireError(code=self.code, message=clipped(message), retriable=self.retriable)
 
 
 class ClientError(TriviumError):
@@ -104,6 +120,12 @@ class Unauthorized(ClientError):
     code, http_status = "invalid_api_key", 401
 
 
+class Forbidden(ClientError):
+    """A name that is not ours, or a web page that may not call."""
+
+    code, http_status = "forbidden", 403
+
+
 class NotFound(ClientError):
     """No such request or route."""
 
@@ -116,10 +138,28 @@ class UnknownModel(ClientError):
     code, http_status = "model_not_found", 404
 
 
+class RequestTooSlow(ClientError):
+    """The request did not arrive in its time."""
+
+    code, http_status = "request_timeout", 408
+
+
 class BodyTooLarge(ClientError):
     """The HTTP body exceeds the limit."""
 
     code, http_status = "body_too_large", 413
+
+
+class UnsupportedMedia(ClientError):
+    """A body that is not JSON by its own word."""
+
+    code, http_status = "unsupported_media_type", 415
+
+
+class HeadersTooLarge(ClientError):
+    """The head of an HTTP request exceeds the limit."""
+
+    code, http_status = "headers_too_large", 431
 
 
 class UnknownCollection(ClientError):
@@ -230,6 +270,12 @@ class NoProgress(WorkerError):
     code, http_status = "no_progress", 504
 
 
+class AttemptsDiffer(WorkerError):
+    """A later attempt generated other tokens than those that were delivered."""
+
+    code = "attempts_differ"
+
+
 class SystemFault(TriviumError):
     """Ours, or our surroundings'."""
 
@@ -254,6 +300,12 @@ class RecordError(SystemFault):
     code = "undecodable_record"
 
 
+class RecordTooLarge(RecordError):
+    """A record, or one that follows from it, would be more than the log takes."""
+
+    code, http_status, fault = "record_too_large", 413, Fault.CLIENT
+
+
 class TopicError(SystemFault):
     """A topic is missing or differs from the table in a way that cannot be mended in place."""
 
@@ -264,6 +316,12 @@ class LeaseError(SystemFault):
     """No partition is free to lease, or a lease was lost."""
 
     code = "no_lease"
+
+
+class NameTaken(LeaseError):
+    """Another process has this member's name, so it must not join again."""
+
+    code, http_status = "name_taken", 409
 
 
 class SnapshotError(SystemFault):

@@ -2,9 +2,11 @@
 
 Pure: time is an argument. Routers, gateways and workers fold the same records and so agree. A lease
 belongs to the first claim by offset among the members that live; it dies with its holder's
-heartbeat.
+heartbeat. Where the broker's own times are given, a life that was silent for longer is fenced for
+good, and the clocks of the members are measured.
 """
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -21,6 +23,9 @@ from schemas.records import (
 
 HEARTBEAT_MS = 500
 LEASE_MS = 2_500
+# Two workers whose clocks differ by more move no KV: when a handle ends is told across hosts.
+CLOCK_MARGIN_MS = 250
+CLOCK_BEATS = 20  # of which the one that came fastest tells a member's clock
 
 _NEW_LOAD = Load()
 
@@ -37,6 +42,7 @@ class Member:
     load: Load = _NEW_LOAD
     search: SearchLoad | None = None
     beat_seq: int = -1
+    ahead_ms: int = 0  # its clock over the broker's, measured
 
     @property
     def member_id(self) -> str:
@@ -51,18 +57,61 @@ class Member:
         return self.state is not MemberState.GONE and now_ms - self.seen_ms <= LEASE_MS
 
 
+class _Life:
+    """What the broker's clock tells of one life of a member."""
+
+    def __init__(self) -> None:
+        self.is_fenced = False
+        self._beat_ms: int | None = None  # when its last heartbeat was appended
+        self._ahead_ms: deque[int] = deque(maxlen=CLOCK_BEATS)
+
+    def logged(self, record: Registration | Heartbeat, logged_ms: int) -> None:
+        """A record of this life was appended. After a lease without heartbeats it is over."""
+        if self._beat_ms is not None and logged_ms - self._beat_ms > LEASE_MS:
+            self.is_fenced = True
+        if isinstance(record, Heartbeat):
+            self._beat_ms = logged_ms
+            self._ahead_ms.append(record.at_ms - logged_ms)
+
+    @property
+    def ahead_ms(self) -> int:
+        """How far the member's clock is ahead of the broker's, less what the fastest of the last
+        heartbeats took to the log."""
+        return max(self._ahead_ms, default=0)
+
+
 class FleetView:
     """All members; fold records in offset order with `apply`."""
 
     def __init__(self) -> None:
         self.members: dict[str, Member] = {}
+        self._lives: dict[tuple[str, int], _Life] = {}
 
-    def apply(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:
-        """Fold one record; those of an earlier epoch are ignored."""
+    def apply(
+        self,
+        record: Registration | Heartbeat,
+        offset: int,
+        now_ms: int,
+        logged_ms: int | None = None,
+    ) -> bool:
+        """Fold one record; those of an earlier epoch are ignored.
+
+        `logged_ms` is when the broker appended it. With that a life that was silent for a lease is
+        fenced: it can say nothing any more, whatever it is. Returns False for such a record.
+        """
+        life = self._lives.setdefault((record.member_id, record.epoch), _Life())
+        if logged_ms is not None:
+            life.logged(record, logged_ms)
+        if life.is_fenced:
+            return False
         if isinstance(record, Registration):
             self._register(record, offset, now_ms)
         else:
             self._beat(record, now_ms)
+        member = self.members.get(record.member_id)
+        if member is not None and member.epoch == record.epoch:
+            member.ahead_ms = life.ahead_ms
+        return True
 
     def _register(self, record: Registration, offset: int, now_ms: int) -> None:
         known = self.members.get(record.member_id)
@@ -86,6 +135,12 @@ class FleetView:
         member.state = record.state
         member.load, member.search = record.load, record.search
         member.credits = {(grant.router_id, grant.role): grant.credits for grant in record.grants}
+
+    def apart_ms(self, one: str, other: str) -> int:
+        """By how much the clocks of two members differ; 0 while one of them is unknown."""
+        if one not in self.members or other not in self.members:
+            return 0
+        return abs(self.members[one].ahead_ms - self.members[other].ahead_ms)
 
     def living(self, kind: MemberKind, now_ms: int) -> Iterator[Member]:
         """Members of one kind that live, in order of their ids."""
@@ -113,4 +168,10 @@ class FleetView:
         stale = [m.member_id for m in self.members.values() if now_ms - m.seen_ms > older_than_ms]
         for member_id in stale:
             del self.members[member_id]
+        known = {member_id: member.epoch for member_id, member in self.members.items()}
+        self._lives = {
+            life: kept
+            for life, kept in self._lives.items()
+            if life[1] >= known.get(life[0], 1 << 62)
+        }
         return stale

@@ -10,9 +10,13 @@ JCSS 18, 1979; Lemire and Kaser, The Computer Journal 57, 2014). So hashes of al
 one multiplication per token, and one block can be added later. Two prefixes collide with
 probability 2**(k - 64), where 2**k is the largest power of two that divides all differences between
 their tokens: in practice k is 0, and below 18 where ids are below 2**18. The numbers are
-splitmix64's (Sebastiano Vigna, after Steele, Lea and Flood, OOPSLA 2014). It is no cryptographic
-hash: whoever wants a wrong guess of what is cached can have one, and gains nothing, because engines
-compare tokens by their own means.
+splitmix64's (Sebastiano Vigna, after Steele, Lea and Flood, OOPSLA 2014).
+
+Good for guessing where a prompt's KV lies, and for nothing else. It is linear and without a key:
+other tokens with the same hash are found in seconds, by a lattice's short vectors. Whoever wants a
+wrong guess can have one, and gains nothing where engines compare tokens by their own means: vLLM's
+prefix cache by SHA-256, kept KV by a keyed mark (`workers/llm/vllm_check.py`). The simulated engine
+finds blocks by this hash, for its KV is that very number.
 """
 
 from collections.abc import Sequence

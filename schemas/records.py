@@ -158,6 +158,19 @@ class Reason(StrEnum):
     PEER_FAILED = "peer_failed"
 
 
+class Unmet(StrEnum):
+    """Why a placement is not what was wished."""
+
+    NONE = "none"
+    UNKNOWN_POLICY = "unknown_policy"
+    NO_WORKER = "no_worker"
+    NOT_REMOTE = "not_remote"
+    NO_DECODE_ROOM = "no_decode_room"
+    ONE_TOKEN = "one_token"
+    ONE_WORKER = "one_worker"
+    ENGINES_CANNOT = "engines_cannot"
+
+
 class MemberKind(StrEnum):
     """What kind of process a fleet member is."""
 
@@ -268,6 +281,8 @@ class Request:
     gateway_partition: int
     w_ttft: float = -1.0
     w_tpot: float = -1.0
+    policy: str = ""
+    orchestration: str = ""
 
     @property
     def prompt_length(self) -> int:
@@ -366,7 +381,7 @@ class Phase:
 
 @frozen
 class Outcome:
-    """The one terminal record of an accepted request."""
+    """A terminal record of an accepted request; schemas/outcomes.py says which counts."""
 
     request_id: str
     session_id: str
@@ -444,6 +459,9 @@ class Decision:
     w_tpot: float = 0.0
     load: float = 0.0
     estimate: Estimate | None = None
+    wished_policy: str = ""
+    wished_orchestration: str = ""
+    unmet: Unmet = Unmet.NONE
 
 
 @frozen
@@ -470,6 +488,17 @@ class Session:
     turns: int
     last_used_ms: int
     kv: KvHandle | None = None
+
+
+@frozen
+class TurnBatch:
+    """Answers that ended: what the next turns of their conversations begin with, for clients that
+    name no session; columns of equal length."""
+
+    gateway_id: str
+    at_ms: int
+    digests: Sequence[bytes]
+    session_ids: Sequence[str]
 
 
 @frozen
@@ -515,6 +544,7 @@ class CollectionState:
     dim: int
     metric: str
     documents: int
+    missed_share: float = 0.0
 
 
 @frozen
@@ -610,6 +640,7 @@ class RetrievalRequest:
     k: int
     top_m: int = 0
     width: int = 0
+    patience: int = 0
     filter: str = ""
     seeds: Sequence[str] = ()
     wants_seeds: bool = False
@@ -647,6 +678,17 @@ class Document:
     vector: bytes
     metadata: str = ""
     deleted: bool = False
+    at_ms: int
+
+
+@frozen
+class CollectionMade:
+    """What a collection is on one shard, from its first document on; it outlives that document."""
+
+    collection: str
+    dim: int
+    shard: int
+    shards: int
     at_ms: int
 
 

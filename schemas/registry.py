@@ -27,7 +27,10 @@ class Registry:
     def __init__(self, url: str, *, timeout_ms: int = 5_000) -> None:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"log.schema_registry: expected an http or https URL, found {url!r}")
+            raise ConfigError(
+                "log.schema_registry: expected an http or https URL, found scheme "
+                f"{parts.scheme!r} and host {parts.hostname!r}"
+            )
         place = parts.hostname + (f":{parts.port}" if parts.port else "")
         self.url = f"{parts.scheme}://{place}{parts.path.rstrip('/')}"
         self._timeout_s = timeout_ms / 1000

@@ -12,6 +12,14 @@ from schemas.records import Role
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
+# A live request is rebuilt from these, so they have to be there for longer than one may live.
+REBUILT_FROM = ("requests", "cancellations", "phases", "outcomes", "decisions")
+# Compacted in time for whoever reads a topic whole: what is replaced goes after ten minutes.
+_SOON = {
+    "segment.ms": "600000",
+    "delete.retention.ms": "600000",
+    "min.cleanable.dirty.ratio": "0.1",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +97,10 @@ TOPICS: dict[str, Topic] = {
             key="session",
             partition_by="session",
             group="session",
-            written_by=("worker",),
+            written_by=("worker", "router"),
             read_by=("router",),
             retention_ms=DAY_MS,
-            doc="Finished steps, from workers to routers.",
+            doc="Finished steps, from workers to routers; and work that could not be sent.",
         ),
         Topic(
             name="tokens",
@@ -108,14 +116,14 @@ TOPICS: dict[str, Topic] = {
         Topic(
             name="outcomes",
             records=("Outcome",),
-            key="request",
+            key="attempt",
             partition_by="session",
             group="session",
             written_by=("worker", "router"),
             read_by=("router",),
             retention_ms=DAY_MS,
             cleanup="compact,delete",
-            doc="The terminal record of each accepted request; the first by offset counts.",
+            doc="How accepted requests ended; of several, that of the highest attempt counts.",
         ),
         Topic(
             name="decisions",
@@ -148,8 +156,20 @@ TOPICS: dict[str, Topic] = {
             written_by=("router",),
             read_by=("router",),
             retention_ms=DAY_MS,
-            cleanup="compact",
+            cleanup="compact,delete",
+            config=_SOON,
             doc="What routers remember of conversations.",
+        ),
+        Topic(
+            name="turns",
+            records=("TurnBatch",),
+            key="gateway",
+            partition_by="single",
+            group="single",
+            written_by=("gateway",),
+            read_by=("gateway",),
+            retention_ms=DAY_MS,
+            doc="By which words conversations go on, for clients without session ids.",
         ),
         Topic(
             name="fleet",
@@ -161,11 +181,7 @@ TOPICS: dict[str, Topic] = {
             read_by=("worker", "gateway", "router"),
             retention_ms=DAY_MS,
             cleanup="compact",
-            config={
-                "segment.ms": "600000",
-                "min.cleanable.dirty.ratio": "0.1",
-                "message.timestamp.type": "LogAppendTime",
-            },
+            config={**_SOON, "message.timestamp.type": "LogAppendTime"},
             doc="Who is there, with leases, credits and load; read whole by everyone.",
         ),
         Topic(
@@ -214,11 +230,11 @@ TOPICS: dict[str, Topic] = {
         ),
         Topic(
             name="documents",
-            records=("Document",),
+            records=("Document", "CollectionMade"),
             key="document",
             partition_by="document",
             group="document",
-            written_by=("anyone",),
+            written_by=("anyone", "worker"),
             read_by=("worker",),
             retention_ms=DAY_MS,
             cleanup="compact",
@@ -241,9 +257,13 @@ TOPICS: dict[str, Topic] = {
 # Where workers of a role take their work; each leases a partition.
 WORK_TOPICS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.REPLICA: "decode"}
 
-DEAD_LETTER_SUFFIX = ".dlq"
+DEAD_LETTER_SUFFIX = ".dlq"  # such a topic keeps its records as long as the topic that they were on
 DEAD_LETTER_HEADERS = "x-dlq-"  # what headers that say why and from where begin with
-DEAD_LETTER_RETENTION_MS = 14 * DAY_MS
+
+
+def live_ms_max() -> int:
+    """The longest that a request may live, and still be found by whoever takes its partition."""
+    return min(TOPICS[name].retention_ms for name in REBUILT_FROM) - HOUR_MS
 
 
 def partition_of(key: str, partition_count: int) -> int:
@@ -254,6 +274,11 @@ def partition_of(key: str, partition_count: int) -> int:
 def document_key(collection: str, document_id: str) -> str:
     """The record key of a document; a collection's name has no slash."""
     return f"{collection}/{document_id}"
+
+
+def collection_key(collection: str, shard: int, shards: int) -> str:
+    """The record key of what a collection is on a shard; no document's key begins with a slash."""
+    return f"/{shard}/{shards}/{collection}"
 
 
 def check_record(topic: str, record: object) -> None:

@@ -5,12 +5,11 @@ from math import isfinite
 
 from schemas.errors import ConfigError
 from schemas.records import Priority
+from schemas.topics import HOUR_MS, TOPICS
 
 POLICIES = ("learned", "table", "conditional", "static", "replica")
-_CHOICES = {
-    "policy": POLICIES,
-    "orchestration": ("auto", "prefill_first", "decode_first", "concurrent"),
-}
+ORCHESTRATIONS = ("auto", "prefill_first", "decode_first", "concurrent")
+_CHOICES = {"policy": POLICIES, "orchestration": ORCHESTRATIONS}
 _FROM_ZERO = set(
     "handover_ahead local_share max_local_prefill_tokens max_prefill_queue w_ttft w_tpot w_kv "
     "explore_share explore_slack_ms samples_min".split()
@@ -28,7 +27,7 @@ class RouterSettings:
     table: str = ""  # table: the file that `trivium plan ppd` wrote
     w_ttft: float = 0.5  # table and learned: weight of time to first token
     w_tpot: float = 0.5  # likewise of time per output token
-    w_kv: float = 0.1  # learned: weight of moving KV, per thousand tokens
+    w_kv: float = 0.02  # learned: weight of moving KV, per thousand tokens
     weights_interactive: str = ""  # "w_ttft/w_tpot" of a class, as 0.8/0.2; empty: as above
     weights_standard: str = ""
     weights_batch: str = ""
@@ -41,7 +40,8 @@ class RouterSettings:
     queue_requests_max: int = 10_000  # waiting for admission; above it the worst are shed
     queue_tokens_max: int = 8_000_000  # prompt tokens waiting for admission; likewise
     ageing_ms: int = 5_000  # a waiting request rises one priority class per this time
-    attempts_max: int = 3  # placements of one request before it fails
+    attempts_max: int = 3  # placements of one request that workers fail before it fails
+    losses_max: int = 12  # workers that may be lost under one request before it fails
     apply_tries_max: int = 3  # routers that may fail over one request before it fails
     handover_ahead: int = 4  # prefills dispatched beyond the free decode credits
     handover_margin_ms: int = 1_000  # a KV handle that expires sooner is not used
@@ -59,7 +59,6 @@ class RouterSettings:
     tick_ms: int = 50
     journal_flush_ms: int = 200
     sends_pending_max: int = 10_000  # unacknowledged sends; above it the agents wait
-    recovery_horizon_ms: int = 600_000  # how far back a taken partition is read
     stall_exit_ms: int = 15_000  # lag without progress for so long ends the process
 
     def __post_init__(self) -> None:
@@ -67,6 +66,13 @@ class RouterSettings:
             self._check(name, getattr(self, name))
         for priority in Priority:
             self.weights(priority)
+
+        kept_ms = TOPICS["sessions"].retention_ms - HOUR_MS
+        if self.session_ttl_ms > kept_ms:
+            raise ConfigError(
+                f"router.session_ttl_ms: expected at most {kept_ms}, while the log keeps "
+                f"conversations, found {self.session_ttl_ms}"
+            )
 
     def _check(self, name: str, value: str | float) -> None:
         if isinstance(value, str):

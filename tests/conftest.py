@@ -26,6 +26,7 @@ from infra.broker.settings import BrokerSettings
 from infra.processes import children, identify
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
+from streams.gateway.aside import ASIDE
 
 # The same examples each time, however slow; `--hypothesis-profile default` looks for new ones.
 hypothesis_settings.load_profile("ci")
@@ -34,16 +35,19 @@ _prefixes = (f"{_session}-{number}." for number in itertools.count(1))
 _RANKS = {"kafka": 1, "docker": 2, "vllm": 3, "gpu": 4}  # what needs least runs first
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what uses the broker, then order: tidy, pure, broker, Docker, vLLM, GPU."""
     for item in items:
         if "bootstrap" in getattr(item, "fixturenames", ()):
             item.add_marker("kafka")
+        if item.get_closest_marker("brokers") and "brokers" not in config.option.markexpr:
+            item.add_marker(pytest.mark.skip(reason="takes minutes: `make test-brokers`"))
     items.sort(key=_rank)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail when a test left a process behind, and end it."""
+    ASIDE.close()  # of this process, as a gateway's is
     left = {
         pid: command
         for pid, command in children(os.getpid()).items()

@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 from unittest.mock import patch
 
+from schemas.log import clock
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 _START_S = 1_000_000.0
@@ -37,6 +39,16 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         future = super().run_in_executor(executor, call, *args)
         future.add_done_callback(ended)
         return future
+
+
+class _LoopClock:
+    """Wall time is the loop's."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+
+    def ms(self) -> int:
+        return int(self._loop.now_s * 1e9) // 1_000_000
 
 
 class _JumpingSelector(selectors.DefaultSelector):
@@ -65,6 +77,7 @@ def run_virtual(main: Coroutine[Any, Any, Result], *, seconds: float = 30) -> Re
     loop.set_exception_handler(lambda _, context: unseen.append(context))
     with (
         patch.multiple(time, monotonic=loop.time, time_ns=lambda: int(loop.now_s * 1e9)),
+        patch.object(clock, "_CLOCK", _LoopClock(loop)),
         asyncio.Runner(loop_factory=lambda: loop) as runner,
     ):
         result = runner.run(limited())

@@ -15,9 +15,11 @@ ENGINES = {
     "sim": "workers.llm.sim_engine:start",
     "vllm": "workers.llm.vllm_engine:start",
 }
+KV_EVENTS_BLOCKS_LIMIT = 65_536  # 512 KiB of a batch
 _AT_LEAST = {
     "prefill_credits": 0,
     "decode_credits": 0,
+    "prefill_running_max": 0,
     "drain_timeout_ms": 0,
     "close_timeout_ms": 1,
     "seen_max": 1,
@@ -42,6 +44,7 @@ class WorkerSettings:
         0  # prefill requests at once, of all routers; 0: the engine's running_max
     )
     decode_credits: int = 0  # the same for decode and replica
+    prefill_running_max: int = 0  # of these prompts, in the engine at once; 0: as it sees fit
     drain_timeout_ms: int = 30_000  # after SIGTERM, what is left then is placed elsewhere
     close_timeout_ms: int = 10_000  # for the engine to close
     seen_max: int = 16_384  # requests remembered, so that repeated work is ignored
@@ -67,6 +70,11 @@ class WorkerSettings:
                 raise ConfigError(
                     f"worker.{name}: expected at least {least}, found {getattr(self, name)}"
                 )
+        if self.kv_events_blocks_max > KV_EVENTS_BLOCKS_LIMIT:
+            raise ConfigError(
+                f"worker.kv_events_blocks_max: expected at most {KV_EVENTS_BLOCKS_LIMIT}, for a "
+                f"batch to fit the log, found {self.kv_events_blocks_max}"
+            )
 
 
 def engine_start(name: str) -> Callable[..., Awaitable[Engine]]:

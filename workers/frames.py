@@ -3,6 +3,7 @@
 What a client notices at once goes at once: first tokens, ends and the reports that ride with them
 stand in front, and leave alone while the later tokens of many streams wait for the interval. A
 stream's further tokens join the row that it has: under load fewer, larger rows cost everybody less.
+A frame that would be too large leaves in parts, each after the one before is in the log.
 An outcome rides with the frame that ends its stream, and a hand-over with that of its tokens, so
 that the runtime can write them once that frame is in the log. Filled by `workers/llm/held.py`,
 emptied by `workers/loops.py`; nothing is sent here.
@@ -23,6 +24,9 @@ from schemas.records import (
     TokenLogprob,
 )
 
+FRAME_BYTES_MAX = 1 << 20  # far below what the log takes; one row may be larger
+_ROW_BYTES, _TOKEN_BYTES, _LOGPROB_BYTES = 64, 5, 24  # beside its texts, at most
+_CHAR_BYTES = 4
 HeldReport = tuple[Outcome | Phase, Headers]
 
 
@@ -45,6 +49,7 @@ class _Row:
     char: int
     ids: list[int]
     text: str
+    logprobs: Sequence[TokenLogprob] = ()
 
     def joins(self, attempt: int, seq: int, char: int) -> bool:
         """Whether tokens that begin there follow on this row."""
@@ -53,6 +58,16 @@ class _Row:
             and self.seq + len(self.ids) == seq
             and self.char + len(self.text) == char
         )
+
+    def bytes_max(self) -> int:
+        """What it takes in a frame at most."""
+        chars = 2 * len(self.request_id) + len(self.text)
+        parts = 0
+        for token in self.logprobs:
+            chars += len(token.token) + sum([len(top.token) for top in token.top])
+            parts += 1 + len(token.top)
+        tokens = _TOKEN_BYTES * len(self.ids)
+        return _ROW_BYTES + tokens + _CHAR_BYTES * chars + _LOGPROB_BYTES * parts
 
 
 class Columns:
@@ -64,7 +79,6 @@ class Columns:
         "_first",
         "_frames",
         "_later",
-        "_logprobs",
         "_reports",
         "_starts",
         "dirty",
@@ -83,7 +97,6 @@ class Columns:
         self.urgent = False  # a stream begins or ends, or a report waits
         self._closed: list[_Row] = []  # rows that nothing joins any more; they go first
         self._first: dict[str, _Row] = {}
-        self._logprobs: list[StreamLogprobs] = []
         self._starts: list[StreamStart] = []
         self._ends: list[StreamEnd] = []
         self._reports: list[HeldReport] = []
@@ -116,24 +129,20 @@ class Columns:
     def _urge(self) -> None:
         self.urgent = self._frames.urgent = True
 
-    def _close(self, request_id: str) -> None:
+    def _close(self, request_id: str, logprobs: Sequence[TokenLogprob] = ()) -> None:
         """The stream's row goes with the next frame, as it is."""
         row = self._first.pop(request_id, None) or self._later.pop(request_id, None)
         if row is not None:
+            row.logprobs = logprobs
             self._closed.append(row)
 
     def start(self, start: StreamStart) -> None:
         """A stream begins on this worker; told with its first row, or whatever leaves before."""
         self._starts.append(start)
 
-    def add_logprobs(
-        self, request_id: str, attempt: int, seq: int, tokens: Sequence[TokenLogprob]
-    ) -> None:
+    def add_logprobs(self, request_id: str, tokens: Sequence[TokenLogprob]) -> None:
         """Log-probabilities that belong to the row just added, which is now complete."""
-        self._close(request_id)
-        self._logprobs.append(
-            StreamLogprobs(request_id=request_id, attempt=attempt, first_seq=seq, tokens=tokens)
-        )
+        self._close(request_id, tokens)
 
     def end(self, end: StreamEnd, outcome: Outcome, headers: Headers) -> None:
         """A stream ends with the next frame."""
@@ -152,31 +161,67 @@ class Columns:
         self._urge()
 
     def take(self, worker_id: str, now_ms: int, *, later: bool) -> Batch:
-        """The frame of what was collected, with or without the tokens that may wait."""
+        """The frame of what was collected, with or without the tokens that may wait, or a first
+        part of it: what is left then, the ends among it, is urgent.
+        """
         rows = [*self._closed, *self._first.values()]
-        waiting = bool(self._later)
         if later:
             rows += self._later.values()
             self._later = {}
-            waiting = False
-        frame = TokenFrame(
-            worker_id=worker_id,
-            at_ms=now_ms,
-            request_ids=[row.request_id for row in rows],
-            attempts=[row.attempt for row in rows],
-            first_seqs=[row.seq for row in rows],
-            first_chars=[row.char for row in rows],
-            token_counts=[len(row.ids) for row in rows],
-            token_ids=list(chain.from_iterable([row.ids for row in rows])),
-            texts=[row.text for row in rows],
-            logprobs=self._logprobs,
-            ends=self._ends,
-            starts=self._starts,
-        )
-        batch = Batch(partition=self.partition, frame=frame, reports=self._reports)
-        self._reset()
-        self.dirty = waiting
+        fit = _fit(rows)
+        rest = rows[fit:]
+        ends, reports = ([], []) if rest else (self._ends, self._reports)
+        frame = _frame(worker_id, now_ms, rows[:fit], self._starts, ends)
+        batch = Batch(partition=self.partition, frame=frame, reports=reports)
+        if rest:
+            self._closed, self._first, self._starts = rest, {}, []
+            self._urge()
+        else:
+            self._reset()
+        self.dirty = bool(rest or self._later)
         return batch
+
+
+def _fit(rows: Sequence[_Row]) -> int:
+    """How many of the rows go into one frame; at least one."""
+    left = FRAME_BYTES_MAX
+    for number, row in enumerate(rows):
+        left -= row.bytes_max()
+        if left < 0 < number:
+            return number
+    return len(rows)
+
+
+def _frame(
+    worker_id: str,
+    now_ms: int,
+    rows: Sequence[_Row],
+    starts: Sequence[StreamStart],
+    ends: Sequence[StreamEnd],
+) -> TokenFrame:
+    return TokenFrame(
+        worker_id=worker_id,
+        at_ms=now_ms,
+        request_ids=[row.request_id for row in rows],
+        attempts=[row.attempt for row in rows],
+        first_seqs=[row.seq for row in rows],
+        first_chars=[row.char for row in rows],
+        token_counts=[len(row.ids) for row in rows],
+        token_ids=list(chain.from_iterable([row.ids for row in rows])),
+        texts=[row.text for row in rows],
+        logprobs=[
+            StreamLogprobs(
+                request_id=row.request_id,
+                attempt=row.attempt,
+                first_seq=row.seq,
+                tokens=row.logprobs,
+            )
+            for row in rows
+            if row.logprobs
+        ],
+        ends=ends,
+        starts=starts,
+    )
 
 
 class Frames:
@@ -229,4 +274,5 @@ class Frames:
 
     def clear(self) -> None:
         """Forget what was not sent; a fenced worker says nothing any more."""
-        self.take(0)
+        while self._touched:
+            self.take(0)

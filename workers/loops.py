@@ -1,10 +1,10 @@
 """The loops of a running worker: read work, take engine steps, send frames, watch deadlines.
 
-Each loop is one task of `workers/runtime.py` and runs until cancelled; whatever it raises ends the
-worker. The rules are in `workers/llm/held.py`. No loop awaits a token frame's acknowledgement, but
-a partition's next frame leaves only after it; an outcome is written when the frame that ends its
-stream is in the log, and a frame that cannot be written ends the worker, so that no answer gets a
-hole.
+Each loop is one task of `workers/life.py` and runs until cancelled; whatever it raises ends the
+life. The rules are in `workers/llm/held.py`. While the lease is in doubt nothing is written and no
+work begins. No loop awaits a token frame's acknowledgement, but a partition's next frame leaves
+only after it; an outcome is written when the frame that ends its stream is in the log, and a frame
+that cannot be written ends the life, so that no answer gets a hole.
 """
 
 import asyncio
@@ -15,11 +15,12 @@ from aiokafka import ConsumerRecord
 from aiokafka.errors import KafkaError
 
 from schemas.codec import Codec
-from schemas.errors import BrokerUnavailable, EngineDead, LeaseError, RecordError
+from schemas.errors import BrokerUnavailable, EngineDead, RecordError
 from schemas.log.clients import Ack, AssignedReader, LogProducer, bury
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
 from schemas.records import AssignRoles, CancelWork, Work
+from schemas.sizes import check_size
 from workers.config import WorkerSettings
 from workers.frames import Frames, HeldReport
 from workers.llm.engine import Engine, Output
@@ -76,6 +77,7 @@ class Loops:
         while True:
             await self._outbox.room()
             records = await reader.batch(max_records=self._settings.read_records_max)
+            await self._membership.stands()
             for record in records:
                 await self._take(record)
             self._watch_deadlines()
@@ -85,6 +87,7 @@ class Loops:
     async def _take(self, record: ConsumerRecord) -> None:
         try:
             order = self._codec.decode(record.value)
+            check_size(order, len(record.value))
             if isinstance(order, Work):
                 self._held.take(order, record.headers, wall_ms())
             elif isinstance(order, CancelWork):
@@ -114,21 +117,19 @@ class Loops:
             raise EngineDead(f"the engine failed: {type(error).__name__}: {error}") from error
 
     async def flush(self, *, at_once: bool = False) -> None:
-        """Send what the frames hold: all of it, or what is urgent while the timer runs.
-
-        Raises LeaseError when the lease is in doubt.
-        """
+        """Send what the frames hold: all of it, or what is urgent while the timer runs."""
         if not self._frames.pending(self._busy):
             return
         urgent_only = not at_once and self._may_wait()
         if urgent_only and not self._frames.urgent:
             return
         async with self._sending:
-            if not self._membership.is_valid():
-                raise LeaseError(f"{self._membership.member_id}: the lease is in doubt; no tokens")
+            await self._membership.stands()
             for batch in self._frames.take(wall_ms(), self._busy, urgent_only=urgent_only):
                 self._busy.add(batch.partition)
-                ack = await self._tokens.send(
+                # An end must not vanish with a broker, whatever the settings know of others.
+                producer = self._durable if batch.frame.ends else self._tokens
+                ack = await producer.send(
                     "tokens", batch.frame, key=str(batch.partition), partition=batch.partition
                 )
                 ack.add_done_callback(

@@ -1,18 +1,19 @@
 """Sends phases and outcomes durably, off the decode loop, and never loses one silently.
 
 Records wait in a queue, are sent in order without awaiting each acknowledgement, and are sent again
-where that fails; a record that cannot be sent ends the worker, whose requests are then placed
-elsewhere. Sending twice is harmless. Nothing is sent once the worker's lease is in doubt.
+where that fails; a record that cannot be sent ends the life, whose requests are then placed
+elsewhere. Sending twice is harmless. Nothing is sent while the worker's lease is in doubt.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 
-from schemas.errors import BrokerUnavailable, LeaseError
+from schemas.errors import BrokerUnavailable, RecordTooLarge
 from schemas.log.clients import Ack, Headers, LogProducer
-from schemas.records import Outcome, Phase
+from schemas.outcomes import outcome_key
+from schemas.records import Outcome, Phase, PhaseKind
 
 RETRY_S = 0.1
 
@@ -30,13 +31,13 @@ class Outbox:
     def __init__(
         self,
         producer: LogProducer,
-        is_valid: Callable[[], bool],
+        stands: Callable[[], Awaitable[None]],
         *,
         pending_max: int,
         tries_max: int,
     ) -> None:
         self._producer = producer
-        self._is_valid = is_valid
+        self._stands = stands
         self._pending_max = pending_max
         self._tries_max = tries_max
         self._queue: deque[_Entry] = deque()
@@ -79,17 +80,14 @@ class Outbox:
         await self._flushed.wait()
 
     async def run(self) -> None:
-        """Send; raises LeaseError when the lease is in doubt, BrokerUnavailable after all tries."""
+        """Send, while the lease stands; raises BrokerUnavailable after all tries."""
         while True:
             await self._changed.wait()
             self._changed.clear()
             while self._queue:
                 if self._failed is not None:
                     raise self._failed
-                if not self._is_valid():
-                    raise LeaseError(
-                        f"the lease is in doubt; {self._pending} phases and outcomes not sent"
-                    )
+                await self._stands()
                 await self._send(self._queue.popleft())
             if self._failed is not None:
                 raise self._failed
@@ -98,7 +96,7 @@ class Outbox:
         record = entry.record
         topic, key = "phases", record.session_id
         if isinstance(record, Outcome):
-            topic, key = "outcomes", record.request_id
+            topic, key = "outcomes", outcome_key(record)
         entry.tries += 1
         try:
             ack = await self._producer.send(
@@ -108,6 +106,12 @@ class Outbox:
                 partition=self._producer.session_partition(record.session_id),
                 headers=entry.headers,
             )
+        except RecordTooLarge as error:
+            if record.kv is None:
+                raise
+            entry.record = without_kv(record, error)
+            self._queue.appendleft(entry)
+            return
         except BrokerUnavailable as error:
             self._again(entry, error)
             return
@@ -133,3 +137,12 @@ class Outbox:
             f"{entry.tries} tries: {error}"
         )
         self._changed.set()
+
+
+def without_kv(record: Phase | Outcome, error: RecordTooLarge) -> Phase | Outcome:
+    """What is said where a handle is too large to travel: no KV is kept for the next turn, or the
+    attempt failed.
+    """
+    if isinstance(record, Outcome):
+        return replace(record, kv=None)
+    return replace(record, kind=PhaseKind.FAILED, kv=None, error=error.to_wire())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from aiokafka.errors import KafkaError
 
-from schemas.errors import BrokerUnavailable, LeaseError
+from schemas.errors import BrokerUnavailable
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership, OnRecord
 from schemas.records import Grant, Heartbeat, Load, MemberKind, Registration, Role
@@ -75,11 +75,11 @@ class Presence:
         """What the engine is doing; the rate is over the last seconds."""
         if self._engine is None or self._held is None:
             return Load()
-        found = self._engine.load()
+        found, prompts = self._engine.load(), self._held.prompts
         return Load(
             running=found.running,
-            waiting=found.waiting,
-            queued_tokens=found.queued_tokens,
+            waiting=found.waiting + len(prompts),
+            queued_tokens=found.queued_tokens + prompts.tokens,
             tokens_per_s=self._rate(found.tokens_total),
             prefill_tokens_per_s=found.prefill_tokens_per_s,
             step_ms=found.step_ms,
@@ -117,6 +117,10 @@ class Presence:
         member = self.membership.view.members.get(worker_id)
         return 0 if member is None else member.epoch
 
+    def apart_ms(self, worker_id: str) -> int:
+        """By how much the clock of another member differs from this one's, as measured."""
+        return self.membership.view.apart_ms(worker_id, self.membership.member_id)
+
     def _on_record(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:
         if isinstance(record, Heartbeat):
             return
@@ -131,8 +135,6 @@ class Presence:
         while True:
             await self._beat_wanted.wait()
             self._beat_wanted.clear()
-            if not self.membership.is_valid():
-                raise LeaseError(f"{self.membership.member_id}: the lease is in doubt")
             await self.try_beat()
 
     async def try_beat(self) -> None:

@@ -21,6 +21,11 @@ class Tasks:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ended = asyncio.Event()  # one of them, or what `until` waits for
 
+    @property
+    def names(self) -> list[str]:
+        """Of all that were spawned."""
+        return list(self._tasks)
+
     def spawn(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         """Start a task and keep it."""
         task = self._tasks[name] = asyncio.create_task(work, name=name)

@@ -1,9 +1,10 @@
-"""Peers of the benchmark: disaggregating proxies of two calls, in the shape of vLLM's toy proxy.
+"""Peers of the benchmarks: proxies of two calls, in the shape of vLLM's toy proxy, and of one.
 
 For each request: one call to a prefill server for one token and the KV's whereabouts, then a
 streamed call to a decode server, whose bytes are passed on. Round robin, no retries, no limits, no
 time-outs, as there. `httpx` is the usual set-up (FastAPI, httpx, uvicorn with uvloop and
-httptools); `aiohttp` is the same path on aiohttp and uvloop. Stand-ins written for this benchmark.
+httptools); `aiohttp` is the same path on aiohttp and uvloop. `robin` deals whole requests to
+servers in turn. Stand-ins written for these benchmarks.
 """
 
 import asyncio
@@ -83,7 +84,7 @@ def httpx_app(prefill_urls: Sequence[str], decode_urls: Sequence[str]) -> FastAP
 
 
 def aiohttp_app(prefill_urls: Sequence[str], decode_urls: Sequence[str]) -> web.Application:
-    """aiohttp on both sides."""
+    """aiohttp on both sides; without prefill servers a call goes to a decode server as it is."""
     prefill, decode = itertools.cycle(prefill_urls), itertools.cycle(decode_urls)
     session_key = web.AppKey("session", aiohttp.ClientSession)
 
@@ -98,10 +99,11 @@ def aiohttp_app(prefill_urls: Sequence[str], decode_urls: Sequence[str]) -> web.
         client = request.app[session_key]
         body = await request.json()
         headers = {"X-Request-Id": str(uuid.uuid4())}
-        url = next(prefill) + PATH
-        async with client.post(url, json=prefill_body(body), headers=headers) as response:
-            response.raise_for_status()
-            body["kv_transfer_params"] = (await response.json())["kv_transfer_params"]
+        if prefill_urls:
+            url = next(prefill) + PATH
+            async with client.post(url, json=prefill_body(body), headers=headers) as response:
+                response.raise_for_status()
+                body["kv_transfer_params"] = (await response.json())["kv_transfer_params"]
         out = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         async with client.post(next(decode) + PATH, json=body, headers=headers) as streamed:
             streamed.raise_for_status()
@@ -118,7 +120,7 @@ def aiohttp_app(prefill_urls: Sequence[str], decode_urls: Sequence[str]) -> web.
 
 
 def run(kind: str, port: int, prefill_urls: Sequence[str], decode_urls: Sequence[str]) -> None:
-    """Entry of the process; `kind` is httpx or aiohttp."""
+    """Entry of the process; `kind` is httpx, aiohttp or robin."""
     if kind == "httpx":
         app = httpx_app(prefill_urls, decode_urls)
         uvicorn.run(
@@ -133,7 +135,8 @@ def run(kind: str, port: int, prefill_urls: Sequence[str], decode_urls: Sequence
         )
         return
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(aiohttp_app(prefill_urls, decode_urls), port))
+        first = () if kind == "robin" else prefill_urls
+        runner.run(_serve(aiohttp_app(first, decode_urls), port))
 
 
 async def _serve(app: web.Application, port: int) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from infra.bench.arguments import chosen
 from infra.bench.peers import NAMES, SIM, running_peers
 from infra.bench.report import BENCH_DIR, command_line, show_bars, write_report
 from infra.bench.serving_cells import (
@@ -104,15 +105,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, bool]:
     parser.add_argument("--rates", type=float, nargs="+", help="open loops to run, in req/s")
     parser.add_argument("--peers", nargs="+", choices=NAMES, help="which to compare")
     parser.add_argument("--seed", type=int)
-    given = vars(parser.parse_args(arguments))
-    base = QUICK if given.pop("quick") else Options()
-    as_json = given.pop("json")
-    changes = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in given.items()
-        if value is not None
-    }
-    return Options(**{**asdict(base), **changes}), as_json
+    return chosen(parser, arguments, full=Options(), quick=QUICK)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -22,9 +22,9 @@ from pathlib import Path
 from infra import tether
 from infra.broker.probe import broker_answers, free_ports, port_is_taken
 from infra.broker.settings import BrokerSettings
-from infra.processes import Identity, identify
+from infra.processes import PRIVATE, Identity, identify
 from schemas.errors import BrokerUnavailable, ConfigError
-from schemas.settings import home
+from schemas.settings import home, private_folder
 
 _HERE = Path(__file__).parent
 _DEFAULT_LIBS = _HERE.parents[1] / "build" / "broker" / "libs"
@@ -64,13 +64,40 @@ class BrokerStatus:
     data_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A node's place among several (`infra/broker/cluster.py`); its ports are given."""
+
+    node: int  # its id, from 1
+    cluster: str  # the cluster's id
+    controller_port: int
+    voters: tuple[str, ...]  # id@host:port of every controller
+
+    def properties(self) -> dict[str, str]:
+        """What is said otherwise than for a node alone."""
+        copies = str(min(3, len(self.voters)))
+        internal = ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
+        return {
+            "node.id": str(self.node),
+            "controller.quorum.voters": ",".join(self.voters),
+            **{f"{topic}.replication.factor": copies for topic in internal},
+            **{f"{topic}.min.isr": str(int(copies) // 2 + 1) for topic in internal[1:]},
+        }
+
+
 class Broker:
     """One Kafka node and its folder; a `tethered` one ends with the thread that started it."""
 
     def __init__(
-        self, settings: BrokerSettings, folder: Path | None = None, *, tethered: bool = False
+        self,
+        settings: BrokerSettings,
+        folder: Path | None = None,
+        *,
+        tethered: bool = False,
+        place: Place | None = None,
     ) -> None:
         self._settings = settings
+        self._place = place
         self._tethered = tethered
         self._child: subprocess.Popen[bytes] | None = None
         self.folder = folder or home() / "broker"
@@ -91,9 +118,12 @@ class Broker:
             time.sleep(_POLL_S)
         return bootstrap
 
-    def spawn(self) -> str:
-        """Start unless it runs, and return at once; `answers` then says when it serves."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def spawn(self, *, same_port: bool = False) -> str:
+        """Start unless it runs, and return at once; `answers` then says when it serves.
+
+        With `same_port` it raises BrokerUnavailable where it cannot have its former port.
+        """
+        private_folder(self.folder)
         with self._locked():
             state = self._read_state()
             if state is not None and state.identity.lives():
@@ -101,6 +131,8 @@ class Broker:
             self._reap()
             classpath = self._classpath()
             ports = self._choose_ports(state)
+            if same_port and state is not None and ports[0] != state.port:
+                raise BrokerUnavailable(f"port {state.port} is taken; waiting until it is free")
             self._write_properties(*ports)
             if not (self._data / "meta.properties").exists():
                 self._format(classpath)
@@ -108,8 +140,13 @@ class Broker:
 
     def runs(self) -> bool:
         """True while the process lives, whether it serves yet or not."""
+        return self.pid != 0
+
+    @property
+    def pid(self) -> int:
+        """Of the living process; 0 where none runs."""
         state = self._read_state()
-        return state is not None and state.identity.lives()
+        return state.pid if state is not None and state.identity.lives() else 0
 
     def answers(self) -> bool:
         """True once the node serves; raises BrokerUnavailable if its process has ended."""
@@ -181,6 +218,8 @@ class Broker:
     def _choose_ports(self, last: BrokerState | None) -> tuple[int, int]:
         """The data port as configured, or any free one; both are taken again if they can be."""
         host, port = self._settings.host, self._settings.port
+        if self._place is not None:
+            return port, self._place.controller_port
         if port and port_is_taken(host, port):
             is_broker = broker_answers(f"{host}:{port}", timeout_s=_TOLD_APART_S)
             found = "another Kafka broker" if is_broker else "another program"
@@ -205,14 +244,21 @@ class Broker:
         }
         for name, value in values.items():
             template = template.replace(name, value)
+        if self._place is not None:
+            own = self._place.properties()
+            lines = [line for line in template.splitlines() if line.partition("=")[0] not in own]
+            lines = [line for line in lines if "quorum.bootstrap" not in line]
+            template = "\n".join([*lines, *(f"{name}={value}" for name, value in own.items())])
         self._properties.write_text(template)
 
     def _format(self, classpath: str) -> None:
-        cluster_id = base64.urlsafe_b64encode(b"tri" + uuid.uuid4().bytes[3:]).decode().rstrip("=")
+        cluster_id, alone = new_cluster_id(), ["--standalone"]
+        if self._place is not None:
+            cluster_id, alone = self._place.cluster, []
         command = [self._settings.java, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
         command += [*self._log_flags(), "-cp", classpath, "kafka.tools.StorageTool", "format"]
-        command += ["--standalone", "-t", cluster_id, "-c", str(self._properties)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        command += [*alone, "-t", cluster_id, "-c", str(self._properties)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, umask=PRIVATE)
         if done.returncode:
             raise BrokerUnavailable(
                 f"the broker's storage could not be formatted in {self._data}: "
@@ -235,6 +281,7 @@ class Broker:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                umask=PRIVATE,
             )
         identity = identify(self._child.pid)
         assert identity is not None, "a child that nobody has waited for keeps its entry"
@@ -260,6 +307,11 @@ class Broker:
             with contextlib.suppress(FileNotFoundError):
                 lines += path.read_text(errors="replace").splitlines()[-_OUTPUT_LINES:]
         return "\n".join([f"its last words (all in {self.folder}):", *lines])
+
+
+def new_cluster_id() -> str:
+    """As Kafka makes them, told apart by their beginning."""
+    return base64.urlsafe_b64encode(b"tri" + uuid.uuid4().bytes[3:]).decode().rstrip("=")
 
 
 def _folder_bytes(folder: Path) -> int:

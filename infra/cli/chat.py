@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from infra.cli.options import AsJson, Config, print_json, settings_from
+from infra.cli.printable import printable
 from infra.statefile import read_state
 from schemas.errors import ConfigError, NotReady, from_wire
 from schemas.records import WireError
@@ -115,7 +116,7 @@ def _turn(client: Any, body: dict[str, Any], *, show: bool) -> dict[str, Any]:
                     first_s = time.monotonic() - began_s
                 text += piece
                 if show:
-                    print(piece, end="", flush=True)
+                    print(printable(piece, "\n\t"), end="", flush=True)
     return {
         "text": text,
         "completion_tokens": tokens,

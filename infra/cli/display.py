@@ -23,6 +23,7 @@ COLOURS = {
     "draining": "yellow",
     "restarting": "yellow",
     "failed": "red",
+    "no broker": "red",
     "stopped": "dim",
     "waiting": "dim",
     "gone": "red",

@@ -102,7 +102,8 @@ def ppd(
 ) -> None:
     """The grid of the PPD paper, and what this project adds; or a part of it on live engines.
 
-    Writes an HTML report, PNG files and JSON; a bar that does not hold is no error.
+    Writes an HTML report, PNG files and JSON, and build/bench/evaluate.json with its bars; one that
+    does not hold is no error.
     """
     if engine not in ("sim", "vllm"):
         raise ConfigError(f"--engine: expected sim or vllm, found {engine!r}")
@@ -128,13 +129,14 @@ def ppd(
 def _simulated(
     quick: bool, seed: int, jobs: int, traces: Path | None, out: Path, as_json: bool
 ) -> Path:
-    from infra.evaluate import report
+    from infra.evaluate import bars, report
     from infra.evaluate.main import evaluate
 
     if traces is None and _BESIDE.is_dir():
         traces = _BESIDE
     results = evaluate(quick=quick, seed=seed, jobs=jobs or os.cpu_count() or 1, traces=traces)
     page = report.write(results, out)
+    bars.write(results)
     if as_json:
         print(report.to_json(results, points=False))
         return page

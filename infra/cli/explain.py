@@ -18,6 +18,7 @@ from infra.cli.options import (
     settings_of_running,
     stdout_console,
 )
+from infra.cli.printable import printable
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 
@@ -117,9 +118,9 @@ def show(story: "Story", console: "Console") -> None:
     from infra.story_steps import steps_of
 
     first, *lines = facts(story)
-    console.print(Text(first, style="bold"))
+    console.print(Text(printable(first), style="bold"))
     for line in lines:
-        console.print(Text(line))
+        console.print(Text(printable(line)))
     steps = steps_of(story)
     span_ms = max([step.after_ms for step in steps] + [1])
     table = Table(box=None, padding=(0, 1, 0, 0))
@@ -129,9 +130,9 @@ def show(story: "Story", console: "Console") -> None:
     table.add_column("what")
     for step in steps:
         style = _STYLES.get(step.kind, "bold")
-        what = Text(step.what)
+        what = Text(printable(step.what))
         for detail in step.details:
-            what.append(f"\n  {detail}", style="dim")
+            what.append(f"\n  {printable(detail)}", style="dim")
         bar = Text(bar_of(step, span_ms, story), style=style)
         table.add_row(f"{step.after_ms:,}", bar, step.who, what)
     console.print(table)

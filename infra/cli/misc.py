@@ -15,6 +15,11 @@ DEMO = "infra.demo.main:run"
 BENCHMARKS = {
     "serving": "infra.bench.serving:main",
     "decisions": "infra.bench.decisions:main",
+    "chaos": "infra.bench.chaos:main",
+    "kills": "infra.bench.kills:main",
+    "takeover": "infra.bench.takeover:main",
+    "vllm": "infra.bench.vllm_bench:main",
+    "attempts": "infra.bench.attempts:main",
     "search": "infra.bench.search:main",
     "search-gpu": "infra.bench.search_gpu:main",
 }
@@ -24,6 +29,11 @@ Run a benchmark; what follows its name goes to it. Results lie in build/bench.
 
   serving     Trivium beside a direct engine and two HTTP proxies
   decisions   placement in a fleet of 200 workers, 100 000 sessions, 1 M known KV blocks
+  chaos       processes and the broker killed and frozen under load; what is lost or wrong
+  kills       Dynamo's protocol: one process of each kind killed, failed requests of 800
+  takeover    how long a router takes to rebuild its partitions, after an hour of traffic
+  vllm        Trivium beside vLLM's own serving, with the same engines
+  attempts    how often vLLM answers otherwise in another batch
   search      the vector engine beside hnswlib, faiss and usearch
   search-gpu  the same on a CUDA device, beside cuVS where that is installed
 

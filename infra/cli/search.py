@@ -35,6 +35,19 @@ def search(
     where: Annotated[
         str, typer.Option("--filter", help="JSON over metadata, see the examples.")
     ] = "",
+    kind: Annotated[
+        str, typer.Option("--class", help="prefill or decode: who is served first, and by when.")
+    ] = "decode",
+    top_m: Annotated[
+        int, typer.Option(min=0, help="Length of the routing list: recall for time; 0: as usual.")
+    ] = 0,
+    patience: Annotated[
+        int, typer.Option(min=0, help="Stop after so many extends without a change; 0: as usual.")
+    ] = 0,
+    seed: Annotated[
+        list[str] | None, typer.Option(help="Document to begin at, any number of times.")
+    ] = None,
+    wants_seeds: Annotated[bool, typer.Option("--seeds", help="Show seeds for the next.")] = False,
     deadline_ms: Annotated[int, typer.Option(min=1, help="Wait so long at most.")] = 5_000,
     config: Config = None,
     bootstrap: Bootstrap = None,
@@ -47,7 +60,12 @@ def search(
     """
     values = vector_from(vector, file)
     log = settings_of_running(config, bootstrap).log
-    fields = {"collection": collection, "k": k, "filter": where}
+    if kind not in ("prefill", "decode"):
+        raise ConfigError(f"--class: expected prefill or decode, found {kind!r}")
+    fields = {
+        "collection": collection, "k": k, "filter": where, "kind": kind, "top_m": top_m,
+        "patience": patience, "seeds": seed or (), "wants_seeds": wants_seeds,
+    }  # fmt: skip
     found = asyncio.run(_search(log, values, deadline_ms, fields))
     if as_json:
         print_json(as_plain(found))
@@ -93,6 +111,7 @@ def as_plain(found: "Found") -> dict[str, Any]:
         "took_ms": found.took_ms,
         "extends": found.extends,
         "distances_computed": found.distances_computed,
+        "seeds": list(found.seeds),
     }
 
 
@@ -106,5 +125,7 @@ def _show(found: "Found") -> None:
     shown.print(table if found.hits else "no document is allowed by the filter")
     way = "exact" if found.exact else "approximate"
     shown.print(f"{found.shards - len(found.missing)} of {found.shards} shards, {way}")
+    if found.seeds:
+        shown.print(f"seeds: {' '.join(found.seeds)}", markup=False)
     for shard, error in found.missing.items():
         shown.print(f"shard {shard} is missing: {error.message}", style="yellow")

@@ -20,7 +20,9 @@ from infra import collector
 from infra.cli import log_lines
 from infra.cli.options import Bootstrap, Config, roles_from, settings_from
 from infra.config import Settings
+from infra.processes import PRIVATE
 from schemas.errors import ClientError, ConfigError, TopicError, TriviumError
+from schemas.settings import home
 
 _DRAIN_MAX_S = 60
 _HOPELESS = (ClientError, ConfigError, TopicError)
@@ -122,11 +124,18 @@ def router(
 
     async def run(stop: asyncio.Event) -> None:
         from schemas.registry import make_codec
-        from streams.agents.router import run_router
+        from streams.agents.running import run_router
 
         name = member_id or _default_id("router")
         codec = await asyncio.to_thread(make_codec, settings.log)
-        await run_router(settings.log, settings.router, router_id=name, stop=stop, codec=codec)
+        await run_router(
+            settings.log,
+            settings.router,
+            router_id=name,
+            stop=stop,
+            codec=codec,
+            deadline_ms_max=settings.gateway.deadline_ms_max,
+        )
 
     _serve(run, log_level)
 
@@ -148,12 +157,14 @@ def gateway(
     async def run(stop: asyncio.Event) -> None:
         from schemas.registry import make_codec
         from streams.gateway.app import run_gateway
+        from streams.gateway.event_key import event_key
 
         name = member_id or _default_id("gateway")
         resolved = await asyncio.to_thread(_with_model_folder, settings)
+        key = event_key(resolved.gateway.event_key, home())
         await run_gateway(
             resolved.log,
-            resolved.gateway,
+            dataclasses.replace(resolved.gateway, event_key=key),
             resolved.model,
             gateway_id=name,
             stop=stop,
@@ -185,6 +196,7 @@ def _serve(run: Callable[[asyncio.Event], Awaitable[None]], log_level: str) -> N
             f"--log-level: expected debug, info, warning or error, found {log_level!r}"
         )
     log_lines.begin(level)
+    os.umask(PRIVATE)
     try:
         uvloop.run(_until_stopped(run))
     except _HOPELESS:

@@ -1,6 +1,7 @@
 """`trivium up` and `trivium down`: a whole deployment on this machine."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from infra.cli.options import AsJson, Bootstrap, Config, Quiet, print_json, settings_from
+from infra.processes import PRIVATE
 from infra.statefile import StackState, read_state
 from schemas.errors import NotReady
-from schemas.settings import home
+from schemas.settings import home, private_folder
 
 if TYPE_CHECKING:
     from infra.cli.display import PlainLines
@@ -62,6 +64,7 @@ def up(
         model={"path": model},
         gateway={"port": port},
     )
+    os.umask(PRIVATE)
     if detach:
         _detach(as_json)
         return
@@ -139,8 +142,8 @@ def _detach(as_json: bool) -> None:
     if (running := read_state()) is not None:
         raise NotReady(f"a stack runs already, at {running.bootstrap}; stop it with `trivium down`")
     arguments = [each for each in sys.argv[1:] if each not in ("-d", "--detach", "--json")]
-    log_file = home() / "logs" / "up.log"
-    log_file.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(home())
+    log_file = private_folder(home() / "logs") / "up.log"
     with log_file.open("wb") as output:
         child = subprocess.Popen(
             [sys.executable, "-m", "infra.cli.app", *arguments, "--plain"],
@@ -148,6 +151,7 @@ def _detach(as_json: bool) -> None:
             stdout=output,
             stderr=output,
             start_new_session=True,
+            umask=PRIVATE,
         )
     shown: set[str] = set()
     while True:

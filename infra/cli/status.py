@@ -15,6 +15,8 @@ from infra.cli.options import (
     settings_of_running,
     stdout_console,
 )
+from infra.statefile import read_state
+from schemas.errors import BrokerUnavailable
 from schemas.settings import LogSettings
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from schemas.records import Capability
 
 _REFRESH_S = 0.5
+_MISSED_TOLD = 0.01  # share of documents that searches for them do not find
 
 
 def status(
@@ -47,7 +50,11 @@ async def _show(log: LogSettings, once: bool, as_json: bool) -> None:
     from schemas.registry import make_codec
 
     fleet = FleetWatch(log, await asyncio.to_thread(make_codec, log))
-    await fleet.start()
+    try:
+        await fleet.start()
+    except BrokerUnavailable as error:
+        _show_launched(error, as_json)
+        return
     try:
         if as_json:
             print_json(members(fleet))
@@ -62,6 +69,27 @@ async def _show(log: LogSettings, once: bool, as_json: bool) -> None:
             following.result()
     finally:
         await fleet.stop()
+
+
+def _show_launched(error: BrokerUnavailable, as_json: bool) -> None:
+    """Without the log: the processes of the stack that runs here, as its launcher sees them.
+
+    Raises the error where there is none.
+    """
+    from rich.table import Table
+
+    stack = read_state()
+    if stack is None:
+        raise error
+    if as_json:
+        print_json([{"member_id": row.name, **asdict(row)} for row in stack.processes])
+        return
+    table = Table("process", "state", "pid", "restarts", "log", box=None, padding=(0, 1, 0, 0))
+    for row in stack.processes:
+        table.add_row(row.name, row.state, str(row.pid or ""), str(row.restarts), row.log_file)
+    console = stdout_console()
+    console.print(f"no broker answers at {stack.bootstrap}; processes wait for it, as they are:")
+    console.print(table)
 
 
 def members(fleet: "FleetWatch") -> list[dict[str, Any]]:
@@ -95,6 +123,7 @@ def members(fleet: "FleetWatch") -> list[dict[str, Any]]:
                 "load": asdict(member.load),
                 "shard": asdict(registration.search) if registration.search else None,
                 "search": asdict(member.search) if member.search else None,
+                "clock_ms": member.ahead_ms,
                 "silent_ms": max(0, now_ms - member.seen_ms),
             }
         )
@@ -131,9 +160,25 @@ def _view(rows: list[dict[str, Any]]) -> Any:
         engines.add_row(*abilities, ", ".join(members_alike))
     if alike:
         parts += ["", engines]
+    if len(rows) > 1:
+        parts += ["", _clocks(rows)]
     if any(row["search"] for row in rows):
         parts += ["", _searchers(rows)]
     return Group(*parts)
+
+
+def _clocks(rows: list[dict[str, Any]]) -> str:
+    """How well the members' clocks agree, measured by their heartbeats."""
+    from schemas.fleet import CLOCK_MARGIN_MS
+
+    first, *_, last = sorted(rows, key=lambda row: row["clock_ms"])
+    apart_ms = last["clock_ms"] - first["clock_ms"]
+    if apart_ms <= CLOCK_MARGIN_MS:
+        return f"Clocks agree within {apart_ms} ms; KV moves within {CLOCK_MARGIN_MS} ms."
+    return (
+        f"Clocks differ by {apart_ms} ms ({first['member_id']} is behind {last['member_id']}): "
+        f"above {CLOCK_MARGIN_MS} ms no KV moves between two workers; keep them by NTP."
+    )
 
 
 def _searchers(rows: list[dict[str, Any]]) -> Any:
@@ -145,7 +190,7 @@ def _searchers(rows: list[dict[str, Any]]) -> Any:
         search, shard = row["search"], row["shard"]
         if not search or not shard:
             continue
-        held = (f"{each['name']} {each['documents']}" for each in search["collections"])
+        held = map(_collection, search["collections"])
         waits = (search["prefill_wait_ms_p95"], search["decode_wait_ms_p95"])
         table.add_row(
             row["member_id"],
@@ -203,3 +248,10 @@ def _state(row: dict[str, Any]) -> Any:
 
 def _megabytes(count: int) -> str:
     return f"{count / 1e6:.1f} MB" if count else "0"
+
+
+def _collection(held: dict[str, Any]) -> str:
+    """How much of it a worker holds, and what searches miss of that where it is worth a word."""
+    share = held["missed_share"]
+    missed = f" ({share:.1%} not found)" if share >= _MISSED_TOLD else ""
+    return f"{held['name']} {held['documents']}{missed}"

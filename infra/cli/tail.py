@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
+from infra.cli.printable import printable
 from schemas.errors import ConfigError, RecordError
 from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, TOPICS
@@ -100,7 +101,7 @@ def _line(codec: Any, record: Any, as_json: bool) -> str:
         shown = _fields({**fields, **_block_counts(fields)})
     else:
         shown = _fields(fields)
-    return f"{record.partition}/{record.offset} {kind} {key}: {shown}"
+    return printable(f"{record.partition}/{record.offset} {kind} {key}: {shown}")
 
 
 def _fields(fields: dict[str, Any]) -> str:

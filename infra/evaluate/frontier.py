@@ -1,6 +1,7 @@
-"""Figure 5: weights move `learned` along the frontier between TTFT and TPOT.
+"""Weights move `learned` along the frontier between TTFT and TPOT, on the grid.
 
-Each mark is the mean over workloads and loads of one ratio, relative to x=0 at the same point.
+Figure 5 in its own set-up is `infra/evaluate/weighing.py`. Each mark is the mean over workloads and
+loads of one ratio, relative to x=0 at the same point.
 """
 
 from dataclasses import dataclass

@@ -11,7 +11,7 @@ from itertools import product
 from infra.simulator.workload import Profile, Shape
 
 LOADS_PER_S = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0)  # conversations
-LEVELS = {"low": LOADS_PER_S[:3], "medium": LOADS_PER_S[3:7], "high": LOADS_PER_S[7:]}
+LEVELS = {"low": LOADS_PER_S[:3], "medium": LOADS_PER_S[3:6], "high": LOADS_PER_S[7:]}  # 10: none
 DURATION_MS = 10_000.0
 TIMEOUT_MS = 30_000
 CONVERSATIONS_MAX = 50  # at a time
@@ -32,6 +32,7 @@ SECOND_TURNS = {
     "huge paste": Shape(input_tokens=1_024, output_tokens=32),
 }
 
+IN_TURN = ("round robin", "pairs")  # the Neuron guide's
 RATIOS = ("1P3D", "2P2D", "3P1D")
 SHARES = {"0": 0.0, "1/3": 1 / 3, "1/2": 0.5, "2/3": 2 / 3, "1": 1.0}
 
@@ -72,6 +73,11 @@ class Config:
     policy: str
     share: str = ""
     plain: bool = False
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether requests are dealt in turn, in pairs or round robin, looking at no load."""
+        return self.policy in IN_TURN
 
     @property
     def name(self) -> str:

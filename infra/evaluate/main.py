@@ -10,18 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from infra.evaluate import (
+    bars,
     failures,
     frontier,
     interference,
     many_turns,
     margins,
-    paper,
     planning,
     regret,
     sharegpt,
     step_change,
     tables,
+    weighing,
 )
+from infra.evaluate.bars import Bar
 from infra.evaluate.frontier import Mark
 from infra.evaluate.grid import (
     CONFIGS,
@@ -41,7 +43,8 @@ from infra.evaluate.runs import Runner, points_of, runner
 from infra.evaluate.sharegpt import Served
 from infra.evaluate.step_change import Recovery
 from infra.evaluate.tables import Points
-from infra.evaluate.traffic import KV_SHARE_MAX, POOLS, Traffic, traffic
+from infra.evaluate.traffic import Traffic, traffic
+from infra.evaluate.weighing import Weighed
 from infra.simulator.latency import Setup
 
 APPENDS = (16, 32, 64, 128, 256, 512, 1_024, 2_048)
@@ -64,15 +67,6 @@ QUICK = Size(
     turns=(2, 8),
     step_seeds=4,
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bar:
-    """Something that is to hold, and whether it does."""
-
-    what: str
-    found: str
-    holds: bool
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,6 +97,7 @@ class Results:
     recovery: list[Recovery] = field(default_factory=list)
     lengths: list[Length] = field(default_factory=list)
     frontier: list[Mark] = field(default_factory=list)
+    weighed: list[Weighed] = field(default_factory=list)
     traffic: list[Traffic] = field(default_factory=list)
     traffic_skipped: str = ""
     bars: list[Bar] = field(default_factory=list)
@@ -121,13 +116,14 @@ def evaluate(*, quick: bool, seed: int, jobs: int, traces: Path | None) -> Resul
         results.recovery = step_change.step_changes(pool, seed, size.step_seeds)
         results.lengths = many_turns.lengths(pool, size.turns, seed)
         results.frontier = frontier.marks(pool, points, seed)
+        results.weighed = weighing.weighed(pool, seed, quick=quick)
         if traces is None:
             results.traffic_skipped = "no folder of traces: name one with --traces"
         else:
             results.traffic = traffic(pool, traces, seed, quick=quick)
     _fill(results, points, setup)
     results.runs = len(results.points)
-    results.bars = bars(results)
+    results.bars = bars.of(results)
     results.seconds = time.monotonic() - began_s
     return results
 
@@ -180,85 +176,3 @@ def _fill(results: Results, points: Points, setup: Setup) -> None:
     test = planning.halves(results.seed, points)[1]
     for pools in RATIOS:
         results.regret += regret.rows(points, pools, test)
-
-
-def bars(results: Results) -> list[Bar]:
-    """What the evaluation has to show."""
-    off = [cell for cell in results.table_1 if not cell.within]
-    rows = {row.config: row for row in results.regret}
-    found = [
-        _trends_bar("table 1", results.trends),
-        _trends_bar("table 2", results.trends_2),
-        _trends_bar("table 4", results.trends_4),
-        Bar(
-            what=f"table 1 within {paper.TABLE_1_POINTS:g} points",
-            found=f"{len(results.table_1) - len(off)} of {len(results.table_1)} cells, the others "
-            "are explained below it",
-            holds=not off,
-        ),
-    ]
-    for pools in RATIOS:
-        learned, table = rows[f"{pools} learned"], rows[f"{pools} table"]
-        fixed = min(row.mean_cost for row in results.regret if f"{pools} x=" in row.config)
-        found += [
-            Bar(
-                what=f"{pools} learned: mean regret at most {regret.REGRET_MAX:.0%}",
-                found=f"{learned.mean_regret:.1%}, worst {learned.worst_regret:.0%}",
-                holds=learned.mean_regret <= regret.REGRET_MAX,
-            ),
-            Bar(
-                what=f"{pools} learned: mean cost below that of every fixed x",
-                found=f"{learned.mean_cost:.3f}, best x {fixed:.3f}",
-                holds=learned.mean_cost < fixed,
-            ),
-            Bar(
-                what=f"{pools}: learned and table complete what some x completes",
-                found=f"points with losses: learned {learned.missed}, table {table.missed}",
-                holds=not learned.missed and not table.missed,
-            ),
-        ]
-    for row in (row for row in results.recovery if row.counted == step_change.LATER):
-        after = ", ".join(f"{value:.1%}" for value in row.pooled.after)
-        found.append(
-            Bar(
-                what=f"{row.pools} learned: within {step_change.REGRET_MAX:.0%} regret 200 "
-                "requests after prefill slows down",
-                found=f"before {row.pooled.before:.1%}; windows of 200 requests after it, pooled "
-                f"over {len(row.seeds)} seeds: {after}",
-                holds=row.holds,
-            )
-        )
-    return found + _traffic_bars(results.traffic)
-
-
-def _trends_bar(name: str, trends: dict[str, bool]) -> Bar:
-    wrong = [words for words, found in trends.items() if not found]
-    held = f"{len(trends) - len(wrong)} of {len(trends)}"
-    return Bar(
-        what=f"trends of {name}",
-        found=f"{held}; not: {'; '.join(wrong)}" if wrong else held,
-        holds=not wrong,
-    )
-
-
-def _traffic_bars(rows: list[Traffic]) -> list[Bar]:
-    found = []
-    by = {(row.trace, row.config): row for row in rows}
-    for trace in sorted({row.trace for row in rows if row.later}):
-        learned = by[trace, f"{POOLS} learned"]
-        for config in (f"{POOLS} x=0 plain", f"{POOLS} x=0"):
-            x0 = by[trace, config]
-            share = learned.kv_bytes / x0.kv_bytes
-            later = learned.later_kv_bytes / x0.later_kv_bytes
-            faster = learned.ttft_p50 <= x0.ttft_p50 and learned.ttft_p99 <= x0.ttft_p99
-            found.append(
-                Bar(
-                    what=f"{trace}: KV bytes of learned at most {KV_SHARE_MAX} of {config}, TTFT "
-                    "no worse",
-                    found=f"{share:.2f} of all, {later:.2f} of later turns'; TTFT p50 "
-                    f"{learned.ttft_p50:.0f} and {x0.ttft_p50:.0f} ms, p99 {learned.ttft_p99:.0f} "
-                    f"and {x0.ttft_p99:.0f} ms",
-                    holds=share <= KV_SHARE_MAX and faster,
-                )
-            )
-    return found

@@ -4,21 +4,23 @@
 Code and raw results: github.com/freelulul/vllm-ppd.
 """
 
-# Turn-2 TTFT change from x=0 to x=1 in percent, long contexts, by load level.
+# Turn-2 TTFT change from x=0 to x=1 in percent, of all workloads, by load level.
 TABLE_1 = {
     "1P3D": {"low": -57.8, "medium": -65.2, "high": -73.3},
     "2P2D": {"low": -47.7, "medium": -51.6, "high": -56.2},
     "3P1D": {"low": -44.3, "medium": -38.1, "high": -24.9},
 }
 TABLE_1_POINTS = 15.0  # how far a cell may be off without an explanation
-TABLE_1_CONTEXT = "large"
+LONG_CONTEXT = "large"  # how names of workloads with long first turns begin
 
-# Percent of the 180 points that each kind of configuration wins; hybrids have the rest.
+# Percent of the 180 points that each kind of configuration wins, and the mean of the three
+# objectives, which the authors give without hybrids.
 TABLE_2 = {
-    "TTFT": {"replica": 63.3, "x=0": 0.0, "0<x<1": 3.3, "x=1": 27.2},
-    "TPOT": {"replica": 0.6, "x=0": 38.3, "0<x<1": 33.3, "x=1": 15.6},
-    "throughput": {"replica": 0.0, "x=0": 4.4, "0<x<1": 27.8, "x=1": 38.3},
+    "TTFT": {"replica": 63.3, "x=0": 0.0, "0<x<1": 3.3, "x=1": 27.2, "hybrid": 6.1},
+    "TPOT": {"replica": 0.6, "x=0": 38.3, "0<x<1": 33.3, "x=1": 15.6, "hybrid": 12.2},
+    "throughput": {"replica": 0.0, "x=0": 4.4, "0<x<1": 27.8, "x=1": 38.3, "hybrid": 16.1},
 }
+TABLE_2_AVERAGE = {"replica": 21.3, "x=0": 14.2, "0<x<1": 21.5, "x=1": 27.0}
 SUCCESS_MIN = 0.95  # of requests, for a configuration to win a point
 UNLIKE_WINNERS = 92.2  # percent of points at which TTFT and TPOT have different winners
 
@@ -35,9 +37,25 @@ THROUGHPUT_LONG_GEN_20 = {
 }
 TPOT_REPLICAS_LONG_GEN_20 = (9.9, 11.5, 18.4)
 
-# Slow-down of decoding in percent, at a batch of 200, by prompts computed beside it.
+# Percent that failed (table 4) by conversations/s. All are multiples of 1/18, so they are taken for
+# shares of the 18 workloads.
+TABLE_4 = {
+    "3P1D x=0": {8.0: 11, 12.0: 44, 16.0: 61, 20.0: 89},
+    "3P1D x=1": {8.0: 6, 12.0: 22, 16.0: 44, 20.0: 67},
+    "2P2D x=0": {8.0: 0, 12.0: 6, 16.0: 11, 20.0: 22},
+    "2P2D x=1": {8.0: 0, 12.0: 0, 16.0: 6, 20.0: 11},
+    "4R": {8.0: 0, 12.0: 0, 16.0: 0, 20.0: 0},
+}
+
+# Slow-down of decoding in percent, at a batch of 200, by prompts computed beside it: whole prompts,
+# and such as are appended to a history, of which the authors say that both process as many tokens.
 FIGURE_2 = {"full x1": 48.0, "append x1": 2.0, "full x4": 57.0, "append x4": 21.0}
-FIGURE_2_BATCH = 200
+FIGURE_2_BATCH, FIGURE_2_TOKENS = 200, 1_024
+
+# Figure 5: 500 prefill-heavy conversations with 1P3D at 8 and 16 conversations/s. Percent of later
+# turns that are local by w_tpot (w_ttft is 1); what that changes from x=0 in percent.
+FIGURE_5_LOCAL = {1.0: 95, 3.0: 50, 6.0: 20}
+FIGURE_5_TTFT, FIGURE_5_TPOT = (-96.0, -94.0), (7.0, 12.0)
 
 # Change from plain disaggregation to x=1 in percent: overall, and the range of matched runs.
 TTFT_LATER = (-68.0, -73.0, -48.0)
@@ -45,8 +63,8 @@ KV_VOLUME = -75.0
 TPOT_PREFILL_HEAVY = (7.0, 12.0)
 TTFT_ALL_LENGTHS = -70.0  # about so, for conversations of 2 to 16 turns
 
-# Plain 2P2D was degraded (below 95 % success) at so many of its load levels, while x=1 completed
-# everything; plain 3P1D was degraded too.
+# Plain 2P2D was degraded (below 95 % success) at so many of its load levels with ShareGPT and
+# WildChat, where dynamic PPD completed everything.
 DEGRADED_2P2D = (9, 12)
 # Turns that succeeded, in percent, in the authors' raw results for ShareGPT, by conversations/s.
 SHAREGPT_PLAIN = {

@@ -10,7 +10,7 @@ from infra.evaluate.main import Results
 from infra.evaluate.tables import Points
 from schemas.errors import ConfigError
 
-_PAPER, _OURS = "#9aa5b1", "#1f6feb"
+_PAPER, _OURS, _SHORT = "#9aa5b1", "#1f6feb", "#9ecbff"
 
 
 def pictures(results: Results) -> dict[str, bytes]:
@@ -71,11 +71,14 @@ def _interference(figure: Any, results: Results) -> None:
     axes = figure.add_subplot(1, 2, 1)
     names = list(paper.FIGURE_2)
     places = range(len(names))
-    axes.bar([x - 0.2 for x in places], list(paper.FIGURE_2.values()), 0.4, color=_PAPER)
-    axes.bar([x + 0.2 for x in places], [results.interference[n] for n in names], 0.4, color=_OURS)
+    found = results.interference
+    short = [found.get(f"short {name}", 0.0) for name in names]
+    axes.bar([x - 0.27 for x in places], list(paper.FIGURE_2.values()), 0.27, color=_PAPER)
+    axes.bar(list(places), [found[name] for name in names], 0.27, color=_OURS)
+    axes.bar([x + 0.27 for x in places], short, 0.27, color=_SHORT)
     axes.set_xticks(list(places), names)
     axes.set_ylabel(f"slower decode at batch {paper.FIGURE_2_BATCH}, %")
-    axes.legend(labels=["paper", "here"])
+    axes.legend(labels=["paper", "here", "here, few new tokens"])
     other = figure.add_subplot(1, 2, 2)
     other.plot(*zip(*results.appends, strict=True), marker="o", color=_OURS)
     other.set_xscale("log", base=2)

@@ -18,7 +18,7 @@ from infra.evaluate.grid import CONVERSATIONS_MAX, DURATION_MS, TIMEOUT_MS, Conf
 from infra.simulator.checkers import OneOutcome
 from infra.simulator.clients import Served
 from infra.simulator.cluster import READY_MS, Checker, Cluster, Fault, Shape
-from infra.simulator.dealing import HashDealer
+from infra.simulator.dealing import HashDealer, InTurn
 from infra.simulator.latency import H100, Setup
 from infra.simulator.script import Conversation
 from infra.simulator.workload import poisson
@@ -137,24 +137,32 @@ def make_cluster(spec: Spec, *checkers: Checker, faults: Sequence[Fault] = ()) -
     if theirs:
         setup = published.setup_of(setup)
     settings = RouterSettings(
-        policy=config.policy,
+        policy="static" if config.in_turn else config.policy,
         local_share=_share(config.share),
         table="given" if spec.table is not None else "",
         orchestration="prefill_first" if config.plain else "auto",
         tick_ms=TICK_MS,
     )
+    shape, placer = Shape.parse(config.pools), None
+    if theirs or config.in_turn:
+        placer = HashDealer(settings, _salt(spec)) if theirs else _in_turn(config, shape, settings)
     return Cluster(
-        Shape.parse(config.pools),
+        shape,
         setup,
         settings,
         timeout_ms=TIMEOUT_MS,
         conversations_max=spec.conversations_max,
         weights=spec.weights,
         table=spec.table,
-        placer=HashDealer(settings, _salt(spec)) if theirs else None,
+        placer=placer,
         checkers=[OneOutcome(), *checkers],
         faults=faults,
     )
+
+
+def _in_turn(config: Config, shape: Shape, settings: RouterSettings) -> InTurn:
+    pairs = min(shape.prefill, shape.decode) if config.policy == "pairs" else 0
+    return InTurn(settings, pairs=pairs)
 
 
 def _salt(spec: Spec) -> str:

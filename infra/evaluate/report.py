@@ -6,7 +6,7 @@ from dataclasses import asdict
 from html import escape
 from pathlib import Path
 
-from infra.evaluate import paper, plots, regret, step_change
+from infra.evaluate import interference, paper, plots, regret, step_change
 from infra.evaluate.main import Results
 from infra.evaluate.page import listing, note, page, picture, table
 from infra.evaluate.tables import KINDS, Failures
@@ -59,7 +59,9 @@ def _parts(results: Results, pictures: dict[str, bytes]) -> list[str]:
         shown("cost-by-load"),
         "<h2>Step change: prefill workers become twice as slow</h2>",
         _recovery(results),
-        "<h2>Figure 5: weights against frontier</h2>",
+        "<h2>Figure 5: weights</h2>",
+        _weighed(results),
+        "<h2>Weights against frontier, on the grid</h2>",
         _frontier(results),
         shown("figure-5"),
         "<h2>2 to 16 turns</h2>",
@@ -94,7 +96,7 @@ def _about(results: Results) -> str:
 
 def _table_1(results: Results) -> str:
     about = (
-        "Here as behind the paper's proxy: long contexts, the client hears the decode worker only, "
+        "Here as behind the paper's proxy: all workloads, the client hears the decode worker only, "
         "and x=0 is plain. Cells are medians over points. The last column is what Trivium's "
         "clients see, from Trivium's own x=0, whose first token comes from the prefill worker at "
         "once."
@@ -108,7 +110,7 @@ def _table_1(results: Results) -> str:
             "here": lambda c: f"{c.ours:.1f}",
             "within 15 points": lambda c: c.within,
             "mean here": lambda c: f"{c.mean:.1f}",
-            "with short contexts": lambda c: f"{c.both:.1f}",
+            "long contexts only": lambda c: f"{c.long:.1f}",
             "at Trivium's clients": lambda c: f"{c.trivium:.1f}",
         },
     )
@@ -140,6 +142,11 @@ def _table_2(results: Results) -> str:
         published = paper.TABLE_2[row.objective]
         rows.append((f"{row.objective}, paper", *(f"{published.get(k, '')}" for k in KINDS)))
         rows.append((f"{row.objective}, here", *(f"{100 * row.kinds[k]:.1f}" for k in KINDS)))
+    means = [
+        sum(row.kinds[kind] for row in results.table_2) / len(results.table_2) for kind in KINDS
+    ]
+    rows.append(("average, paper", *(f"{paper.TABLE_2_AVERAGE.get(k, '')}" for k in KINDS)))
+    rows.append(("average, here", *(f"{100 * mean:.1f}" for mean in means)))
     best = [
         (row.objective, level, ", ".join(f"{name} {share:.0%}" for name, share in names))
         for row in results.table_2
@@ -163,6 +170,7 @@ def _table_4(results: Results) -> str:
         return lambda row: f"{row.percent[level]:.2f}"
 
     levels = list(next(iter(results.table_4)).percent)
+    beside = _beside_table_4({row.config: row for row in results.table_4})
     grid = listing(
         results.table_4,
         {
@@ -190,7 +198,19 @@ def _table_4(results: Results) -> str:
         },
     )
     trends = table(("trend", "here"), list(results.trends_4.items()))
-    return f"{grid}{share}{trends}{''.join(note(text) for text in results.why_4)}"
+    return f"{beside}{grid}{share}{trends}{''.join(note(text) for text in results.why_4)}"
+
+
+def _beside_table_4(found: dict[str, Failures]) -> str:
+    """The published cells beside ours, as both count: workloads in which a request failed."""
+    rows = []
+    for name, published in paper.TABLE_4.items():
+        mine = found[name if name == "4R" else f"{name} plain"].workloads
+        here = [f"{mine[load]:.0f}" if load in mine else "" for load in published]
+        rows += [(f"{name}, paper", *published.values()), (f"{name}, here", *here)]
+    loads = (f"{load:g}/s" for load in next(iter(paper.TABLE_4.values())))
+    about = "Percent of the workloads in which a request failed, as table 4's cells are read."
+    return f"<p>{about}</p>{table(('', *loads), rows)}"
 
 
 def _published(config: str, load: float) -> str:
@@ -201,11 +221,25 @@ def _published(config: str, load: float) -> str:
 
 
 def _interference(results: Results) -> str:
+    found = results.interference
     rows = [
-        (name, f"{paper.FIGURE_2[name]:.0f}", f"{found:.1f}")
-        for name, found in results.interference.items()
+        (
+            *(name, f"{published:.0f}", f"{found[name]:.1f}"),
+            f"{found[f'short {name}']:.1f}" if f"short {name}" in found else "",
+        )
+        for name, published in paper.FIGURE_2.items()
     ]
-    return table(("beside a batch of 200", "paper, %", "here, %"), rows)
+    tokens = paper.FIGURE_2_TOKENS
+    heads = (
+        *("beside a batch of 200", "paper, %", f"here, {tokens} new tokens, %"),
+        f"here, {interference.SHORT_TOKENS} new behind {tokens}, %",
+    )
+    about = (
+        "The paper says that full and append process as many tokens. A roofline cannot tell these "
+        "apart: 2 FLOP per parameter and new token either way. The published gap appears only if "
+        "an append has few new tokens behind that much context."
+    )
+    return f"<p>{about}</p>{table(heads, rows)}"
 
 
 def _regret(results: Results) -> str:
@@ -260,6 +294,31 @@ def _frontier(results: Results) -> str:
             "TTFT over x=0": lambda m: f"{m.ttft:.3f}",
             "TPOT over x=0": lambda m: f"{m.tpot:.3f}",
             "local": lambda m: f"{m.local_share:.0%}",
+        },
+    )
+
+
+def _weighed(results: Results) -> str:
+    low, high = paper.FIGURE_5_TTFT
+    least, most = paper.FIGURE_5_TPOT
+    about = (
+        "Prefill-heavy conversations with 1P3D, changes from plain x=0, where the client hears the "
+        f"decode worker only. Paper: TTFT {low:g} to {high:g} %, TPOT +{least:g} to +{most:g} %; "
+        "conversations of ShareGPT and WildChat, here drawn like ShareGPT's."
+    )
+    published = {
+        f"w_tpot {weight:g}": f"{share} %" for weight, share in paper.FIGURE_5_LOCAL.items()
+    }
+    return f"<p>{escape(about)}</p>" + listing(
+        results.weighed,
+        {
+            "": lambda r: f"{r.name}, {r.load_per_s:g}/s",
+            "local, paper": lambda r: published.get(r.name, "0 %"),
+            "local": lambda r: f"{r.local_share:.0%}",
+            "TTFT, ms": lambda r: f"{r.ttft_ms:.0f}",
+            "TTFT": lambda r: f"{r.ttft_change:+.0f} %",
+            "TPOT": lambda r: f"{r.tpot_change:+.0f} %",
+            "failed": lambda r: r.failed,
         },
     )
 

@@ -52,12 +52,16 @@ def served(runner: Runner, seed: int, *, quick: bool) -> list[Served]:
     return runner.map("ShareGPT", _run, tasks)
 
 
-def conversations(per_s: float, count: int, block_tokens: int, seed: int) -> list[Conversation]:
-    """So many, as a Poisson process; each turn follows the last one at once."""
+def conversations(
+    per_s: float, count: int, block_tokens: int, seed: int, *, prefill_heavy: bool = False
+) -> list[Conversation]:
+    """So many, as a Poisson process; each turn follows the last one at once.
+
+    Prefill-heavy: only such in which more is asked than answered.
+    """
     draw = np.random.default_rng([seed, int(per_s * 1000)])
-    at_ms, found = READY_MS, []
-    for number in range(count):
-        at_ms += draw.exponential(1e3 / per_s)
+    at_ms, found = READY_MS, list[Conversation]()
+    while len(found) < count:
         turns, said = list[Turn](), 0
         extra = draw.geometric(1 / (TURNS_MEAN - TURNS_MIN + 1)) - 1
         for _ in range(min(TURNS_MIN + int(extra), TURNS_MAX)):
@@ -69,8 +73,11 @@ def conversations(per_s: float, count: int, block_tokens: int, seed: int) -> lis
                 break
             turns.append(Turn(prompt_tokens=said + asked, output_tokens=answered))
             said += asked + answered
-        tokens = unlike_others(number, said)
-        found.append(conversation(f"s{number}", at_ms, turns, tokens, block_tokens))
+        if prefill_heavy and 2 * sum(turn.output_tokens for turn in turns) >= said:
+            continue
+        at_ms += draw.exponential(1e3 / per_s)
+        tokens = unlike_others(len(found), said)
+        found.append(conversation(f"s{len(found)}", at_ms, turns, tokens, block_tokens))
     return found
 
 

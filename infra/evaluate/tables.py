@@ -38,7 +38,7 @@ class Points:
 class Cell:
     """One cell of table 1: changes in percent; `why` where it is off.
 
-    Of long contexts, as published. The median over points stands for a cell: a change cannot fall
+    Of all workloads, as published. The median over points stands for a cell: a change cannot fall
     below -100 % but has no upper bound, so a mean is that of the few points where it is large.
     """
 
@@ -47,7 +47,7 @@ class Cell:
     paper: float
     ours: float  # median, measured as behind the paper's proxy, from plain disaggregation
     mean: float
-    both: float  # median of long and short contexts
+    long: float  # median of long contexts
     trivium: float  # median, measured at Trivium's clients, from Trivium's x=0
     why: str
 
@@ -72,9 +72,8 @@ def table_1(points: Points) -> list[Cell]:
     cells = []
     for pools in RATIOS:
         for level, loads in LEVELS.items():
-            named = paper.TABLE_1_CONTEXT
-            plain = points.of(static(pools, "0", plain=True), loads, named)
-            full = points.of(static(pools, "1", plain=True), loads, named)
+            plain = points.of(static(pools, "0", plain=True), loads)
+            full = points.of(static(pools, "1", plain=True), loads)
             published = paper.TABLE_1[pools][level]
             each = changes(plain, full, lambda p: p.decode_ttft)
             if not each:
@@ -88,18 +87,26 @@ def table_1(points: Points) -> list[Cell]:
                     paper=published,
                     ours=ours,
                     mean=float(np.mean(each)),
-                    both=median(_between(points, pools, loads, plain=True)),
-                    trivium=median(_between(points, pools, loads, plain=False)),
+                    long=median(_long(points, pools, loads)),
+                    trivium=median(_at_clients(points, pools, loads)),
                     why=_why(plain, full, published) if off else "",
                 )
             )
     return cells
 
 
-def _between(points: Points, pools: str, loads: Iterable[float], *, plain: bool) -> list[float]:
-    """Changes from x=0 to x=1 of all workloads, behind the paper's proxy or at our clients."""
-    old, new = (points.of(static(pools, share, plain=plain), loads) for share in ("0", "1"))
-    return changes(old, new, (lambda p: p.decode_ttft) if plain else (lambda p: p.ttft))
+def _long(points: Points, pools: str, loads: Iterable[float]) -> list[float]:
+    """Changes from x=0 to x=1 with long contexts; 0 where there are none."""
+    old, new = (
+        points.of(static(pools, share, plain=True), loads, paper.LONG_CONTEXT) for share in "01"
+    )
+    return changes(old, new, lambda p: p.decode_ttft) or [0.0]
+
+
+def _at_clients(points: Points, pools: str, loads: Iterable[float]) -> list[float]:
+    """The same of all workloads, at our clients."""
+    old, new = (points.of(static(pools, share), loads) for share in "01")
+    return changes(old, new, lambda p: p.ttft)
 
 
 def _why(plain: list[Point], full: list[Point], published: float) -> str:
@@ -193,7 +200,8 @@ def unlike_winners(points: Points) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """A row of table 4: percent of requests that failed, by level; how many loads were degraded.
+    """A row of table 4: percent of requests that failed, by level; of workloads in which any did,
+    by load; how many loads were degraded.
 
     And what could have made them fail: the most KV that lay in a worker's memory (a share) and in a
     connector's buffer beside it, workers that died of the latter, and the longest request.
@@ -201,6 +209,7 @@ class Failures:
 
     config: str
     percent: dict[str, float]
+    workloads: dict[float, float]
     memory_share: float
     buffered_bytes: int
     crashed_points: int
@@ -224,6 +233,10 @@ def table_4(points: Points, configs: Iterable[Config]) -> list[Failures]:
             Failures(
                 config=config.name,
                 percent=percent,
+                workloads={
+                    load: 100 * sum(p.failed > 0 for p in at) / len(at)
+                    for load, at in zip(points.loads, at_load, strict=True)
+                },
                 memory_share=max(p.memory_share for p in mine),
                 buffered_bytes=max(p.buffered_bytes for p in mine),
                 crashed_points=sum(p.crashed > 0 for p in mine),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from infra.evaluate.grid import WORKLOADS, Config, static
+from infra.evaluate.grid import IN_TURN, WORKLOADS, Config, static
 from infra.evaluate.point import Spec, make_cluster
 from infra.evaluate.runs import Runner
 from infra.simulator import traces
@@ -27,6 +27,7 @@ CONFIGS = (
     static(POOLS, "1"),
     Config(pools=POOLS, policy="conditional"),
     Config(pools=POOLS, policy="learned"),
+    *(Config(pools=POOLS, policy=policy) for policy in IN_TURN),
     Config(pools="4R", policy="replica"),
 )
 

@@ -1,12 +1,17 @@
 """The log on virtual time: a record reaches its readers after the log's latency, in order.
 
 One channel is one partition of one topic. `delay_ms` may be changed while it runs, by a fault; the
-order within a channel stays.
+order within a channel stays. With a limit it takes records by the log's own rule; without one no
+size is worked out, which would cost more than all else here.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from infra.simulator.clock import Clock
+from schemas.codec import Codec
+from schemas.errors import RecordTooLarge
+from schemas.sizes import check_size
 
 Channel = tuple[str, int]  # topic and partition
 
@@ -14,9 +19,13 @@ Channel = tuple[str, int]  # topic and partition
 class Bus:
     """Carries calls instead of bytes: what a reader does with the record."""
 
-    def __init__(self, clock: Clock, delay_ms: float) -> None:
+    def __init__(self, clock: Clock, delay_ms: float, record_bytes_max: int = 0) -> None:
+        """`record_bytes_max` is the broker's limit; 0: any size passes."""
         self.clock = clock
         self.delay_ms = delay_ms
+        self.record_bytes_max = record_bytes_max
+        self.twice: set[str] = set()  # topics whose next record is delivered twice
+        self._codec = Codec() if record_bytes_max else None
         self._last_ms: dict[Channel, float] = {}
         self._offsets: dict[Channel, int] = {}
 
@@ -24,9 +33,25 @@ class Bus:
         """The offset of the channel's next record."""
         return self._offsets.get((topic, partition), 0)
 
-    def send(self, channel: Channel, deliver: Callable[[], None]) -> None:
-        """Deliver later, never before what was sent to the channel earlier."""
+    def send(self, channel: Channel, record: Any, deliver: Callable[[], None]) -> None:
+        """Deliver later, never before what was sent to the channel earlier.
+
+        Raises RecordTooLarge, as `LogProducer.send` does, and then delivers nothing.
+        """
+        if self._codec is not None:
+            self._check(record, len(self._codec.encode(record)))
         at_ms = max(self.clock.now_ms + self.delay_ms, self._last_ms.get(channel, 0.0))
         self._last_ms[channel] = at_ms
         self.clock.at(at_ms, deliver)
+        if channel[0] in self.twice:
+            self.twice.discard(channel[0])
+            self.clock.at(at_ms, deliver)
         self._offsets[channel] = self._offsets.get(channel, 0) + 1
+
+    def _check(self, record: Any, record_bytes: int) -> None:
+        check_size(record, record_bytes)
+        if record_bytes > self.record_bytes_max:
+            raise RecordTooLarge(
+                f"{type(record).__name__}: the broker takes {self.record_bytes_max} bytes, "
+                f"found {record_bytes}"
+            )

@@ -10,7 +10,7 @@ from infra.simulator.cluster import Cluster
 from infra.simulator.fleet import credits_of
 from infra.simulator.latency import Setup
 from schemas.fleet import LEASE_MS
-from schemas.records import Heartbeat, PhaseKind, Role, Work, WorkPhase
+from schemas.records import Heartbeat, Outcome, PhaseKind, Role, Work, WorkPhase
 from streams.core.effects import Dispatch, Effect, End
 from streams.core.events import (
     Event,
@@ -22,9 +22,13 @@ from streams.core.events import (
 
 
 class OneOutcome:
-    """[1] Every request ends exactly once, and no work is given out for it after that."""
+    """[1] Every request ends exactly once, and no work is given out for it after that.
+
+    The outcome of an attempt below one that was given out ends nothing (`schemas/outcomes.py`).
+    """
 
     def __init__(self) -> None:
+        self._attempts: dict[str, int] = {}  # the highest that was given out
         self.accepted: set[str] = set()
         self.ended: set[str] = set()
 
@@ -33,7 +37,9 @@ class OneOutcome:
         if isinstance(event, RequestArrived):
             self.accepted.add(event.request.request_id)
         elif isinstance(event, OutcomeArrived):
-            self.ended.add(event.outcome.request_id)
+            outcome = event.outcome
+            if outcome.attempt >= self._attempts.get(outcome.request_id, 0):
+                self.ended.add(outcome.request_id)
         for effect in effects:
             if isinstance(effect, End):
                 request_id = effect.outcome.request_id
@@ -42,13 +48,16 @@ class OneOutcome:
             elif isinstance(effect, Dispatch) and isinstance(effect.record, Work):
                 request_id = effect.record.request_id
                 assert request_id not in self.ended, f"{request_id}: work after its outcome"
+                self._attempts[request_id] = effect.record.attempt
 
     def finished(self, cluster: Cluster) -> None:
         """Everything has ended, at the router and at the clients."""
         lost = self.accepted - self.ended
         assert not lost, f"requests without an outcome: {sorted(lost)}"
-        without = [each.request_id for each in cluster.clients.served if each.outcome is None]
+        without = [each.request_id for each in cluster.clients.served if each.ended_ms is None]
         assert not without, f"clients that still wait: {without}"
+        refused = {each.request_id for each in cluster.clients.served if each.refused}
+        assert not refused & self.accepted, "accepted, and refused to the client"
 
 
 class Credits:
@@ -65,18 +74,20 @@ class Credits:
             if isinstance(event.record, Heartbeat):
                 self._heard_ms[event.record.member_id] = now_ms
         elif isinstance(event, OutcomeArrived):
-            self._gone(event.outcome.request_id, None)
+            self._gone(event.outcome)
         elif isinstance(event, PhaseArrived) and event.phase.kind in (
             PhaseKind.PREFILL_DONE,
             PhaseKind.FAILED,
             PhaseKind.REFUSED,
         ):
-            self._gone(event.phase.request_id, event.phase.worker_id)
+            key = f"{event.phase.request_id}.{event.phase.attempt}"
+            for role in Role:
+                self._held[event.phase.worker_id, role].discard(key)
         for effect in effects:
             if isinstance(effect, Dispatch) and isinstance(effect.record, Work):
                 self._given(effect.record, now_ms)
             elif isinstance(effect, End):
-                self._gone(effect.outcome.request_id, None)
+                self._gone(effect.outcome)
 
     def finished(self, cluster: Cluster) -> None:
         """Nothing more to check."""
@@ -94,12 +105,12 @@ class Credits:
         silent_ms = now_ms - self._heard_ms[work.worker_id]
         assert silent_ms <= LEASE_MS, f"{work.worker_id}: work after {silent_ms} ms of silence"
 
-    def _gone(self, request_id: str, worker_id: str | None) -> None:
-        for (holder, _), held in self._held.items():
-            if worker_id in (None, holder):
-                held.difference_update(
-                    [key for key in held if key.rpartition(".")[0] == request_id]
-                )
+    def _gone(self, outcome: Outcome) -> None:
+        """Nobody holds the outcome's attempt any more, nor one before it."""
+        for held in self._held.values():
+            held.difference_update(
+                [key for key in held if _older(key, outcome.request_id, outcome.attempt + 1)]
+            )
 
 
 def _older(key: str, request_id: str, attempt: int) -> bool:

@@ -19,6 +19,8 @@ from schemas.records import (
     Priority,
     Request,
     Sampling,
+    Structured,
+    StructuredKind,
 )
 
 MODEL = "simulated"
@@ -39,6 +41,7 @@ class Served:
     attempt: int = 0
     ended_ms: float | None = None
     outcome: Outcome | None = None
+    refused: bool = False  # its gateway could not put it into the log
 
     @property
     def completed(self) -> bool:
@@ -135,10 +138,20 @@ class Clients:
             think_ms = conversation.turns[index + 1].think_ms
             self.clock.after(think_ms, lambda: self._say(conversation, index + 1))
         else:
-            self.open -= 1
-            self._held -= 1
-            if self._waiting:
-                self._begin(self._waiting.popleft())
+            self._leave()
+
+    def refused(self, request_id: str) -> None:
+        """A request was not accepted; its conversation is over."""
+        served, _, _ = self._live.pop(request_id)
+        served.refused, served.ended_ms = True, self.clock.now_ms
+        self._leave()
+
+    def _leave(self) -> None:
+        """A conversation is over; another may begin."""
+        self.open -= 1
+        self._held -= 1
+        if self._waiting:
+            self._begin(self._waiting.popleft())
 
     def _begin(self, conversation: Conversation) -> None:
         if self._conversations_max and self._held >= self._conversations_max:
@@ -171,7 +184,7 @@ class Clients:
                 priority=self._priority,
                 model=MODEL,
                 prompt_tokens=conversation.tokens[: turn.prompt_tokens].tobytes(),
-                sampling=Sampling(max_tokens=turn.output_tokens, ignore_eos=True),
+                sampling=_sampling(turn),
                 arrived_ms=int(now_ms),
                 deadline_ms=int(now_ms) + self._timeout_ms,
                 gateway_id="clients",
@@ -180,3 +193,10 @@ class Clients:
                 w_tpot=w_tpot,
             )
         )
+
+
+def _sampling(turn: Turn) -> Sampling:
+    if not turn.grammar_chars:
+        return Sampling(max_tokens=turn.output_tokens, ignore_eos=True)
+    grammar = Structured(kind=StructuredKind.GRAMMAR, value="g" * turn.grammar_chars)
+    return Sampling(max_tokens=turn.output_tokens, ignore_eos=True, structured=grammar)

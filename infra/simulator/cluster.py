@@ -14,14 +14,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from infra.simulator import fleet
-from infra.simulator.bus import Bus
+from infra.simulator.bus import Bus, Channel
 from infra.simulator.clients import Clients
 from infra.simulator.clock import Clock
 from infra.simulator.latency import Setup
 from infra.simulator.links import Links
 from infra.simulator.script import Conversation
 from infra.simulator.worker import Ports, SimWorker
+from schemas.errors import RecordError, RecordTooLarge
 from schemas.fleet import HEARTBEAT_MS
+from schemas.numbers import check_numbers
 from schemas.records import (
     CancelWork,
     Orchestration,
@@ -31,6 +33,7 @@ from schemas.records import (
     Role,
     Work,
 )
+from streams.agents.records import unsent_phase
 from streams.config import RouterSettings
 from streams.core.effects import Dispatch, Effect, End
 from streams.core.events import (
@@ -83,30 +86,35 @@ class Shape:
 
     prefill: int = 0
     decode: int = 0
+    both: int = 0  # in the roles prefill and decode
     replica: int = 0
 
     @classmethod
     def parse(cls, name: str) -> "Shape":
         """The inverse of `name`."""
-        counts = {kind: int(count) for count, kind in re.findall(r"(\d+)([PDR])", name)}
+        counts = {kind: int(count) for count, kind in re.findall(r"(\d+)([PDBR])", name)}
         return cls(
-            prefill=counts.get("P", 0), decode=counts.get("D", 0), replica=counts.get("R", 0)
+            prefill=counts.get("P", 0),
+            decode=counts.get("D", 0),
+            both=counts.get("B", 0),
+            replica=counts.get("R", 0),
         )
 
     @property
     def name(self) -> str:
-        """Such as 2P2D or 1P1D2R."""
-        kinds = (("P", self.prefill), ("D", self.decode), ("R", self.replica))
+        """Such as 2P2D, 4B or 1P1D2R."""
+        kinds = (("P", self.prefill), ("D", self.decode), ("B", self.both), ("R", self.replica))
         return "".join(f"{count}{kind}" for kind, count in kinds if count)
 
-    def roles(self) -> list[tuple[str, Role]]:
+    def roles(self) -> list[tuple[str, tuple[Role, ...]]]:
         """Worker ids with their roles."""
         kinds = (
-            (Role.PREFILL, self.prefill),
-            (Role.DECODE, self.decode),
-            (Role.REPLICA, self.replica),
+            ("prefill", (Role.PREFILL,), self.prefill),
+            ("decode", (Role.DECODE,), self.decode),
+            ("both", (Role.PREFILL, Role.DECODE), self.both),
+            ("replica", (Role.REPLICA,), self.replica),
         )
-        return [(f"{role.value}-{i}", role) for role, count in kinds for i in range(count)]
+        return [(f"{name}-{i}", roles) for name, roles, count in kinds for i in range(count)]
 
 
 class Cluster:
@@ -123,13 +131,14 @@ class Cluster:
         weights: tuple[float, float] = (-1.0, -1.0),
         table: Table | None = None,
         placer: Placer | None = None,  # chooses workers in the router's place
+        record_bytes_max: int = 0,  # the broker's limit; 0: any size passes
         orchestrations: tuple[Orchestration, ...] = ORCHESTRATIONS,
         checkers: Sequence[Checker] = (),
         faults: Sequence[Fault] = (),
     ) -> None:
         self.clock = Clock()
         self.setup = setup
-        self.bus = Bus(self.clock, setup.bus_ms)
+        self.bus = Bus(self.clock, setup.bus_ms, record_bytes_max)
         self.links = Links(self.clock, setup)
         self.router = Router(ROUTER, settings, table)
         if placer is not None:
@@ -146,6 +155,7 @@ class Cluster:
         self.checkers = list(checkers)
         self._orchestrations = orchestrations
         self._tick_ms = settings.tick_ms
+        self.buried = 0  # forged records that nobody could read
         self._beats = 0
         self._kv_seqs: dict[str, int] = {}
         self._kv_due: set[str] = set()
@@ -164,10 +174,10 @@ class Cluster:
             said=self.clients.said,
         )
         self._to_fleet(fleet.router_registration(ROUTER))
-        for partition, (worker_id, role) in enumerate(shape.roles()):
+        for partition, (worker_id, roles) in enumerate(shape.roles()):
             worker = SimWorker(
                 worker_id,
-                (role,),
+                roles,
                 partition,
                 self.clock,
                 self.setup,
@@ -210,30 +220,55 @@ class Cluster:
                 self._outcome(effect.outcome)
 
     def _dispatch(self, effect: Dispatch) -> None:
-        record = effect.record
+        """Tell a worker; work that the log does not take fails, as the router's outbox has it."""
+        try:
+            self._order((effect.topic, effect.partition), effect.record)
+        except RecordTooLarge as error:
+            phase = unsent_phase(effect, error, int(self.clock.now_ms))
+            if phase is None:
+                raise
+            self._phase(phase)
+
+    def _order(self, channel: Channel, record: Work | CancelWork) -> None:
         worker = self.workers[record.worker_id]
         if isinstance(record, Work):
-            self.bus.send((effect.topic, effect.partition), lambda: worker.take(record))
+            self.bus.send(channel, record, lambda: worker.take(record))
         elif isinstance(record, CancelWork):
-            self.bus.send((effect.topic, effect.partition), lambda: worker.cancel(record))
+            self.bus.send(channel, record, lambda: worker.cancel(record))
 
     def _request(self, request: Request) -> None:
-        self.bus.send(
-            ("requests", PARTITION), lambda: self._apply(RequestArrived(request, PARTITION))
-        )
+        """The gateway accepts it, or tells the one client whose request is too large."""
+        try:
+            self.write("requests", request, RequestArrived(request, PARTITION))
+        except RecordTooLarge:
+            self.clients.refused(request.request_id)
 
     def _phase(self, phase: Phase) -> None:
-        self.bus.send(("phases", PARTITION), lambda: self._apply(PhaseArrived(phase, PARTITION)))
+        self.write("phases", phase, PhaseArrived(phase, PARTITION))
 
     def _outcome(self, outcome: Outcome) -> None:
-        self.bus.send(
-            ("outcomes", PARTITION), lambda: self._apply(OutcomeArrived(outcome, PARTITION))
-        )
-        self.bus.send(("tokens", PARTITION), lambda: self.clients.ended(outcome))
+        self.write("outcomes", outcome, OutcomeArrived(outcome, PARTITION))
+        self.bus.send(("tokens", PARTITION), outcome, lambda: self.clients.ended(outcome))
 
     def _to_fleet(self, record: fleet.FleetRecord) -> None:
         offset = self.bus.sent("fleet", PARTITION)
-        self.bus.send(("fleet", PARTITION), lambda: self._apply(FleetRecordArrived(record, offset)))
+        self.write("fleet", record, FleetRecordArrived(record, offset))
+
+    def write(self, topic: str, record: object, event: Event) -> None:
+        """Put a record into the log that is an event to the router; raises RecordTooLarge."""
+        self.bus.send((topic, PARTITION), record, lambda: self._apply(event))
+
+    def forge(self, topic: str, record: object, event: Event) -> None:
+        """The same of one that nobody here wrote: it is checked as the agents do, or buried."""
+        self.bus.send((topic, PARTITION), record, lambda: self._read(record, event))
+
+    def _read(self, record: object, event: Event) -> None:
+        try:
+            check_numbers(record)
+        except RecordError:
+            self.buried += 1
+            return
+        self._apply(event)
 
     def _beat(self) -> None:
         """All members beat together; a dead worker does not."""
@@ -262,4 +297,4 @@ class Cluster:
         self._kv_seqs[worker.worker_id] = seq + 1
         record = fleet.kv_events(worker, seq)
         offset = self.bus.sent("prefixes", PARTITION)
-        self.bus.send(("prefixes", PARTITION), lambda: self._apply(KvEventsArrived(record, offset)))
+        self.write("prefixes", record, KvEventsArrived(record, offset))

@@ -5,6 +5,9 @@ the first user message, and takes that modulo the number of replicas and decode 
 the number of prefill workers. A conversation stays where it was dealt. Some decode workers compute
 later turns themselves, the others never do; Python's hash of a text is another one in each process,
 hence the salt. Here the session's id is hashed.
+
+`InTurn` deals them in turn instead, as the Neuron guide's two ways do: from fixed pairs of a
+prefill and a decode worker (static 1P1D), or round robin. All three are for comparison only.
 """
 
 from hashlib import md5
@@ -14,6 +17,7 @@ from streams.config import RouterSettings
 from streams.core.choosing import View
 from streams.core.fleet import Fleet
 from streams.core.needs import Need
+from streams.core.orchestrating import Way
 from streams.core.placement import Placement, Placer
 from streams.core.policies import Choice
 from streams.core.pool import Worker
@@ -50,7 +54,7 @@ class HashDealer(Placer):
             Choice(False, Reason.FIXED_SHARE),
             prefill,
             dealt,
-            Orchestration.PREFILL_FIRST,
+            Way(Orchestration.PREFILL_FIRST),
         )
 
     def handoff(self, need: Need, fleet: Fleet, now_ms: int) -> tuple[Worker | None, Reason]:
@@ -65,12 +69,34 @@ class HashDealer(Placer):
     def _deal(self, need: Need, workers: list[Worker]) -> Worker | None:
         if not workers:
             return None
-        key = int.from_bytes(md5(self._salt + need.request.session_id.encode()).digest())
-        return workers[key % len(workers)]
+        return workers[self._key(need, workers[0].role) % len(workers)]
+
+    def _key(self, need: Need, role: Role) -> int:
+        return int.from_bytes(md5(self._salt + need.request.session_id.encode()).digest())
 
     def _first_appender(self, decoders: list[Worker]) -> int:
         """From which decode worker on later turns are computed in place: its place in the list."""
         return round(len(decoders) * (1 - self.settings.local_share))
+
+
+class InTurn(HashDealer):
+    """Each conversation gets the next decode worker, and keeps it; each request the next prefill
+    worker, or with `pairs` the partner of its decode worker. It remembers every name: runs end."""
+
+    def __init__(self, settings: RouterSettings, *, pairs: int = 0) -> None:
+        super().__init__(settings, "")
+        self._pairs = pairs
+        self._conversations: dict[str, int] = {}
+        self._requests: dict[str, int] = {}
+
+    def _deal(self, need: Need, workers: list[Worker]) -> Worker | None:
+        return super()._deal(need, workers[: self._pairs or None])
+
+    def _key(self, need: Need, role: Role) -> int:
+        known, name = self._conversations, need.request.session_id
+        if role is Role.PREFILL and not self._pairs:
+            known, name = self._requests, need.request.request_id
+        return known.setdefault(name, len(known))
 
 
 def _living(view: View, role: Role) -> list[Worker]:

@@ -11,6 +11,7 @@ it joins the batch, or leaves, as its owner says. Memory is the owner's business
 from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from math import ceil, sqrt
 
 from infra.simulator.clock import Alarm, Clock
@@ -61,6 +62,7 @@ class Engine:
         self.clock = clock
         self.costs = costs
         self.chunk_tokens = 0
+        self.prompts_max: int | None = None  # in one step
         self.send_ms = 0.0  # that a connector holds a step, per prompt that it completes
         self.slow_prefill = 1.0  # a fault: prompts take so many times longer
         self.slow = 1.0  # likewise, everything
@@ -176,7 +178,7 @@ class Engine:
     def _mixed_ms(self) -> float:
         room = max(_CHUNK_MIN, self.chunk_tokens - self.batch)
         chunk, pairs, completed = 0, 0.0, 0
-        for sequence in self.prompts:
+        for sequence in islice(self.prompts, self.prompts_max):
             left = sequence.prompt_tokens - sequence.computed
             count = min(room - chunk, left)
             completed += count == left

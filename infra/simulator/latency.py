@@ -82,6 +82,7 @@ class Setup:
     mixed_chunk_tokens: int = 512
     running_max: int = 256  # sequences in a batch; vLLM's default
     prefill_credits: int = 16  # prompts that a prefill worker holds at once
+    prefill_running_max: int = 0  # of these, computed at once; 0: as fit into a step
     block_tokens: int = 64  # granularity of prefix caches
     bus_ms: float = 3.0  # one hop over the log, produce to consume
     receiver_keeps: bool = True  # KV that the receiver has cached is not sent again

@@ -21,6 +21,7 @@ class Turn:
     prompt_tokens: int
     output_tokens: int
     think_ms: float = 0.0  # between the last answer's end and this prompt
+    grammar_chars: int = 0  # of what constrains the answer, which goes with request and work
 
 
 @dataclass(frozen=True, slots=True, eq=False)

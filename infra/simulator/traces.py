@@ -2,12 +2,15 @@
 
 Both are open loop: requests come when they came. Text is not in the traces; tokens are made from
 lengths and block ids. Azure's requests stand alone. Mooncake names blocks of 512 tokens, equal ids
-being equal prefixes; a request that goes on where an earlier one's blocks end, but for its last
-two, belongs to its session.
+being equal prefixes, and no sessions. They are told by this: a turn goes on with the last prompt
+that it extends as a whole, in all of that prompt's own blocks, and has room for its answer. Where
+prompts of the stretch part, what lies before is a shared opening (a system prompt, a document
+that many ask about) and belongs to nobody; a prompt that is no more than that begins no session.
 """
 
 import csv
 import json
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,7 +22,6 @@ from infra.simulator.script import Conversation, Tokens, Turn, conversation
 from infra.simulator.workload import unlike_others
 
 MOONCAKE_BLOCK = 512
-_LAST_BLOCKS = 2  # of a prompt that the next turn may not repeat: they end within a block
 _OWN_TOKENS = 1 << 29  # names of requests; block ids are below
 
 
@@ -81,12 +83,10 @@ def script(
 ) -> list[Conversation]:
     """The stretch as conversations of one request each, `faster` times as dense as it was."""
     found: list[Conversation] = []
-    sessions: dict[int, tuple[str, int]] = {}  # block id to session and how many turns it has had
     first_ms = arrivals[0].at_ms
-    for number, arrival in enumerate(arrivals):
-        session_id, before = _session(arrival, sessions, f"s{number}")
-        for block in arrival.blocks[-1 - _LAST_BLOCKS :]:
-            sessions[block] = session_id, before + 1
+    for number, (arrival, (first, before)) in enumerate(
+        zip(arrivals, sessions(arrivals), strict=True)
+    ):
         turn = Turn(prompt_tokens=arrival.prompt_tokens, output_tokens=arrival.output_tokens)
         found.append(
             conversation(
@@ -95,21 +95,54 @@ def script(
                 [turn],
                 _tokens(arrival, number),
                 block_tokens,
-                session_id=session_id,
+                session_id=f"s{first}",
                 turns_before=before,
             )
         )
     return found
 
 
-def _session(
-    arrival: Arrival, sessions: dict[int, tuple[str, int]], otherwise: str
-) -> tuple[str, int]:
-    """The session whose last prompt this one extends, and its turns so far."""
-    for block in reversed(arrival.blocks):
-        if block in sessions:
-            return sessions[block]
-    return otherwise, 0
+def sessions(arrivals: Sequence[Arrival]) -> list[tuple[int, int]]:
+    """Of each request: the number of its session's first one, and how many turns came before."""
+    shared = _shared_openings(arrivals)
+    found: list[tuple[int, int]] = []
+    last: dict[int, int] = {}  # by the last block of a session's last prompt: its number
+    for number, arrival in enumerate(arrivals):
+        blocks = _whole_blocks(arrival)
+        at = next((block for block in reversed(blocks) if block in last), None)
+        if at is not None and _has_room(arrival, arrivals[last[at]]):
+            first, before = found[last.pop(at)]
+            found.append((first, before + 1))
+        else:
+            found.append((number, 0))
+        if blocks and blocks[-1] not in shared:
+            last[blocks[-1]] = number
+    return found
+
+
+def _whole_blocks(arrival: Arrival) -> Sequence[int]:
+    """Without the block that the prompt's end cuts: it has another name once there is more."""
+    return arrival.blocks[: arrival.prompt_tokens // MOONCAKE_BLOCK]
+
+
+def _has_room(arrival: Arrival, earlier: Arrival) -> bool:
+    return arrival.prompt_tokens >= earlier.prompt_tokens + earlier.output_tokens
+
+
+def _shared_openings(arrivals: Sequence[Arrival]) -> set[int]:
+    """Blocks behind which, or behind a later one, prompts go on in more than one way."""
+    followers: defaultdict[int, set[int]] = defaultdict(set)
+    for arrival in arrivals:
+        blocks = _whole_blocks(arrival)
+        for block, following in zip(blocks, blocks[1:], strict=False):
+            followers[block].add(following)
+    parting = {block for block, following in followers.items() if len(following) > 1}
+    shared: set[int] = set()
+    for arrival in arrivals:
+        blocks = _whole_blocks(arrival)
+        ends = [at for at, block in enumerate(blocks) if block in parting]
+        shared.update(blocks[: ends[-1] + 1] if ends else ())
+    return shared
 
 
 def _tokens(arrival: Arrival, number: int) -> Tokens:

@@ -67,6 +67,7 @@ class SimWorker:
         self.engine.chunk_tokens = (
             setup.prefill_chunk_tokens if prefill_only else setup.mixed_chunk_tokens
         )
+        self.engine.prompts_max = (setup.prefill_running_max or None) if prefill_only else None
         self.engine.send_ms = setup.send_ms if prefill_only else 0.0
         self.jobs: dict[str, Job] = {}
         self.handed: dict[str, Job] = {}  # prefill is done, the KV waits for its reader

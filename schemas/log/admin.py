@@ -1,20 +1,26 @@
-"""Creates the topics of the table and checks that those on the broker fit it. Called by the CLI and
-by tests.
+"""Creates the topics of the table and checks that those on the broker fit it. Called by the CLI, by
+routers and gateways at their start, and by tests.
 """
 
 import asyncio
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, for_code
 
-from schemas.errors import TopicError
-from schemas.log.clients import RECORD_BYTES_MAX, client_options, no_broker, started
+from schemas.errors import ConfigError, TopicError
+from schemas.log.connecting import client_options, no_broker, started
 from schemas.settings import LogSettings
-from schemas.topics import DEAD_LETTER_RETENTION_MS, DEAD_LETTER_SUFFIX, TOPICS, Topic
+from schemas.sizes import RECORD_BYTES_MAX
+from schemas.topics import DEAD_LETTER_SUFFIX, HOUR_MS, REBUILT_FROM, TOPICS, Topic
 
+log = logging.getLogger("trivium.log")
+_UNKNOWN_TOPIC = 3
 _ALREADY_EXISTS = 36
+Needs = Mapping[str, tuple[str, int]]  # topic, and which setting has what is on it live how long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +46,7 @@ def wanted_topics(settings: LogSettings) -> dict[str, NewTopic]:
         full = settings.topic_prefix + topic.name
         wanted[full] = _new(full, settings.partitions(topic.group), settings, _config(topic))
         dead = full + DEAD_LETTER_SUFFIX
-        wanted[dead] = _new(dead, 1, settings, {"retention.ms": str(DEAD_LETTER_RETENTION_MS)})
+        wanted[dead] = _new(dead, 1, settings, {"retention.ms": str(topic.retention_ms)})
     return wanted
 
 
@@ -53,6 +59,8 @@ def _config(topic: Topic) -> dict[str, str]:
 
 def _new(name: str, partitions: int, settings: LogSettings, config: dict[str, str]) -> NewTopic:
     config = {"max.message.bytes": str(RECORD_BYTES_MAX), **config}
+    if settings.replication_factor > 1:
+        config["min.insync.replicas"] = str(settings.copies_min)
     return NewTopic(
         name=name,
         num_partitions=partitions,
@@ -114,15 +122,16 @@ async def describe_topics(settings: LogSettings) -> list[TopicStatus]:
         await client.close()
     rows = []
     for name, topic in wanted.items():
-        table = TOPICS.get(name.removeprefix(settings.topic_prefix))
+        own = name.removeprefix(settings.topic_prefix)
+        table = TOPICS[own.removesuffix(DEAD_LETTER_SUFFIX)]
         rows.append(
             TopicStatus(
                 name=name,
                 expected=topic.num_partitions,
                 found=counts.get(name, 0),
-                records=", ".join(table.records) if table else "dead letters",
+                records=", ".join(table.records) if own in TOPICS else "dead letters",
                 cleanup=topic.topic_configs.get("cleanup.policy", "delete"),
-                retention_ms=table.retention_ms if table else DEAD_LETTER_RETENTION_MS,
+                retention_ms=table.retention_ms,
             )
         )
     return rows
@@ -141,4 +150,47 @@ async def verify_topics(settings: LogSettings) -> None:
             f"partition counts differ: {found}. They decide which router owns a session and are "
             "never changed in place: set them in [log] to what is there, or choose another "
             "topic_prefix, or drain and delete the topics"
+        )
+
+
+def needs_of_requests(deadline_ms_max: int) -> dict[str, tuple[str, int]]:
+    """Where a request has to be found for as long as it may live."""
+    return dict.fromkeys((*REBUILT_FROM, "tokens"), ("gateway.deadline_ms_max", deadline_ms_max))
+
+
+async def check_retention(settings: LogSettings, needs: Needs) -> None:
+    """Raise ConfigError unless the broker keeps each topic an hour longer than what is on it lives.
+
+    What the broker does not tell is only logged: it may not be asked by everybody.
+    """
+    asked = [
+        ConfigResource(
+            ConfigResourceType.TOPIC,
+            settings.topic_prefix + name,
+            dict.fromkeys(("cleanup.policy", "retention.ms"), ""),
+        )
+        for name in needs
+    ]
+    client = await _admin(settings)
+    try:
+        responses = await client.describe_configs(asked)
+    finally:
+        await client.close()
+    for response in responses:
+        for code, _, _, topic, entries in response.resources:
+            if code not in (0, _UNKNOWN_TOPIC):  # what is missing, others say
+                why = for_code(code).__name__
+                log.warning("%s: its retention is not known, and not checked: %s", topic, why)
+                continue
+            config = {name: value for name, value, *_ in entries}
+            _check_kept(topic, config, *needs[topic.removeprefix(settings.topic_prefix)])
+
+
+def _check_kept(topic: str, config: Mapping[str, str], setting: str, lives_ms: int) -> None:
+    kept_ms, least_ms = int(config.get("retention.ms", -1)), lives_ms + HOUR_MS
+    if "delete" in config.get("cleanup.policy", "") and 0 <= kept_ms < least_ms:
+        raise ConfigError(
+            f"{topic}: expected retention.ms of at least {least_ms}, an hour more than "
+            f"{setting}={lives_ms}, found {kept_ms}: what lives would be lost; raise the topic's "
+            f"retention.ms with Kafka's tools, or lower {setting}"
         )

@@ -8,79 +8,33 @@ its worker. Faust agents are the one exception (`schemas/log/faust_app.py`).
 import asyncio
 import contextlib
 import heapq
-import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from itertools import count
 from typing import Any, Literal
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
-from aiokafka.errors import KafkaConnectionError, KafkaError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from schemas.codec import Codec
-from schemas.errors import BrokerUnavailable, TopicError
+from schemas.errors import BrokerUnavailable, RecordTooLarge, TopicError, TriviumError, clipped
+from schemas.log.connecting import client_options, no_broker, started
 from schemas.settings import LogSettings
+from schemas.sizes import RECORD_BYTES_MAX, check_size
 from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, check_record, partition_of
 
-RECORD_BYTES_MAX = 8 << 20
+_DISCARD_S = 2.0  # for a producer's task to notice that its connections are closed
 _HELD_MAX = 5_000  # records of a partition that wait for older ones of others, when more are read
 Headers = Sequence[tuple[str, bytes]]
 Ack = asyncio.Future[Any]
 
 
-def client_options(settings: LogSettings) -> dict[str, Any]:
-    """Connection and security options of any aiokafka client."""
-    options: dict[str, Any] = {
-        "bootstrap_servers": settings.bootstrap,
-        "security_protocol": settings.security_protocol,
-        "request_timeout_ms": settings.request_timeout_ms,
-        "metadata_max_age_ms": 30_000,
-        "retry_backoff_ms": 50,
-    }
-    if settings.security_protocol.endswith("SSL"):
-        options["ssl_context"] = ssl.create_default_context(cafile=settings.tls_ca_file or None)
-    if settings.security_protocol.startswith("SASL"):
-        options["sasl_mechanism"] = settings.sasl_mechanism
-        options["sasl_plain_username"] = settings.sasl_username
-        options["sasl_plain_password"] = settings.sasl_password
-    return options
-
-
-async def started(
-    start: Callable[[], Awaitable[object]], stop: Callable[[], Awaitable[object]]
-) -> None:
-    """Start an aiokafka client, or stop it again where that fails or is cancelled.
-
-    A start that is cancelled forgets its first connection (aiokafka 0.14), so it is waited for:
-    about as long as a request may take.
-    """
-    starting = asyncio.ensure_future(start())
-    try:
-        await asyncio.shield(starting)
-    except BaseException:
-        await asyncio.wait([starting])
-        if not starting.cancelled():
-            starting.exception()  # that it failed as well is of no interest any more
-        await stop()
-        raise
-
-
-def no_broker(bootstrap: str, error: KafkaError) -> BrokerUnavailable:
-    """What a client raises that could not start; aiokafka's own words name its addresses only."""
-    silent = isinstance(error, KafkaConnectionError)
-    found = "nobody answers there as Kafka does" if silent else error
-    return BrokerUnavailable(
-        f"no broker at {bootstrap}: {found}; start one with `trivium broker start` or "
-        "`trivium up`, or name another with --bootstrap"
-    )
-
-
 class LogProducer:
     """Writes records to the topics of the table.
 
-    `durable` waits for all replicas and is idempotent; otherwise one broker's word is enough and a
-    record may be lost with that broker (token frames). Records carry CloudEvents attributes in
-    binary mode, frames do not.
+    `durable` is idempotent and carries CloudEvents attributes in binary mode; the other one, for
+    token frames, does neither. Both wait for all replicas in sync where there are several; the
+    latter takes a single broker's word where the settings know of no more, so ends go by `durable`.
     """
 
     def __init__(
@@ -99,7 +53,7 @@ class LogProducer:
         producer = AIOKafkaProducer(
             **client_options(self._settings),
             client_id=self._client_id,
-            acks="all" if self._durable else 1,
+            acks="all" if self._durable or self._settings.replication_factor > 1 else 1,
             enable_idempotence=self._durable,
             linger_ms=0,
             max_batch_size=1 << 18,
@@ -126,6 +80,21 @@ class LogProducer:
             await producer._sender.close()  # noqa: SLF001  # what `stop` did not come to
             await producer.client.close()
 
+    async def discard(self) -> None:
+        """Close, and write nothing more: what is buffered is of a life that is over.
+
+        A request that is on its way may still arrive; readers know from the fleet what to make of
+        it.
+        """
+        producer, self._producer = self._producer, None
+        if producer is None:
+            return
+        producer._closed = True  # noqa: SLF001  # aiokafka only offers to flush first
+        await producer.client.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DISCARD_S):
+                await producer._sender.close()  # noqa: SLF001  # as above
+
     def session_partition(self, session_id: str) -> int:
         """The partition of everything about a session."""
         return partition_of(session_id, self._settings.session_partitions)
@@ -135,14 +104,17 @@ class LogProducer:
     ) -> Ack:
         """Buffer a record; await the returned future for the broker's acknowledgement.
 
-        Raises BrokerUnavailable when the client cannot take it.
+        Raises RecordTooLarge where it breaks the size rule, BrokerUnavailable when the client
+        cannot take it.
         """
         check_record(topic, record)
+        value = self._codec.encode(record)
+        check_size(record, len(value))
         if self._durable:
             headers = [*headers, *self._event_headers(type(record).__name__)]
         return await self.send_raw(
             self._settings.topic_prefix + topic,
-            self._codec.encode(record),
+            value,
             key=key.encode(),
             partition=partition,
             headers=headers,
@@ -165,6 +137,8 @@ class LogProducer:
                 full_topic, value, key=key, partition=partition, headers=list(headers)
             )
             return ack
+        except MessageSizeTooLargeError as error:
+            raise RecordTooLarge(f"{full_topic}[{partition}]: not sent: {error}") from error
         except (KafkaError, AssertionError) as error:  # an unknown partition is an assertion there
             raise BrokerUnavailable(
                 f"{full_topic}[{partition}]: not sent: {type(error).__name__}: {error}"
@@ -245,7 +219,11 @@ class AssignedReader:
             raise
 
     async def _beginnings(self) -> dict[int, int]:
-        offsets = await self._started.beginning_offsets(self._partitions)
+        consumer = self._started
+        try:
+            offsets = await consumer.beginning_offsets(self._partitions)
+        except KafkaError as error:
+            raise await self._unread(consumer, error) from error
         return {tp.partition: offset for tp, offset in offsets.items()}
 
     async def seek(self, offsets: dict[int, int]) -> None:
@@ -256,24 +234,35 @@ class AssignedReader:
             self._started.resume(place)
 
     async def end_offsets(self) -> dict[int, int]:
-        """The offset after the last record of each partition; raises TopicError for a missing
-        topic.
+        """The offset after the last record of each partition.
+
+        Raises TopicError for a topic that is missing, BrokerUnavailable where no broker answers.
         """
+        consumer = self._started
         try:
-            offsets = await self._started.end_offsets(self._partitions)
+            offsets = await consumer.end_offsets(self._partitions)
         except KafkaError as error:
-            raise TopicError(
-                f"{self.topic}: cannot be read: {type(error).__name__}; "
-                "create the topics with `trivium topics create`"
-            ) from error
+            raise await self._unread(consumer, error) from error
         return {tp.partition: offset for tp, offset in offsets.items()}
+
+    async def _unread(self, consumer: AIOKafkaConsumer, error: KafkaError) -> TriviumError:
+        """Why nothing can be read: aiokafka has one word for a missing topic and for silence."""
+        found = f"{self.topic}: cannot be read: {type(error).__name__}"
+        try:
+            async with asyncio.timeout(self._stop_s):
+                known = await consumer.topics()
+        except (KafkaError, TimeoutError):
+            return BrokerUnavailable(f"{found}; no broker answers at {self._bootstrap}")
+        if self.topic in known:
+            return BrokerUnavailable(f"{found}; its broker is away")
+        return TopicError(f"{found}; create the topics with `trivium topics create`")
 
     async def offsets_at(self, timestamp_ms: int) -> dict[int, int]:
         """The first offset at or after a time, of each partition; its end where nothing is that
         late.
         """
+        ends = await self.end_offsets()  # first, or what comes in between is passed over
         found = await self._started.offsets_for_times(dict.fromkeys(self._partitions, timestamp_ms))
-        ends = await self.end_offsets()
         return {
             tp.partition: at.offset if at is not None else ends[tp.partition]
             for tp, at in found.items()
@@ -354,21 +343,25 @@ class AssignedReader:
 
 async def bury(producer: LogProducer, record: ConsumerRecord, error: Exception) -> None:
     """Put a record that cannot be read on its topic's dead-letter topic, and wait for the
-    acknowledgement.
+    acknowledgement. Of one that is too large for that only the origin is told.
     """
     origin = {
         "error-class": type(error).__name__,
-        "error-message": str(error),
+        "error-message": clipped(str(error)),
         "topic": record.topic,
         "partition": record.partition,
         "offset": record.offset,
         "timestamp": record.timestamp,
     }
     said = [(DEAD_LETTER_HEADERS + name, _header(value)) for name, value in origin.items()]
-    headers = [*record.headers, *said]
     topic = record.topic + DEAD_LETTER_SUFFIX
     key = b"" if record.value is record.key is None else record.key  # the client sends no nothing
-    await (await producer.send_raw(topic, record.value, key=key, partition=0, headers=headers))
+    try:
+        headers = [*record.headers, *said]
+        ack = await producer.send_raw(topic, record.value, key=key, partition=0, headers=headers)
+    except RecordTooLarge:
+        ack = await producer.send_raw(topic, None, key=b"", partition=0, headers=said)
+    await ack
 
 
 def _header(value: object) -> bytes:

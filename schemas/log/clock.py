@@ -1,8 +1,62 @@
-"""The clock of what crosses a boundary. Pure code takes the time as an argument instead."""
+"""The clock of what crosses a boundary. Pure code takes the time as an argument instead.
+
+Durations are differences of this time, so it runs with a clock that nobody sets. It follows the
+host's wall clock: small differences slowly, without ever running backwards, and larger ones in one
+step, once they have lasted. A wall clock that jumps for a second moves nothing.
+"""
 
 import time
+from collections.abc import Callable
+
+EXACT_MS = 1  # smaller differences are none
+SLEWED_MS = 500  # up to here they are followed slowly
+SLEW = 0.05  # at most so much faster or slower than time passes
+LASTING_MS = 10_000  # larger ones are a new time once they have lasted so long
+_MS_NS = 1_000_000
+
+
+class SteadyClock:
+    """Wall time in steady steps. Whoever calls it often enough, notices that a jump is over."""
+
+    def __init__(self, wall_ns: Callable[[], int], steady_ns: Callable[[], int]) -> None:
+        self._wall_ns, self._steady_ns = wall_ns, steady_ns
+        self._asked_ns = steady_ns()
+        self._offset_ns = wall_ns() - self._asked_ns
+        self._differs_since_ns: int | None = None
+
+    def ms(self) -> int:
+        """Milliseconds since the epoch."""
+        now_ns = self._steady_ns()
+        off_ns = self._wall_ns() - now_ns - self._offset_ns
+        if -EXACT_MS * _MS_NS < off_ns < EXACT_MS * _MS_NS:
+            self._differs_since_ns = None
+        else:
+            self._follow(off_ns, now_ns)
+        self._asked_ns = now_ns
+        return (now_ns + self._offset_ns) // _MS_NS
+
+    def _follow(self, off_ns: int, now_ns: int) -> None:
+        if abs(off_ns) <= SLEWED_MS * _MS_NS:
+            most_ns = int((now_ns - self._asked_ns) * SLEW)
+            self._offset_ns += max(-most_ns, min(off_ns, most_ns))
+            self._differs_since_ns = None
+        elif self._differs_since_ns is None:
+            self._differs_since_ns = now_ns
+        elif now_ns - self._differs_since_ns >= LASTING_MS * _MS_NS:
+            self._offset_ns += off_ns
+            self._differs_since_ns = None
+
+
+def _steady_ns() -> int:
+    """A clock that nobody sets, and that runs on while the machine sleeps, where there is one."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    return time.monotonic_ns()
+
+
+_CLOCK = SteadyClock(time.time_ns, _steady_ns)
 
 
 def wall_ms() -> int:
-    """Wall time in milliseconds since the epoch."""
-    return time.time_ns() // 1_000_000
+    """Wall time in milliseconds since the epoch; durations are differences of it."""
+    return _CLOCK.ms()

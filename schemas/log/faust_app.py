@@ -18,9 +18,9 @@ from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from faust._cython import streams as cython_streams
 from faust.transport.drivers import aiokafka as driver
 
-from schemas.errors import ConfigError
-from schemas.log.clients import client_options
-from schemas.settings import LogSettings, home
+from schemas.errors import BrokerUnavailable, ConfigError
+from schemas.log.connecting import client_options
+from schemas.settings import LogSettings, home, private_folder
 
 FAUST_VERSION = "0.15.3"  # the private attributes below were checked for this one
 FETCH_MAX_WAIT_MS = 100
@@ -167,8 +167,9 @@ def make_app(
     if not hasattr(cython_streams, "sleep"):
         raise ConfigError("faust's streams have no sleep; check schemas/log/faust_app.py")
     cython_streams.sleep = _turn_now_and_then
+    private_folder(home())
     datadir = home() / "faust"  # Faust makes one though it keeps nothing there
-    datadir.mkdir(parents=True, exist_ok=True)
+    private_folder(datadir)
     app = faust.App(
         group,
         broker=[f"kafka://{address}" for address in log.bootstrap.split(",")],
@@ -222,11 +223,15 @@ def add_agents(
 
 
 async def run_app(app: faust.App) -> None:
-    """Faust's life; raises what it crashed with."""
+    """Faust's life; raises BrokerUnavailable when it ends.
+
+    Nothing leaves our agents, so what it crashes with comes from its consumer.
+    """
     await app.start()
     app.sensors.remove(app.monitor)  # it costs much per record, and nobody reads it
     await app.wait_until_stopped()
-    raise app.crash_reason or RuntimeError("faust stopped by itself")
+    reason = app.crash_reason
+    raise BrokerUnavailable(f"the consumer ended: {type(reason).__name__}: {reason}") from reason
 
 
 def consumer_record(message: Any) -> ConsumerRecord:

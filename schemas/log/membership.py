@@ -3,8 +3,12 @@
 Used by workers, gateways and routers alike. A lease belongs to the first claim by offset among the
 living, so a joiner claims, reads its claim back, and moves on where somebody else was first. A
 member that was silent for a lease is fenced: its later heartbeats are void for every reader,
-because the broker's own timestamps show the gap, and the member itself stops when it finds out
-(`is_valid`).
+because the broker's own timestamps show the gap, and the member itself stops when it finds out.
+
+Doubt comes before that: acknowledgements are late, and the member writes nothing (`stands`) until
+it knows. It does when it reads its own heartbeat back from the log, where the timestamps are.
+Without any word the lease is given up after two of its lengths: at most one batch of heartbeats is
+under way at a time, so one of the gaps beside it is too long.
 """
 
 import asyncio
@@ -12,13 +16,14 @@ import os
 import socket
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from aiokafka import ConsumerRecord
 from aiokafka.errors import KafkaError
 
 from schemas.codec import Codec
-from schemas.errors import BrokerUnavailable, LeaseError, RecordError
+from schemas.errors import BrokerUnavailable, LeaseError, NameTaken, RecordError
 from schemas.fleet import HEARTBEAT_MS, LEASE_MS, FleetView
 from schemas.log.clients import AssignedReader, LogProducer, bury
 from schemas.log.clock import wall_ms
@@ -40,6 +45,8 @@ from schemas.topics import TOPICS
 
 BEAT_SUFFIX = "#beat"
 FORGET_MS = 600_000
+LEASES_MAX = 2  # so many lengths of a lease without an acknowledgement, and it is given up
+_SENT_MAX = 64  # heartbeats whose way back through the log is awaited
 
 OnRecord = Callable[[Registration | Heartbeat, int, int], None]
 
@@ -62,7 +69,9 @@ class Membership:
         lease_topics: Sequence[str] = (),
         url: str = "",
         on_record: OnRecord | None = None,
+        former_epoch: int = 0,
     ) -> None:
+        """`former_epoch` is that of this process's last life, 0 in the first."""
         self.member_id = member_id
         self.epoch = 0
         self.leases: dict[str, int] = {}
@@ -80,27 +89,31 @@ class Membership:
         self._lease_topics = tuple(lease_topics)
         self._url = url
         self._on_record = on_record
+        self._former_epoch = former_epoch
         self._capability: Capability | None = None
         self._started_ms = wall_ms()
         self._beat_seq = 0
-        self._last_beat_s = float("-inf")  # monotonic send time of the last acknowledged beat
+        self._last_beat_s = float("-inf")  # monotonic send time of the last beat that counts
+        self._sent: deque[tuple[int, float]] = deque(maxlen=_SENT_MAX)  # seq, monotonic send time
+        self._renewed = asyncio.Event()
         self._running = False
         self._read_offset = -1  # of the fleet topic, folded into the view
         self._progress = asyncio.Event()
-        self._logged_ms: dict[tuple[str, int], int] = {}
-        self._fenced: set[tuple[str, int]] = set()
         self._reader = AssignedReader(settings, "fleet", [0], client_id=f"{member_id}-fleet")
 
     async def meet(self) -> None:
         """Read the fleet and take an epoch. Nothing is claimed yet, so there is nothing to lose.
 
         For a member that takes long to start; others just `join`. Raises LeaseError when every
-        partition of a lease topic is taken.
+        partition of a lease topic is taken, and NameTaken where another process followed on this
+        one's last life.
         """
         await self._reader.start("earliest")
         await self._read_all()
-        known = self.view.members.get(self.member_id)
-        self.epoch = max(wall_ms(), known.epoch + 1 if known is not None else 0)
+        known, former = self.view.members.get(self.member_id), self._former_epoch
+        if known is not None and known.epoch > former > 0:
+            raise self._name_taken()
+        self.epoch = max(wall_ms(), former + 1, known.epoch + 1 if known is not None else 0)
         for topic in self._lease_topics:
             self._choose(topic, set())
 
@@ -129,9 +142,12 @@ class Membership:
             lost.update(beaten)
 
     def check_name(self, record: Registration) -> None:
-        """Raise LeaseError where a later life of this member has registered."""
+        """Raise NameTaken where a later life of this member has registered."""
         if record.member_id == self.member_id and record.epoch > self.epoch > 0:
-            raise LeaseError(f"{self.member_id}: another process took its place; two have its name")
+            raise self._name_taken()
+
+    def _name_taken(self) -> NameTaken:
+        return NameTaken(f"{self.member_id}: another process took its place; two have its name")
 
     async def _read_all(self) -> None:
         for record in await self._reader.read_to_end():
@@ -242,9 +258,10 @@ class Membership:
         loop = asyncio.get_running_loop()
         due_s = loop.time()
         while True:
-            if self._last_beat_s > float("-inf") and not self.is_valid():
+            if self._silent_ms() > LEASES_MAX * LEASE_MS:
                 raise LeaseError(
-                    f"{self.member_id}: no acknowledged heartbeat for {LEASE_MS} ms; lease lost"
+                    f"{self.member_id}: no acknowledged heartbeat for {LEASES_MAX * LEASE_MS} ms; "
+                    "lease lost"
                 )
             await self._try_beat()
             due_s = max(due_s + HEARTBEAT_MS / 1000, loop.time())
@@ -255,14 +272,12 @@ class Membership:
             async with asyncio.timeout(LEASE_MS / 1000):
                 await self.beat_now()
         except (BrokerUnavailable, KafkaError, TimeoutError):
-            return  # the next one may get through; is_valid() decides when it is too late
+            return  # the next one may get through
 
     async def _follow(self) -> None:
         while True:
             await self._read_on()
-            for member_id in self.view.forget(FORGET_MS, wall_ms()):
-                self._logged_ms = {k: v for k, v in self._logged_ms.items() if k[0] != member_id}
-                self._fenced = {k for k in self._fenced if k[0] != member_id}
+            self.view.forget(FORGET_MS, wall_ms())
 
     async def _fold(self, record: ConsumerRecord, now_ms: int) -> None:
         if record.value is None:
@@ -275,28 +290,24 @@ class Membership:
             if self._running:  # those read while joining were buried by whoever read them first
                 await bury(self._producer, record, error)
             return
-        if isinstance(found, Heartbeat) and self._is_fenced(found, record.timestamp):
+        if not self.view.apply(found, record.offset, now_ms, record.timestamp):
             if (found.member_id, found.epoch) == (self.member_id, self.epoch):
                 raise LeaseError(f"{self.member_id}: silent for more than {LEASE_MS} ms; fenced")
             return
-        self.view.apply(found, record.offset, now_ms)
+        if isinstance(found, Heartbeat) and found.member_id == self.member_id:
+            self._read_back(found)
         if self._on_record is not None:
             self._on_record(found, record.offset, now_ms)
-
-    def _is_fenced(self, beat: Heartbeat, logged_ms: int) -> bool:
-        life = (beat.member_id, beat.epoch)
-        before_ms = self._logged_ms.get(life, logged_ms)
-        self._logged_ms[life] = logged_ms
-        if logged_ms - before_ms > LEASE_MS:
-            self._fenced.add(life)
-        return life in self._fenced
 
     def set_state(self, state: MemberState) -> None:
         """State from the next beat on."""
         self.state = state
 
     async def beat_now(self) -> None:
-        """Send a heartbeat and wait for its acknowledgement."""
+        """Send a heartbeat and wait for its acknowledgement.
+
+        In doubt that says nothing: the beat may have come too late.
+        """
         sent_s = time.monotonic()
         beat = Heartbeat(
             member_id=self.member_id,
@@ -309,13 +320,38 @@ class Membership:
             search=self.search_source(),
         )
         self._beat_seq += 1
+        self._sent.append((beat.seq, sent_s))
         key = self.member_id + BEAT_SUFFIX
         await (await self._producer.send("fleet", beat, key=key, partition=0))
+        if self.is_valid() or self._last_beat_s == float("-inf"):
+            self._renew(sent_s)
+
+    def _read_back(self, beat: Heartbeat) -> None:
+        """The log has a beat of this life, and it came in time."""
+        if beat.epoch == self.epoch:
+            for seq, sent_s in self._sent:
+                if seq == beat.seq:
+                    self._renew(sent_s)
+
+    def _renew(self, sent_s: float) -> None:
         self._last_beat_s = max(self._last_beat_s, sent_s)
+        self._renewed.set()
+
+    def _silent_ms(self) -> float:
+        """Since the last beat that counts; nothing before the first."""
+        if self._last_beat_s == float("-inf"):
+            return 0.0
+        return (time.monotonic() - self._last_beat_s) * 1000
 
     def is_valid(self) -> bool:
-        """Whether the lease still stands, as far as this process can know; cheap."""
+        """Whether the lease still stands beyond doubt; cheap."""
         return (time.monotonic() - self._last_beat_s) * 1000 < LEASE_MS
+
+    async def stands(self) -> None:
+        """Wait until the lease stands beyond doubt. Who writes or starts work asks first."""
+        while not self.is_valid():
+            self._renewed.clear()
+            await self._renewed.wait()
 
     async def leave(self) -> None:
         """Say goodbye, if the broker still listens, and stop reading."""

@@ -7,6 +7,9 @@ batches by `streams/agents/router.py`.
 from schemas.records import JournalBatch
 from streams.agents.outbox import Write
 
+LINES_MAX = 10_000  # of a batch; with topics' names of 249 characters, the longest, 3 MB
+Line = tuple[str, int, int, int]
+
 
 class Journal:
     """Lines that are not sent yet."""
@@ -14,17 +17,22 @@ class Journal:
     def __init__(self, router_id: str) -> None:
         self._router_id = router_id
         self._first_seq = 0
-        self._lines: list[tuple[str, int, int, int]] = []
+        self._lines: list[Line] = []
 
     def add(self, topic: str, partition: int, offset: int, now_ms: int) -> None:
         """One event was applied; ticks and ownership changes name themselves as topic."""
         self._lines.append((topic, partition, offset, now_ms))
 
-    def cut(self, router_epoch: int) -> Write | None:
-        """All lines since the last cut, if there are any."""
-        if not self._lines:
-            return None
-        topics, partitions, offsets, times = zip(*self._lines, strict=True)
+    def cut(self, router_epoch: int) -> list[Write]:
+        """All lines since the last cut, in batches of at most LINES_MAX."""
+        lines, self._lines = self._lines, []
+        return [
+            self._batch(router_epoch, lines[start : start + LINES_MAX])
+            for start in range(0, len(lines), LINES_MAX)
+        ]
+
+    def _batch(self, router_epoch: int, lines: list[Line]) -> Write:
+        topics, partitions, offsets, times = zip(*lines, strict=True)
         batch = JournalBatch(
             router_id=self._router_id,
             router_epoch=router_epoch,
@@ -34,6 +42,5 @@ class Journal:
             offsets=offsets,
             now_ms=times,
         )
-        self._first_seq += len(self._lines)
-        self._lines = []
+        self._first_seq += len(lines)
         return Write("journal", self._router_id, 0, batch)

@@ -2,19 +2,31 @@
 
 A record that caused effects is acknowledged to Faust when the broker has acknowledged all of them,
 and never before an earlier record of its topic: Faust would commit past what is still in flight
-(ARCHITECTURE.md names the defect). Nothing here waits for one acknowledgement before the next send.
-A send that fails is fatal to the process; the next one rebuilds from the log.
+(ARCHITECTURE.md names the defect). A send that fails is fatal to the process, unless it is of work
+that is too large: then a phase says so for the worker, and only the attempt fails.
+
+Order between partitions. What was decided goes first, what workers are told after it. Nothing waits
+for an acknowledgement in between on the usual way: of work of a first attempt the next router knows
+that it may be there without its decision, and uses its number for nothing else. Later attempts and
+void orders wait until their decisions, and outcomes, are in the log. Nothing leaves while the
+router's lease is in doubt.
 """
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aiokafka.errors import MessageSizeTooLargeError
+
+from schemas.errors import RecordTooLarge
 from schemas.log.clients import Headers, LogProducer
 from schemas.log.clock import wall_ms
-from schemas.records import StreamEnd, TokenFrame, Work
+from schemas.outcomes import outcome_key
+from schemas.records import Work
+from schemas.trace import trace_of
+from streams.agents.records import end_frame, unsent_phase
 from streams.core.effects import Decide, Dispatch, Effect, End, Forget, SaveSession
 
 TRACES_MAX = 100_000
@@ -61,23 +73,33 @@ class Lane:
         self._waiting.clear()
 
 
+Entry = tuple[Effect | Write, Lane | None, Receipt | None]
+
+
 class Outbox:
     """Effects wait here for the one task that sends them."""
 
     def __init__(
-        self, producer: LogProducer, prefix: str, router_id: str, pending_max: int
+        self,
+        producer: LogProducer,
+        prefix: str,
+        router_id: str,
+        pending_max: int,
+        stands: Callable[[], Awaitable[None]],
     ) -> None:
         self.traces: OrderedDict[str, bytes] = OrderedDict()  # traceparent by request
         self.unsaved: dict[str, SaveSession | Forget] = {}
+        self.ending: set[str] = set()  # requests whose outcomes are not acknowledged yet
         self._producer = producer
         self._prefix = prefix
         self._router_id = router_id
         self._pending_max = pending_max
-        self._queue: deque[tuple[Effect | Write, Lane | None, Receipt | None]] = deque()
+        self._stands = stands
+        self._queue: deque[Entry] = deque()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._pending = 0
+        self._pending, self._dropped = 0, False
         self._error: BaseException | None = None
 
     def put(
@@ -87,8 +109,12 @@ class Outbox:
         receipt: Receipt | None = None,
     ) -> None:
         """Have effects sent; with a receipt, `pending` must count them."""
+        if self._dropped:
+            return
         for effect in effects:
             self._queue.append((effect, lane, receipt))
+            if isinstance(effect, End):
+                self.ending.add(effect.outcome.request_id)
         if effects:
             self._pending += len(effects)
             self._idle.clear()
@@ -100,32 +126,77 @@ class Outbox:
             await self._idle.wait()
 
     async def drain(self) -> None:
-        """Wait until everything put so far is acknowledged."""
+        """Wait until everything put so far is acknowledged, or nothing is sent any more."""
         await self._idle.wait()
+
+    def drop(self) -> None:
+        """Send nothing more of what was put: it is no longer for this router to say."""
+        self._queue.clear()
+        self._pending, self._dropped = 0, True
+        self._idle.set()
 
     def trace(self, request_id: str, headers: Headers) -> None:
         """Remember the caller's trace, to hand it on with the work."""
-        for name, value in headers:
-            if name == "traceparent":
-                self.traces[request_id] = value
+        for _, value in trace_of(headers):
+            self.traces[request_id] = value
         if len(self.traces) > TRACES_MAX:
             self.traces.popitem(last=False)
 
     async def run(self) -> None:
-        """Send until cancelled; raises what a send raised."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            if self._error is not None:
-                raise self._error
-            while self._queue:
-                effect, lane, receipt = self._queue.popleft()
-                acks = await self._send(effect)
-                self._follow(acks, lane, receipt)
+        """Send until cancelled, while the lease stands; raises what a send raised."""
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._queue or self._error is not None:
+                    entries, self._queue = self._queue, deque()
+                    await self._send_all(entries)
+                    self._check()
+        finally:
+            self.drop()
 
-    def _follow(
-        self, acks: list[asyncio.Future[Any]], lane: Lane | None, r: Receipt | None
-    ) -> None:
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    async def _send_all(self, entries: Iterable[Entry]) -> None:
+        """What was decided, then what workers are told; see the module's docstring."""
+        orders: list[Entry] = []
+        acks: list[asyncio.Future[Any]] = []
+        for entry in entries:
+            if isinstance(entry[0], Dispatch):
+                orders.append(entry)
+            else:
+                acks += await self._send_one(entry)
+        if acks and any(isinstance(each, Dispatch) and waits(each) for each, _, _ in orders):
+            await asyncio.wait(acks)
+        for entry in orders:
+            await self._send_one(entry)
+
+    async def _send_one(self, entry: Entry) -> list[asyncio.Future[Any]]:
+        await self._stands()
+        self._check()
+        try:
+            acks = await self._send(entry[0])
+        except RecordTooLarge as error:
+            if self._reported_unsent(entry, error):
+                return []
+            raise
+        self._follow(acks, entry)
+        return acks
+
+    def _reported_unsent(self, entry: Entry, error: BaseException) -> bool:
+        """Have a phase sent instead, which ends the attempt; only of work."""
+        effect, lane, receipt = entry
+        phase = unsent_phase(effect, error, wall_ms())
+        if phase is None:
+            return False
+        partition = self._producer.session_partition(phase.session_id)
+        self._queue.append((Write("phases", phase.session_id, partition, phase), lane, receipt))
+        self._wake.set()
+        return True
+
+    def _follow(self, acks: list[asyncio.Future[Any]], entry: Entry) -> None:
         left = len(acks)
 
         def done(ack: asyncio.Future[Any] | None) -> None:
@@ -133,19 +204,26 @@ class Outbox:
             left -= 1
             if ack is not None and (ack.cancelled() or ack.exception() is not None):
                 error = None if ack.cancelled() else ack.exception()
+                if isinstance(error, MessageSizeTooLargeError):  # the broker's own limit is lower
+                    if self._reported_unsent(entry, error):
+                        return
                 self._error = error or ConnectionError("a send was cancelled")
                 self._wake.set()
                 return
             if left <= 0:
-                self._acknowledged(lane, r)
+                self._acknowledged(*entry)
 
         if not acks:
             done(None)
         for ack in acks:
             ack.add_done_callback(done)
 
-    def _acknowledged(self, lane: Lane | None, receipt: Receipt | None) -> None:
+    def _acknowledged(
+        self, effect: Effect | Write, lane: Lane | None, receipt: Receipt | None
+    ) -> None:
         self._pending -= 1
+        if isinstance(effect, End):
+            self.ending.discard(effect.outcome.request_id)
         if not self._pending:
             self._idle.set()
         if receipt is not None and lane is not None:
@@ -162,10 +240,10 @@ class Outbox:
                 key = decision.session_id
                 return [await send("decisions", decision, key=key, partition=partition)]
             case End(outcome, partition, gateway):
-                key, frame = outcome.request_id, end_frame(effect, self._router_id, wall_ms())
-                self.traces.pop(key, None)
+                frame = end_frame(effect, self._router_id, wall_ms())
+                self.traces.pop(outcome.request_id, None)
                 return [
-                    await send("outcomes", outcome, key=key, partition=partition),
+                    await send("outcomes", outcome, key=outcome_key(outcome), partition=partition),
                     await send("tokens", frame, key=str(gateway), partition=gateway),
                 ]
             case SaveSession(session):
@@ -197,31 +275,7 @@ class Outbox:
         self.put(writes)
 
 
-def end_frame(end: End, router_id: str, now_ms: int) -> TokenFrame:
-    """The last word to the gateway; seq and chars of 0 mean as many as it has."""
-    outcome = end.outcome
-    last = StreamEnd(
-        request_id=outcome.request_id,
-        attempt=outcome.attempt,
-        seq=0,
-        chars=0,
-        kind=outcome.kind,
-        error=outcome.error,
-        prompt_tokens=outcome.prompt_tokens,
-        cached_tokens=outcome.cached_tokens,
-        mode=outcome.mode,
-        prefill_worker=outcome.prefill_worker,
-        decode_worker=outcome.decode_worker,
-    )
-    return TokenFrame(
-        worker_id=router_id,
-        at_ms=now_ms,
-        request_ids=(),
-        attempts=(),
-        first_seqs=(),
-        first_chars=(),
-        token_counts=(),
-        token_ids=(),
-        texts=(),
-        ends=(last,),
-    )
+def waits(order: Dispatch) -> bool:
+    """Whether an order to a worker may only leave when its decision is in the log."""
+    record = order.record
+    return record.attempt > 1 if isinstance(record, Work) else record.void

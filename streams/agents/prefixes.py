@@ -20,7 +20,7 @@ RECORDS_PER_TURN = 8  # a record may hold thousands of hashes; others' turns com
 
 
 class Prefixes:
-    """`start`, then `run` until cancelled; each batch goes to `on_record` with its offset."""
+    """`start`, `run` until cancelled, `stop`; each batch goes to `on_record` with its offset."""
 
     def __init__(
         self,
@@ -42,13 +42,14 @@ class Prefixes:
 
     async def run(self) -> None:
         """Follow the topic."""
-        try:
-            while True:
-                for record in await self._reader.batch(max_records=RECORDS_PER_TURN):
-                    await self.take(record)
-                await asyncio.sleep(0)
-        finally:
-            await self._reader.stop()
+        while True:
+            for record in await self._reader.batch(max_records=RECORDS_PER_TURN):
+                await self.take(record)
+            await asyncio.sleep(0)
+
+    async def stop(self) -> None:
+        """Close."""
+        await self._reader.stop()
 
     async def take(self, record: ConsumerRecord) -> None:
         """Hand one record on, or bury it."""

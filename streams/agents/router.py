@@ -2,23 +2,24 @@
 
 Decides nothing about requests. It owns the producer, the membership in the fleet, the Faust app,
 the outbox and the gate: no record of a partition is applied before all that the log held of it.
-What goes wrong here ends the process; whoever takes the partitions next rebuilds them.
+What goes wrong here ends this life; whoever takes the partitions next rebuilds them, and that may
+be the next life of the same process, where only the log was away.
 """
 
 import asyncio
 import logging
-from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
 from aiokafka import ConsumerRecord
 
 from schemas.codec import Codec
-from schemas.errors import RecordError
+from schemas.errors import LeaseError, RecordError
 from schemas.log.clients import LogProducer, bury
-from schemas.log.clock import wall_ms
-from schemas.log.faust_app import consumer_record, run_app
+from schemas.log.clock import SLEWED_MS, wall_ms
+from schemas.log.faust_app import consumer_record
 from schemas.log.membership import Membership
+from schemas.numbers import check_numbers
 from schemas.records import (
     Heartbeat,
     KvEvents,
@@ -29,15 +30,16 @@ from schemas.records import (
     Request,
 )
 from schemas.settings import LogSettings
+from schemas.sizes import check_size
 from schemas.topics import check_record
-from streams.agents.app import TOPICS, add_agents, make_app
+from streams.agents.app import TOPICS
 from streams.agents.gate import Gate
 from streams.agents.journal import Journal
+from streams.agents.marks import Marks
 from streams.agents.outbox import Lane, Outbox
 from streams.agents.prefixes import Prefixes
 from streams.agents.table import load_table
 from streams.agents.takeover import past_records
-from streams.agents.watchdog import watch_progress
 from streams.config import RouterSettings
 from streams.core.events import (
     CancellationArrived,
@@ -59,7 +61,7 @@ from streams.core.router import Router
 log = logging.getLogger(__name__)
 
 _SAVE_MS = 1_000
-_WIND_UP_S = 15
+_RECORDS_PER_TURN = 256  # of a rebuild
 _EVENTS: dict[str, Any] = {
     "requests": RequestArrived,
     "cancellations": CancellationArrived,
@@ -80,6 +82,7 @@ class RouterProcess:
         *,
         router_id: str,
         codec: Codec | None = None,
+        former_epoch: int = 0,
     ) -> None:
         self.log = log
         self.settings = settings
@@ -94,6 +97,7 @@ class RouterProcess:
             member_id=router_id,
             kind=MemberKind.ROUTER,
             on_record=self._fleet_record,
+            former_epoch=former_epoch,
         )
         self.prefixes = Prefixes(
             log,
@@ -102,15 +106,30 @@ class RouterProcess:
             client_id=f"{router_id}-prefixes",
             on_record=self._prefixes_changed,
         )
-        self.outbox = Outbox(self.producer, log.topic_prefix, router_id, settings.sends_pending_max)
+        self.outbox = Outbox(
+            self.producer,
+            log.topic_prefix,
+            router_id,
+            settings.sends_pending_max,
+            self.membership.stands,
+        )
         self.journal = Journal(router_id)
         self.gate = Gate()
         self.lanes = {topic: Lane() for topic in TOPICS}
         self.seen: dict[tuple[str, int], int] = {}  # offset after the last record read
+        self.records_read = 0  # by agents and rebuilds, ever
+        self._marks = Marks(self._is_live)
         self._unreadable: set[tuple[str, int, int]] = set()
         self._takeover: asyncio.Task[None] | None = None
         self._now_ms = 0
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def _is_live(self, request_id: str) -> bool:
+        return request_id in self.router.dispatcher.table.live or request_id in self.outbox.ending
+
+    def marks(self) -> dict[int, int]:
+        """From where on requests matter, of each partition that is rebuilt."""
+        return self._marks.oldest({p: self.seen["requests", p] for p in self.router.rebuilt})
 
     def apply(
         self, event: Event, topic: str, partition: int, offset: int, at_ms: int = 0
@@ -146,6 +165,7 @@ class RouterProcess:
             return  # of a partition that was taken away; read again by whoever owns it
         if self._failed.done():
             return  # likewise
+        self.records_read += 1
         place = (topic, message.partition)
         repeated = message.offset < self.seen.get(place, 0)
         if repeated and (*place, message.offset) not in self._unreadable:
@@ -162,11 +182,15 @@ class RouterProcess:
             return
         self.seen[place] = message.offset + 1
         effects = self.apply(found, topic, message.partition, message.offset)
+        if isinstance(found, RequestArrived):
+            self._marks.arrived(message.partition, message.offset, found.request.request_id)
         self.outbox.put(effects, lane, lane.open(event.ack, len(effects)))
 
     def _decoded(self, topic: str, record: ConsumerRecord) -> Event:
         found = self.codec.decode(record.value)
         check_record(topic, found)
+        check_size(found, len(record.value))
+        check_numbers(found)
         if isinstance(found, Request):
             self.outbox.trace(found.request_id, record.headers)
         elif isinstance(found, Outcome):
@@ -175,7 +199,9 @@ class RouterProcess:
         return event
 
     def _fleet_record(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:
-        event = FleetRecordArrived(record, offset)
+        member = self.membership.view.members.get(record.member_id)
+        is_its = member is not None and member.epoch == record.epoch
+        event = FleetRecordArrived(record, offset, member.ahead_ms if member and is_its else 0)
         self.outbox.put(self.apply(event, "fleet", 0, offset, now_ms))
 
     def _prefixes_changed(self, record: KvEvents, offset: int) -> None:
@@ -197,30 +223,37 @@ class RouterProcess:
             self.fail(task.exception())
 
     async def _take_over(self, partitions: list[int]) -> None:
+        requests: list[tuple[int, int, str]] = []
         if partitions:
-            started_ms = wall_ms()
-            count = await self._rebuild(partitions)
+            started_ms, before = wall_ms(), self.records_read
+            requests = await self._rebuild(partitions)
             log.info(
                 "%s: rebuilt partitions %s from %d records in %d ms",
-                *(self.router_id, partitions, count, wall_ms() - started_ms),
+                *(self.router_id, partitions, self.records_read - before, wall_ms() - started_ms),
             )
         self.membership.set_state(MemberState.READY)
         for partition in partitions:
             self.outbox.put(self.apply(PartitionReady(partition), "ready", partition, 0))
             self.gate.open(partition)
+        for partition, offset, request_id in requests:
+            if self._is_live(request_id):
+                self._marks.arrived(partition, offset, request_id)
 
-    async def _rebuild(self, partitions: list[int]) -> int:
-        count = 0
+    async def _rebuild(self, partitions: list[int]) -> list[tuple[int, int, str]]:
+        """Apply what the log holds; returns partition, offset and id of the requests in it."""
+        requests = []
         past = past_records(
             self.log,
             partitions,
-            horizon_ms=self.settings.recovery_horizon_ms,
+            session_ttl_ms=self.settings.session_ttl_ms,
             client_id=f"{self.router_id}-takeover",
             seen=self.seen,
         )
         async with aclosing(past) as records:
             async for topic, record in records:
-                count += 1
+                self.records_read += 1
+                if not self.records_read % _RECORDS_PER_TURN:
+                    await asyncio.sleep(0)  # heartbeats have to go on
                 if record.value is None:
                     continue
                 try:
@@ -229,7 +262,9 @@ class RouterProcess:
                     self._unreadable.add((topic, record.partition, record.offset))
                     continue
                 self.apply(event, topic, record.partition, record.offset)
-        return count
+                if isinstance(event, RequestArrived):
+                    requests.append((record.partition, record.offset, event.request.request_id))
+        return requests
 
     async def revoked(self) -> None:
         """Faust owns nothing now. When this returns, all that was decided is in the log, so that
@@ -252,14 +287,13 @@ class RouterProcess:
     def _give_up(self, partitions: set[int]) -> None:
         for partition in sorted(partitions):
             self.outbox.put(self.apply(PartitionLost(partition), "lost", partition, 0))
+            self._marks.forget(partition)
             for topic in TOPICS:
                 self.seen.pop((topic, partition), None)
 
     def flush(self) -> None:
         """Send the journal's lines and the changed sessions."""
-        batch = self.journal.cut(self.membership.epoch)
-        if batch is not None:
-            self.outbox.put([batch])
+        self.outbox.put(self.journal.cut(self.membership.epoch))
         self.outbox.save_sessions()
 
     async def tick(self) -> None:
@@ -269,86 +303,37 @@ class RouterProcess:
         due_s = loop.time()
         while True:
             self.outbox.put(self.apply(Tick(), "tick", 0, 0))
+            if self._now_ms - wall_ms() > SLEWED_MS:
+                raise LeaseError(f"{self.router_id}: the clock was set back; begins anew")
             if self._now_ms - flushed_ms >= settings.journal_flush_ms - settings.tick_ms:
                 flushed_ms = self._now_ms
-                batch = self.journal.cut(self.membership.epoch)
-                self.outbox.put([batch] if batch is not None else [])
+                self.outbox.put(self.journal.cut(self.membership.epoch))
             if self._now_ms - saved_ms >= _SAVE_MS:
                 saved_ms = self._now_ms
                 self.outbox.save_sessions()
             due_s = max(due_s + settings.tick_ms / 1000, loop.time())
             await asyncio.sleep(due_s - loop.time())
 
+    async def join(self) -> None:
+        """Connect and join the fleet, before any partition is taken."""
+        await self.producer.start()
+        await self.prefixes.start()
+        await self.membership.join()
+
+    async def leave(self) -> None:
+        """Say goodbye, and close. What a lost life has not written is not written later."""
+        await self.membership.leave()
+        await self.prefixes.stop()
+        if self.membership.is_valid():
+            await self.producer.stop()
+        else:
+            await self.producer.discard()
+
     def fail(self, error: BaseException | None) -> None:
-        """End the process with this error."""
+        """End this life with this error."""
         if not self._failed.done():
             self._failed.set_exception(error or RuntimeError(f"{self.router_id}: failed"))
 
     async def failure(self) -> None:
         """Wait for a failure, and raise it."""
         await asyncio.shield(self._failed)
-
-
-async def run_router(
-    log: LogSettings,
-    router: RouterSettings,
-    *,
-    router_id: str,
-    stop: asyncio.Event,
-    codec: Codec | None = None,
-) -> None:
-    """Route until `stop` is set; raises what ended it otherwise."""
-    process = RouterProcess(log, router, router_id=router_id, codec=codec)
-    app = make_app(log, router_id)
-    add_agents(app, log.topic_prefix, process)
-    await process.producer.start()
-
-    async def on_assigned(sender: Any, assigned: Any, **_: Any) -> None:
-        process.assigned({tp.partition for tp in assigned})
-
-    async def on_revoked(sender: Any, revoked: Any, **_: Any) -> None:
-        await process.revoked()
-
-    app.on_partitions_assigned.connect(on_assigned)
-    app.on_partitions_revoked.connect(on_revoked)
-    await process.prefixes.start()
-    await process.membership.join()
-    lives: Sequence[Any] = (
-        process.outbox.run(),
-        process.membership.run(),
-        process.prefixes.run(),
-        process.tick(),
-        watch_progress(log, router, process),
-        process.failure(),
-        run_app(app),
-        stop.wait(),
-    )
-    tasks = [asyncio.create_task(life) for life in lives]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        await _wind_up(process, app, tasks)
-
-
-async def _wind_up(process: RouterProcess, app: Any, tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Stop reading, let what was decided out, say goodbye. Bounded: the log has everything else."""
-    outbox, membership, *others = tasks
-    for task in others:
-        task.cancel()
-    try:
-        async with asyncio.timeout(_WIND_UP_S):
-            await app.stop()
-            await process.stop_takeover()
-            process.flush()
-            if not outbox.done():
-                await process.outbox.drain()
-            membership.cancel()
-            await process.membership.leave()
-    except TimeoutError:
-        log.warning("%s: gave up winding down after %d s", process.router_id, _WIND_UP_S)
-    for task in (outbox, membership):  # not the others again: they may be closing connections
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await process.producer.stop()

@@ -9,8 +9,10 @@ from streams.core.table import Table
 
 
 def load_table(settings: RouterSettings) -> Table | None:
-    """The table, where the policy wants one; raises ConfigError for what is none."""
-    if settings.policy != "table" or not settings.table:
+    """The table, where the settings name one, for the policy `table` or for requests that wish it;
+    raises ConfigError for what is none.
+    """
+    if not settings.table:
         return None
     try:
         return Table.from_dict(json.loads(Path(settings.table).read_text()))

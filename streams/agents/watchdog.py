@@ -1,13 +1,15 @@
 """Ends a router whose consumer has died quietly: lag on what it owns, and nothing read for long.
 
 Faust and aiokafka have been seen to stop fetching after a rebalance or a broker restart without
-any error; a restart is the cure. Asks the broker by a client of its own.
+any error; a restart is the cure. A rebuild reads too, however long it takes. Asks the broker by a
+client of its own.
 """
 
 import asyncio
 from typing import Protocol
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
 
 from schemas.errors import BrokerUnavailable
 from schemas.settings import LogSettings
@@ -22,18 +24,22 @@ class Watched(Protocol):
 
     router: Router
     seen: dict[tuple[str, int], int]
+    records_read: int
 
 
 async def watch_progress(log: LogSettings, settings: RouterSettings, process: Watched) -> None:
     """Raise BrokerUnavailable when nothing moves although there is something to read."""
     loop = asyncio.get_running_loop()
-    before, moved_s = dict(process.seen), loop.time()
+    before, moved_s = process.records_read, loop.time()
     async with asking_client(log) as consumer:
         while True:
             await asyncio.sleep(settings.stall_exit_ms / 5_000)
-            lag = await _lag(consumer, log, process)
-            if not lag or process.seen != before:
-                before, moved_s = dict(process.seen), loop.time()
+            try:
+                lag = await _lag(consumer, log, process)
+            except KafkaError:  # a broker that is away is no reason to end
+                lag = 0
+            if not lag or process.records_read != before:
+                before, moved_s = process.records_read, loop.time()
             if (loop.time() - moved_s) * 1000 > settings.stall_exit_ms:
                 raise BrokerUnavailable(
                     f"{lag} records to read on partitions {sorted(process.router.owned)} and none "

@@ -102,8 +102,14 @@ class Attempts:
             self._dispatcher.expire(live, now_ms)
 
     def adopt(self, live: Live, failed: Phase | None, now_ms: int) -> None:
-        """Go on with a rebuilt request: where it is if its workers live, else from the start."""
+        """Go on with a rebuilt request: where it is if its workers live, else from the start.
+
+        The last router may have sent work of a first attempt, or of a hand-over, whose decision
+        is not in the log: so no number is used again that such work may have.
+        """
         dispatcher, state = self._dispatcher, live.state
+        live.unheard = 0 if live.attempt else 1
+        live.handed_unheard = state is State.HANDING_OVER
         live.state = State.QUEUED
         dispatcher.at_work = live
         dispatcher.table.add(live)

@@ -195,9 +195,14 @@ class Dispatcher:
         worker, reason = self.placer.handoff(need, self.fleet, now_ms)
         if worker is None:
             return False
+        if live.handed_unheard:
+            self.again(live, Reason.ROUTER_RESTARTED, None, now_ms)
+            return True
         fresh_until_ms = now_ms + self.settings.handover_margin_ms
         to_replica = worker.role is Role.REPLICA  # the pool is gone: it computes the prompt again
-        if to_replica or live.kv is None or live.kv.expires_at_ms < fresh_until_ms:
+        producer = self.fleet.view.members.get(live.prefill[0])
+        apart = producer is not None and not worker.keeps_time_with(producer)
+        if to_replica or apart or live.kv is None or live.kv.expires_at_ms < fresh_until_ms:
             reason = reason if to_replica else Reason.KV_EXPIRED
             self.orders.void_prefill(live, now_ms)
             live.kv, live.mode, live.orchestration = None, Mode.LOCAL, Orchestration.NONE
@@ -224,11 +229,14 @@ class Dispatcher:
         """The attempt is void: place the request again, or end it where that is useless."""
         settings = self.settings
         live.error = error or live.error
+        live.losses += reason is Reason.WORKER_LOST
+        live.faults += reason not in (Reason.ROUTER_RESTARTED, Reason.WORKER_LOST)
         if live.cancel is not None:
             self.cancelled(live, now_ms)
-        elif live.attempt >= settings.attempts_max:
+        elif live.faults >= settings.attempts_max or live.losses >= settings.losses_max:
             last = live.error or WorkerLost("its worker fell silent").to_wire()
-            message = f"{live.request_id}: gave up after {live.attempt} attempts: {last.message}"
+            tries = live.faults + live.losses
+            message = f"{live.request_id}: gave up after {tries} attempts: {last.message}"
             error = WireError(code=last.code, message=message, retriable=last.retriable)
             self.fail(live, Reason.ATTEMPTS_EXHAUSTED, error, now_ms)
         else:
@@ -301,12 +309,13 @@ class Dispatcher:
         placement: Placement | None = None,
         looked_at: tuple[Candidate, ...] = (),
     ) -> None:
+        policy = live.need.policy if live.need is not None else ""
         record = writing.decision(
             self.router_id,
             live,
             kind,
             reason,
-            self.settings.policy if placement is None else placement.policy,
+            placement.policy if placement is not None else policy or self.settings.policy,
             now_ms,
             queue_length=len(self.admission),
             session=session,
@@ -318,9 +327,10 @@ class Dispatcher:
 
 def _begin(live: Live, placement: Placement, now_ms: int) -> None:
     """A new attempt starts from nothing."""
-    live.attempt, live.placed_ms = live.attempt + 1, now_ms
+    live.attempt, live.unheard, live.placed_ms = live.next_attempt, 0, now_ms
     live.mode, live.orchestration = placement.mode, placement.orchestration
     live.prefill = NOBODY if placement.prefill is None else placement.prefill.life
     live.decode = NOBODY if placement.decode is None else placement.decode.life
-    live.kv, live.kv_received = None, False
-    live.sent_tokens = live.sent_chars = live.first_token_ms = live.cached_tokens = 0
+    live.kv, live.kv_received, live.handed_unheard = None, False, False
+    live.sent_tokens = live.sent_chars = live.cached_tokens = 0
+    live.first_token_ms = live.first_heard_ms = 0

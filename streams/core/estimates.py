@@ -29,8 +29,8 @@ BASE_MS, TRANSFER_SHARE, SHARING_SHARE, STALL_SHARE = 1.0, 0.1, 0.02, 0.2
 ANSWER_SHARE, ANSWER_RATE = 0.5, 0.05  # how much of max_tokens answers use
 ANSWER_TOKENS_RATE = 0.01  # slow: lengths of answers differ by orders of magnitude
 HOP_RATE = 0.05
-STRANGER = 2.0  # how often a local prompt without history counts: others' turns wait behind it
-APPEND_MEMORY_MS = 2_000.0  # over which appended tokens are averaged
+PROMPTS_MEMORY_MS = 2_000.0  # over which prompts placed on a worker are averaged
+BUSY_MAX = 0.8  # most of its time that a worker is taken to compute prompts
 
 Features = tuple[float, ...]
 Place = tuple[Life, Role]
@@ -90,7 +90,7 @@ class Estimates:
             (step_ms, sharing_ms, stall_ms, BASE_MS, moving_ms),
             (3 * step_ms, sharing_ms, 5 * stall_ms, 10 * BASE_MS, 3 * moving_ms),
         )
-        self._w_kv = settings.w_kv
+        self._w_kv, self._samples_min = settings.w_kv, settings.samples_min
         self.hop_ms = 0.0  # from a remote placement to its first token, beyond prefill
         self.answer_share = ANSWER_SHARE
         self.answer_tokens = 0.0  # of an answer, on average; 0 until the first has ended
@@ -113,12 +113,14 @@ class Estimates:
         self,
         prefill: Worker,
         decode: Worker | None,
+        tokens: float,
         max_tokens: int,
         now_ms: int,
         moved_tokens: int = 0,
     ) -> Note:
-        """A prompt is about to go to a prefill worker; decode may be chosen later."""
+        """A prefill worker is about to compute so much of a prompt; decode may be chosen later."""
         note = Note(now_ms, max_tokens, prefill=_ahead(prefill))
+        _give(prefill, tokens, now_ms)
         if decode is not None:
             self.joins(note, decode, moved_tokens)
         return note
@@ -126,8 +128,7 @@ class Estimates:
     def in_place(self, worker: Worker, tokens: float, max_tokens: int, now_ms: int) -> Note:
         """A decode or replica worker is about to compute so much of a prompt beside its batch."""
         note = Note(now_ms, max_tokens, append=_beside(worker, now_ms))
-        worker.append_rate = _rate(worker, now_ms) + tokens / APPEND_MEMORY_MS
-        worker.append_rate_ms = now_ms
+        _give(worker, tokens, now_ms)
         worker.appended_tokens += tokens
         self.joins(note, worker)
         return note
@@ -153,25 +154,28 @@ class Estimates:
     ) -> Estimate:
         """Both ways to run it; the score of PPD with a price for moving KV, above 0 for local.
 
-        A local prompt slows the streams of its batch: what they lose over their answers counts
-        against it. A remote one waits for its KV once, which is spread over its own answer. Away
-        from home a local prompt is long, and those that are at home there wait behind it.
+        What others lose counts as much as what the prompt itself does, either way: prompts that
+        come later wait behind it, and a local one slows the streams of its batch. A remote one
+        waits for its KV once, which is spread over its own answer.
         """
         remote_ms = self.prefill.predict((prefill_tokens / THOUSAND, *_ahead(prefill)))
         remote_ms = remote_ms * prefill.pace + self.hop_ms
-        local_ms = self.append.predict((append_tokens / THOUSAND, *_beside(home, now_ms)))
-        local_ms *= home.pace
+        per_token_ms, local_ms = self._append(append_tokens, home, now_ms)
         step_ms, sharing_ms, stall_ms, hand_ms, move_ms = self.decode.coefficients
         running = float(home.running + home.others_running)
-        base_ms = step_ms + sharing_ms * running + stall_ms * _rate(home, now_ms)
+        base_ms = step_ms + sharing_ms * running + stall_ms * _kept(home, now_ms) * home.token_rate
         moved = moved_tokens / THOUSAND
         moving_ms = hand_ms + move_ms * moved
         answer_tokens = max(1.0, self.answer_share * max_tokens)
         stalled_ms = running * stall_ms * append_tokens / max(base_ms, 1e-3)
         tpot_local_ms = base_ms + stalled_ms / (self.answer_tokens or answer_tokens)
         tpot_remote_ms = base_ms + moving_ms / answer_tokens
-        counted_ms = local_ms if at_home else STRANGER * local_ms
-        gain_ttft = (remote_ms - counted_ms) / max(remote_ms, 1e-3)
+        waiting_ms = max(0.0, home.busy_until_ms - now_ms)
+        behind_ms = _behind_ms(home, append_tokens, per_token_ms, waiting_ms, now_ms)
+        per_token_ms = self.prefill.coefficients[0] / THOUSAND
+        waiting_ms = (prefill.work_ahead_tokens + prefill.others_tokens) * per_token_ms
+        behind_ms -= _behind_ms(prefill, prefill_tokens, per_token_ms, waiting_ms, now_ms)
+        gain_ttft = (remote_ms - local_ms - behind_ms) / max(remote_ms, 1e-3)
         loss_tpot = (tpot_local_ms - tpot_remote_ms) / max(tpot_remote_ms, 1e-3)
         kv_price = self._w_kv * moved
         return _estimate(
@@ -180,11 +184,29 @@ class Estimates:
             tpot_local_ms=tpot_local_ms,
             tpot_remote_ms=tpot_remote_ms,
             score=weights[0] * gain_ttft - weights[1] * loss_tpot + kv_price,
-            samples=min(self.prefill.samples, self.append.samples, self.decode.samples),
+            samples=self._samples(at_home),
             gain_ttft=gain_ttft,
             loss_tpot=loss_tpot,
             kv_price=kv_price,
         )
+
+    def _append(self, tokens: int, worker: Worker, now_ms: int) -> tuple[float, float]:
+        """What a token of a prompt takes beside that batch, and the prompt until its first token.
+
+        Until that is known, it is what prefill workers take, after a step of the batch and the hops
+        of the log.
+        """
+        beside, prefill = _beside(worker, now_ms), self.prefill.coefficients
+        if self.append.samples < self._samples_min <= self.prefill.samples:
+            alone_ms = prefill[0] * tokens / THOUSAND + prefill[1] + self.decode.coefficients[0]
+            return prefill[0] / THOUSAND, (alone_ms + self.hop_ms + beside[1]) * worker.pace
+        took_ms = self.append.predict((tokens / THOUSAND, *beside)) * worker.pace
+        return self.append.coefficients[0] / THOUSAND, took_ms
+
+    def _samples(self, at_home: bool) -> int:
+        """Observations of the part with the fewest; away from home nothing appended is needed."""
+        samples = min(self.prefill.samples, self.decode.samples)
+        return min(samples, self.append.samples) if at_home else samples
 
     def prefill_done(self, note: Note, worker: Life, computed_tokens: int, took_ms: float) -> None:
         """A prefill worker has computed a prompt."""
@@ -256,6 +278,28 @@ def _beside(worker: Worker, now_ms: int) -> Features:
     return 1.0, waiting_ms, float(worker.running + worker.others_running)
 
 
-def _rate(worker: Worker, now_ms: int) -> float:
-    """Prompt tokens appended per ms of late, there."""
-    return worker.append_rate * exp((worker.append_rate_ms - now_ms) / APPEND_MEMORY_MS)
+def _kept(worker: Worker, now_ms: int) -> float:
+    """How much of its rates is left."""
+    return exp((worker.given_ms - now_ms) / PROMPTS_MEMORY_MS)
+
+
+def _give(worker: Worker, tokens: float, now_ms: int) -> None:
+    kept = _kept(worker, now_ms)
+    worker.token_rate = worker.token_rate * kept + tokens / PROMPTS_MEMORY_MS
+    worker.prompt_rate = worker.prompt_rate * kept + 1 / PROMPTS_MEMORY_MS
+    worker.given_ms = now_ms
+
+
+def _behind_ms(
+    worker: Worker, tokens: int, per_token_ms: float, waiting_ms: float, now_ms: int
+) -> float:
+    """By how much later prompts of the worker would wait longer, all together.
+
+    Those wait that come before it is idle again: of the time that the prompts before this one take,
+    each the whole of it, of its own time half of it, on average. As more comes meanwhile, both
+    times are longer by 1 / (1 - the share of its time that the worker computes).
+    """
+    kept, per_token_ms = _kept(worker, now_ms), per_token_ms * worker.pace
+    own_ms, busy = tokens * per_token_ms, worker.token_rate * kept * per_token_ms
+    coming = worker.prompt_rate * kept * (waiting_ms + own_ms / 2) / (1 - min(BUSY_MAX, busy))
+    return coming * own_ms

@@ -54,10 +54,11 @@ class OutcomeArrived:
 
 @dataclass(frozen=True, slots=True)
 class FleetRecordArrived:
-    """A member registered or beat."""
+    """A member registered or beat; `ahead_ms` is its clock over the broker's, as measured."""
 
     record: Registration | Heartbeat
     offset: int
+    ahead_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

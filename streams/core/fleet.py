@@ -29,14 +29,20 @@ class Fleet:
         self._heard_ms = 0
         self._hearing_since_ms = 0
         self._prefill_ms: int | None = None
+        self._prefill_moved = False  # the last prefill worker was given another role
         self._taken = 0  # requests that were given out
 
-    def apply(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:
+    def apply(
+        self, record: Registration | Heartbeat, offset: int, now_ms: int, ahead_ms: int = 0
+    ) -> None:
         """Fold one record of the fleet topic."""
         if now_ms - self._heard_ms > DEAF_MS:
             self._hearing_since_ms = now_ms
         self._heard_ms = now_ms
         self.view.apply(record, offset, now_ms)
+        member = self.view.members.get(record.member_id)
+        if member is not None and member.epoch == record.epoch:
+            member.ahead_ms = ahead_ms
         if isinstance(record, Heartbeat):
             self._beat(record, now_ms)
         elif record.kind is MemberKind.WORKER:
@@ -70,10 +76,11 @@ class Fleet:
         return now_ms - max(member.seen_ms, self._hearing_since_ms) > LEASE_MS
 
     def prefill_absent_ms(self, now_ms: int) -> int:
-        """For how long no prefill worker has lived; 0 while one does."""
+        """For how long no prefill worker has lived; 0 while one does, and since ever where the last
+        one was given another role: then none is to be waited for."""
         if self._prefill_ms is None or self.any_lives(Role.PREFILL, now_ms):
             self._prefill_ms = now_ms
-        return now_ms - self._prefill_ms
+        return now_ms if self._prefill_moved else now_ms - self._prefill_ms
 
     def take(self, worker: Worker, tokens: int) -> None:
         """Count a request that was dispatched."""
@@ -147,6 +154,7 @@ class Fleet:
         """
         member = self.view.members[member_id]
         leases = {lease.topic: lease.partition for lease in member.registration.leases}
+        had_prefill = bool(self.pools[Role.PREFILL].workers)
         for role, topic in WORK_TOPICS.items():
             known = self._workers.get((member_id, role))
             if known is not None and known.epoch != member.epoch:
@@ -158,6 +166,8 @@ class Fleet:
                 worker.partition, worker.member = leases[topic], member
                 self._workers[member_id, role] = worker
             self._list(member_id, role, takes)
+        if had_prefill or self.pools[Role.PREFILL].workers:
+            self._prefill_moved = not self.pools[Role.PREFILL].workers
 
     def _list(self, member_id: str, role: Role, takes: bool) -> None:
         workers = []

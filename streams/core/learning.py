@@ -1,6 +1,8 @@
 """What placement learns from how requests went: turns phases and outcomes into observations.
 
-Pure functions; what is made of an observation is `streams/core/placement.py`'s.
+Hosts' clocks differ, so every duration is measured by one of them: by a worker within a phase or an
+answer, by this router from one record that it heard of to another. Pure functions; what is made of
+an observation is `streams/core/placement.py`'s.
 """
 
 from schemas.records import Mode, Outcome, Phase
@@ -11,7 +13,9 @@ from streams.core.requests import Live
 
 def prefilled(placer: Placer, live: Live, phase: Phase, now_ms: int) -> None:
     """How long a prefill took, and a pair's transfer."""
-    took_ms = phase.ended_ms - phase.started_ms - (phase.transfer_ms if live.is_paired else 0.0)
+    writing_ms = phase.transfer_ms if live.is_paired else 0.0  # after the first token
+    live.first_heard_ms = now_ms - int(writing_ms)
+    took_ms = phase.ended_ms - phase.started_ms - writing_ms
     placer.prefill_done(
         need=live.need,
         worker=live.prefill,
@@ -40,11 +44,11 @@ def transferred(placer: Placer, live: Live, phase: Phase, now_ms: int) -> None:
 def answered(placer: Placer, live: Live, worker: Worker, outcome: Outcome, now_ms: int) -> None:
     """How fast a whole answer was; nothing where it has one token or another router placed it."""
     decoded_tokens = outcome.completion_tokens - 1
-    first_token_ms = outcome.first_token_ms
-    if live.is_paired:  # the client had it from prefill, before decode drew it again
-        first_token_ms = live.first_token_ms or first_token_ms
-    if not live.placed_ms or not first_token_ms or decoded_tokens < 1:
+    if not live.placed_ms or not outcome.first_token_ms or decoded_tokens < 1:
         return
+    answered_ms = outcome.ended_ms - outcome.first_token_ms  # as its only worker says
+    if live.first_heard_ms:  # the client had the first token from prefill
+        answered_ms = now_ms - live.first_heard_ms
     placer.finished(
         need=live.need,
         mode=live.mode,
@@ -52,8 +56,8 @@ def answered(placer: Placer, live: Live, worker: Worker, outcome: Outcome, now_m
         worker=worker.life,
         computed_tokens=outcome.prompt_tokens - outcome.cached_tokens,
         prompt_tokens=outcome.prompt_tokens,
-        ttft_ms=float(first_token_ms - live.placed_ms),
-        tpot_ms=(outcome.ended_ms - first_token_ms) / decoded_tokens,
+        ttft_ms=float(max(0, now_ms - answered_ms - live.placed_ms)),
+        tpot_ms=max(0, answered_ms) / decoded_tokens,
         running=worker.running + worker.others_running,
         now_ms=now_ms,
     )

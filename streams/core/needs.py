@@ -32,6 +32,7 @@ class Need:
     ticket: int = UNTICKETED
     note: Note | None = None  # what lay before it when it was placed
     weights: tuple[float, float] | None = None  # of TTFT and TPOT, by its class or its own
+    policy: str = ""  # by which it is being placed
     _chains: dict[int, Words] = field(default_factory=dict)
 
     @classmethod

@@ -14,15 +14,17 @@ from schemas.errors import ConfigError
 from schemas.frozen import frozen, maker
 from schemas.records import Estimate, Mode, Orchestration, Priority, Reason, Role
 from streams.config import RouterSettings
-from streams.core import orchestrating
+from streams.core import orchestrating, wishes
 from streams.core.choosing import View
 from streams.core.estimates import Estimates
 from streams.core.fleet import Fleet
 from streams.core.needs import UNTICKETED, Need
+from streams.core.orchestrating import Way
 from streams.core.policies import Case, Choice, Conditional, Learned, Policy, Static, Tabled
-from streams.core.pool import Life, Worker
+from streams.core.pool import NOT_LISTED, Life, Worker
 from streams.core.prefixes import PrefixIndex
 from streams.core.table import Table
+from streams.core.wishes import ALL_MET, Missed
 
 
 @frozen
@@ -41,6 +43,7 @@ class Placement:
     estimate: Estimate | None = None
     prefill_cached_tokens: int = 0  # that the chosen workers are thought to hold
     decode_cached_tokens: int = 0
+    missed: Missed = ALL_MET
 
     @property
     def chosen(self) -> dict[Worker, int]:
@@ -56,29 +59,39 @@ class Placement:
 _case, _placement = maker(Case), maker(Placement)  # one of each per placement
 # Looked up once: naming a member of an enumeration costs more than comparing with it.
 _PREFILL, _DECODE, _REPLICA = Role.PREFILL, Role.DECODE, Role.REPLICA
-_ON_REPLICA, _IN_PLACE, _NO_PAIR = Mode.REPLICA, Mode.LOCAL, Orchestration.NONE
+_ON_REPLICA, _IN_PLACE, _NO_PAIR = Mode.REPLICA, Mode.LOCAL, Way(Orchestration.NONE)
 
 
 class Placer:
     """Places requests, and learns from how they went."""
 
     def __init__(self, settings: RouterSettings, table: Table | None = None) -> None:
-        """`table` is needed for the policy of that name."""
+        """`table` is needed for the policy of that name; raises ConfigError where it is absent."""
         self.settings = settings
         self.prefixes = PrefixIndex(settings.prefix_blocks_max)
         self.estimates = Estimates(settings)
-        self._policy = _policy(settings, table)
+        self._policies = _policies(settings, table)
         self._weights = {priority: settings.weights(priority) for priority in Priority}
         self._tickets = 0
 
     def place(self, need: Need, fleet: Fleet, now_ms: int) -> Placement | None:
         """How to run the request now; None while it has to wait.
 
-        What is returned counts as dispatched.
+        What is returned counts as dispatched. Where the policy that the request wishes would have
+        to wait, the deployment's places it.
         """
         view = self._view(need, fleet, now_ms)
-        home = view.home
-        if self.settings.policy == "replica" or not fleet.any_lives(_DECODE, now_ms):
+        wish, default = need.request.policy, self.settings.policy
+        if wish and wish != default and wish in self._policies:
+            need.policy = wish
+            if (found := self._by_policy(need, view)) is not None:
+                return found
+        need.policy = default
+        return self._by_policy(need, view)
+
+    def _by_policy(self, need: Need, view: View) -> Placement | None:
+        fleet, now_ms, home = view.fleet, view.now_ms, view.home
+        if need.policy == "replica" or not fleet.any_lives(_DECODE, now_ms):
             return self._replica(need, view)
         if view.home_takes(_REPLICA):
             return self._replica(need, view)
@@ -86,14 +99,14 @@ class Placer:
             return self._without_prefill(need, view)
         if home is None or home.role is _REPLICA:
             return self._soonest(need, view)
-        choice = self._policy.choose(self._case(need, view, home, home))
+        choice = self._policies[need.policy].choose(self._case(need, view, home, home))
         takes = view.home_takes(_DECODE)
         if choice.local and takes:
             return self._local(need, view, home, choice)
         if choice.local:
             choice = Choice(False, Reason.SESSION_WORKER_FULL, choice.estimate)
         remote = self._remote(need, view, choice)
-        if remote is None and takes and self.settings.policy != "static":
+        if remote is None and takes and need.policy != "static":
             return self._local(
                 need, view, home, Choice(True, Reason.PREFILL_QUEUE_LONG, choice.estimate)
             )
@@ -208,7 +221,7 @@ class Placer:
         append_tokens = view.to_compute_at(local)
         prefill_tokens = view.to_compute_at(prefill)
         estimate = None
-        if self.settings.policy == "learned":
+        if need.policy == "learned":
             estimate = self.estimates.expect(
                 home=local,
                 prefill=prefill,
@@ -233,8 +246,17 @@ class Placer:
             w_ttft=w_ttft,
             w_tpot=w_tpot,
             has_home=view.home is not None,
+            alone=self._alone(view, local, prefill),
             estimate=estimate,
         )
+
+    def _alone(self, view: View, local: Worker, prefill: Worker) -> bool:
+        """Whether a prefill worker could do nothing for the prompt that `local` could not: it is
+        the same, or has a batch to slow down as well while nobody holds the history."""
+        if view.home is not None:
+            return prefill.worker_id == local.worker_id
+        decoder = view.fleet.worker(prefill.worker_id, _DECODE)
+        return decoder is not None and decoder.row != NOT_LISTED
 
     def _soonest(self, need: Need, view: View) -> Placement | None:
         """No worker holds the history: a remote pair or a replica, whichever answers first."""
@@ -249,10 +271,11 @@ class Placer:
 
     def _anywhere(self, need: Need, view: View) -> Placement | None:
         """No worker holds the history: a remote pair, unless the policy is asked and says local."""
-        worker = view.appender() if self._policy.first_turns else None
+        policy = self._policies[need.policy]
+        worker = view.appender() if policy.first_turns else None
         if worker is None:
             return self._remote(need, view, Choice(False, view.away))
-        choice = self._policy.choose(self._case(need, view, worker, view.decode()))
+        choice = policy.choose(self._case(need, view, worker, view.decode()))
         if choice.local:
             return self._local(need, view, worker, choice)
         if choice.estimate is not None:  # it tells why
@@ -268,10 +291,11 @@ class Placer:
             return None
         decode = view.decode()
         decode_ahead_tokens = view.held_at(decode) - view.held_at(prefill)
-        orchestration = orchestrating.choose(
-            self.settings, need.max_tokens, prefill, decode, decode_ahead_tokens
+        wish = wishes.orchestration(self.settings, need.request)
+        way = orchestrating.choose(
+            self.settings, wish, need.max_tokens, prefill, decode, decode_ahead_tokens
         )
-        return self._placement(need, view, Mode.REMOTE, choice, prefill, decode, orchestration)
+        return self._placement(need, view, Mode.REMOTE, choice, prefill, decode, way)
 
     def _local(self, need: Need, view: View, worker: Worker, choice: Choice) -> Placement:
         """The decode worker computes the prompt itself."""
@@ -280,7 +304,7 @@ class Placer:
     def _without_prefill(self, need: Need, view: View) -> Placement | None:
         """The session's decode worker, if the policy might have chosen it anyway; else a replica;
         else, when no prefill worker has lived for long, any decode worker."""
-        if self.settings.policy == "static" or not view.home_takes(_DECODE):
+        if need.policy == "static" or not view.home_takes(_DECODE):
             replica = self._replica(need, view)
             absent_ms = view.fleet.prefill_absent_ms(view.now_ms)
             if replica is not None or absent_ms < self.settings.local_after_ms:
@@ -314,12 +338,17 @@ class Placer:
         choice: Choice,
         prefill: Worker | None,
         decode: Worker | None,
-        orchestration: Orchestration = _NO_PAIR,
+        way: Way = _NO_PAIR,
     ) -> Placement:
         now_ms = view.now_ms
         if prefill is not None:
             need.note = self.estimates.remote(
-                prefill, decode, need.max_tokens, now_ms, view.lacking(decode)
+                prefill,
+                decode,
+                view.to_compute_at(prefill),
+                need.max_tokens,
+                now_ms,
+                view.lacking(decode),
             )
         elif decode is not None:
             until_ms = now_ms + view.append_at_ms(decode)
@@ -328,30 +357,39 @@ class Placer:
             token_ms = self.estimates.speeds.append_ms_per_token * decode.pace
             view.fleet.occupy(decode, until_ms, token_ms)
         w_ttft, w_tpot = self._weights_of(need)
+        policy = "replica" if mode is _ON_REPLICA else need.policy or self.settings.policy
         return _placement(
-            policy="replica" if mode is _ON_REPLICA else self.settings.policy,
+            policy=policy,
             mode=mode,
             reason=choice.reason,
             prefill=prefill,
             decode=decode,
-            orchestration=orchestration,
+            orchestration=way.orchestration,
             w_ttft=w_ttft,
             w_tpot=w_tpot,
             load=view.load,
             estimate=choice.estimate,
             prefill_cached_tokens=view.held_at(prefill),
             decode_cached_tokens=view.held_at(decode),
+            missed=wishes.missed(
+                self.settings, need.request, self._policies, policy=policy, mode=mode, way=way
+            ),
         )
 
 
-def _policy(settings: RouterSettings, table: Table | None) -> Policy:
-    if settings.policy == "table":
-        if table is None:
-            raise ConfigError(
-                "router.table: expected the file of a table for policy table, found none; make one "
-                "with `trivium plan ppd`"
-            )
-        return Tabled(table)
-    if settings.policy == "learned":
-        return Learned(settings)
-    return Conditional(settings) if settings.policy == "conditional" else Static(settings)
+def _policies(settings: RouterSettings, table: Table | None) -> dict[str, Policy]:
+    """By name; of all that need no table, and of `table` where there is one."""
+    found: dict[str, Policy] = {
+        "learned": Learned(settings),
+        "conditional": Conditional(settings),
+        "static": Static(settings),
+        "replica": Static(settings),  # which is asked nothing: everything goes to replicas
+    }
+    if table is not None:
+        found["table"] = Tabled(table)
+    if settings.policy not in found:
+        raise ConfigError(
+            "router.table: expected the file of a table for policy table, found none; make one "
+            "with `trivium plan ppd`"
+        )
+    return found

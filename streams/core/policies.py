@@ -35,6 +35,7 @@ class Case:
     w_ttft: float
     w_tpot: float
     has_home: bool = True  # a living worker holds the history; otherwise there is no ticket
+    alone: bool = False  # prefill workers could do nothing for it that this one could not
     estimate: Estimate | None = None  # where one was asked for
 
 
@@ -122,7 +123,8 @@ class Learned:
     too little, as `Conditional`, but never into a queue that seems longer.
 
     Where no worker holds the history, it is asked about the best decode worker, and says remote
-    until enough is known. Of any n other choices at most `explore_share` * n go the other way, so
+    until prefill and decode are known. A worker in both roles answers alone what no pure prefill
+    worker would compute. Of any n other choices at most `explore_share` * n go the other way, so
     that what is not chosen is known too: none where the deadline is near or that way is expected to
     take long.
     """
@@ -140,15 +142,17 @@ class Learned:
         if estimate.samples < self._settings.samples_min:
             local, reason = self._assumes(case, estimate), _TOO_LITTLE_KNOWN
         else:
-            local = estimate.score > 0 and self._in_time(case, estimate)
+            local = case.alone or (estimate.score > 0 and self._in_time(case, estimate))
             reason = _LEARNED
         if self._explores(case, estimate.ttft_remote_ms if local else estimate.ttft_local_ms):
             local, reason = not local, Reason.EXPLORING
         return Choice(local, reason, estimate)
 
     def _assumes(self, case: Case, estimate: Estimate) -> bool:
+        if case.alone or not case.has_home:
+            return case.alone
         choice = self._fallback.choose(case)
-        if not case.has_home or not choice.local:
+        if not choice.local:
             return False
         sooner = estimate.ttft_local_ms <= estimate.ttft_remote_ms
         return choice.reason is Reason.BELOW_LENGTH or sooner

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from schemas.fleet import LEASE_MS, Member
+from schemas.fleet import CLOCK_MARGIN_MS, LEASE_MS, Member
 from schemas.records import Candidate, Capability, MemberState, Role
 
 Life = tuple[str, int]  # worker id and epoch
@@ -42,8 +42,9 @@ class Worker:
     append_ms_per_token: float = 0.0  # expected there, as of the last prompt that it got
     pace: float = 1.0  # its time for the same work, measured, over its pool's
     appended_tokens: float = 0.0  # prompt tokens placed on it beside its batch, in all
-    append_rate: float = 0.0  # likewise per ms, averaged, as of `append_rate_ms`
-    append_rate_ms: int = 0
+    token_rate: float = 0.0  # prompt tokens placed on it per ms, averaged, as of `given_ms`
+    prompt_rate: float = 0.0  # prompts, likewise
+    given_ms: int = 0
     taken: int = 0  # number of the last request that it was given, of all that this router gave
     row: int = NOT_LISTED  # its place in the pool's columns
     life: Life = field(init=False)
@@ -60,6 +61,10 @@ class Worker:
     def free(self) -> int:
         """How many more requests it takes from this router, should it live."""
         return 0 if self.paused else max(0, self.window - self.running)
+
+    def keeps_time_with(self, other: Member) -> bool:
+        """Whether the two clocks agree well enough to move KV between them."""
+        return abs(self.member.ahead_ms - other.ahead_ms) <= CLOCK_MARGIN_MS
 
     def lives(self, now_ms: int) -> bool:
         """Ready, and heard of within its lease."""

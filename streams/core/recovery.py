@@ -64,6 +64,8 @@ class _Trace:
     placed: _Placing = _UNPLACED
     handed: _Placing = _UNPLACED
     void_attempt: int = 0  # the latest that was given up
+    faults: set[int] = field(default_factory=set)  # those of them that workers failed
+    losses: set[int] = field(default_factory=set)  # those that were lost with their workers
     phases: list[Phase] = field(default_factory=list)
     cancel: CancelReason | None = None
     outcome_attempt: int = -1
@@ -137,6 +139,10 @@ class Rebuild:
             trace.handed = placing
         elif decision.kind is DecisionKind.VOID:
             trace.void_attempt = max(trace.void_attempt, decision.attempt)
+            if decision.reason is Reason.WORKER_LOST:
+                trace.losses.add(decision.attempt)
+            elif decision.reason is not Reason.ROUTER_RESTARTED:
+                trace.faults.add(decision.attempt)
         elif _is_failed_try(decision):
             trace.failed_tries += 1
 
@@ -194,6 +200,7 @@ def _live(request: Request, trace: _Trace, partition: int) -> tuple[Live, Phase 
     live = arrived(request, partition)
     placed = trace.placed
     live.cancel, live.attempt, live.failed_tries = trace.cancel, placed.attempt, trace.failed_tries
+    live.faults, live.losses = len(trace.faults), len(trace.losses)
     if not placed.attempt:
         return live, None
     live.mode, live.orchestration = placed.mode, placed.orchestration

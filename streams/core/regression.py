@@ -2,10 +2,12 @@
 
 Theory of operation. Recursive least squares with exponential forgetting (Astrom and Wittenmark,
 Adaptive Control, 2nd ed. 1995, section 2.2), on errors relative to the prediction, because times
-spread in proportion. Single outliers are clipped (Huber, Robust Statistics, 1981). A two-sided
-cumulative sum of the errors (Page, Biometrika 41, 1954) notices a change of the world; then the
-covariance starts again, so that the next few observations count as much as the first ones did.
-Forgetting without news would let the covariance grow without end; its diagonal is bounded.
+spread in proportion. Only what an observation tells of anew is forgotten (Kulhavy, Automatica 23,
+1987), so that a stream of short prompts does not undo what is known of long ones. Single outliers
+are clipped (Huber, Robust Statistics, 1981). A two-sided cumulative sum of the errors (Page,
+Biometrika 41, 1954) notices a change of the world; then the covariance starts again, so that the
+next few observations count as much as the first ones did. The diagonal of the covariance is bounded
+by what was assumed before anything was known.
 
 Coefficients are kept from 0 upwards: a time cannot shrink with work. Deterministic; knows nothing
 of requests. `streams/core/estimates.py` calls.
@@ -72,13 +74,16 @@ class Regression:
         rows = range(len(x))
         covariance = self._covariance
         gain = [sum(covariance[i][j] * x[j] for j in rows) for i in rows]
-        noise = self._spread**2
-        total = FORGETTING * noise + sum(x[i] * gain[i] for i in rows)
+        noise, known = self._spread**2, sum(map(mul, x, gain))
+        if known <= 0.0:
+            return  # nothing is left to be learned from this
+        kept = FORGETTING - (1 - FORGETTING) * noise / known
+        share = kept / (FORGETTING * (noise + known))
+        step = error / (noise + known)
         for i in rows:
-            step = gain[i] * error / total
-            self.coefficients[i] = max(0.0, self.coefficients[i] + step)
+            self.coefficients[i] = max(0.0, self.coefficients[i] + gain[i] * step)
             for j in rows:
-                covariance[i][j] = (covariance[i][j] - gain[i] * gain[j] / total) / FORGETTING
+                covariance[i][j] -= gain[i] * gain[j] * share
         for i in rows:  # shrinking row and column by one factor keeps the matrix a covariance
             if covariance[i][i] > self._prior[i]:
                 factor = (self._prior[i] / covariance[i][i]) ** 0.5

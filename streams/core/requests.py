@@ -7,7 +7,7 @@ write to it.
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from schemas.records import (
@@ -25,6 +25,7 @@ from streams.core.needs import Need
 
 NOBODY: Life = ("", 0)
 EARLY_CANCEL_MS = 60_000
+_ENDED_SPARE = 1_024  # deadlines of ended requests that are kept beside as many of live ones
 
 
 class State(StrEnum):
@@ -71,6 +72,10 @@ class Live:
     queued_ms: int
     state: State = State.QUEUED
     attempt: int = 0
+    unheard: int = 0  # 1: the log may hold work of a first attempt, and no decision
+    handed_unheard: bool = False  # likewise work of a hand-over
+    faults: int = 0  # attempts that workers failed
+    losses: int = 0  # attempts that were lost with their workers
     placed_ms: int = 0
     mode: Mode = Mode.NONE
     orchestration: Orchestration = Orchestration.NONE
@@ -82,13 +87,19 @@ class Live:
     kv_received: bool = False
     sent_tokens: int = 0
     sent_chars: int = 0
-    first_token_ms: int = 0
+    first_token_ms: int = 0  # on the clock of the worker that made it
+    first_heard_ms: int = 0  # when this router heard of it from prefill
     cached_tokens: int = 0
     cancel: CancelReason | None = None
     again: Reason | None = None  # why it is to be placed again
     error: WireError | None = None  # how its last attempt failed
     failed_tries: int = 0  # how often a router ended over it
     need: Need | None = None  # what placement computed for it
+
+    @property
+    def next_attempt(self) -> int:
+        """The number of whatever comes next: another placement, or an end by the router."""
+        return self.attempt + self.unheard + 1
 
     @property
     def is_paired(self) -> bool:
@@ -169,6 +180,9 @@ class RequestTable:
         """Have `due` return the request at this time."""
         self._seq += 1
         heappush(self._deadlines, (at_ms, self._seq, live.request_id))
+        if len(self._deadlines) > 2 * len(self.live) + _ENDED_SPARE:
+            self._deadlines = [each for each in self._deadlines if each[2] in self.live]
+            heapify(self._deadlines)
 
     def due(self, now_ms: int) -> list[Live]:
         """Live requests whose watched time has come."""

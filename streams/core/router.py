@@ -101,6 +101,11 @@ class Router:
         )
         return [Decide(record, live.partition)]
 
+    @property
+    def rebuilt(self) -> set[int]:
+        """The partitions whose live requests it knows."""
+        return self.owned - self._rebuilds.keys()
+
     def _known_already(self, event: SessionLoaded | Placed, now_ms: int) -> None:
         """Of what this router wrote itself it learns nothing once it has the partition."""
 
@@ -148,7 +153,7 @@ class Router:
         self.dispatcher.pump(now_ms)
 
     def _outcome_arrived(self, event: OutcomeArrived, now_ms: int) -> None:
-        """The request has ended, unless a later attempt was placed since.
+        """The request has ended, unless a later attempt was placed since (`schemas/outcomes.py`).
 
         A worker that was given up may have written its outcome before it heard so. While the
         request waits to be placed again, that outcome is the end: the gateway has taken it for
@@ -164,6 +169,8 @@ class Router:
             if worker is not None:
                 learning.answered(self.dispatcher.placer, live, worker, outcome, now_ms)
             self._remember_session(live, outcome, now_ms)
+        if outcome.attempt > live.attempt:  # of a router before this one: what it placed is void
+            self.dispatcher.orders.void(live, now_ms)
         self.dispatcher.ended(live, now_ms)
         self.dispatcher.pump(now_ms)
 
@@ -191,7 +198,7 @@ class Router:
 
     def _fleet_record_arrived(self, event: FleetRecordArrived, now_ms: int) -> None:
         member_id = event.record.member_id
-        self.dispatcher.fleet.apply(event.record, event.offset, now_ms)
+        self.dispatcher.fleet.apply(event.record, event.offset, now_ms, event.ahead_ms)
         self._place_lost([x for x in self.dispatcher.table.by_life if x[0] == member_id], now_ms)
         self.dispatcher.pump(now_ms)
 

@@ -3,7 +3,9 @@ nothing is decided here.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from schemas.errors import clipped
 from schemas.frozen import maker
 from schemas.records import (
     CancelWork,
@@ -24,6 +26,7 @@ from streams.core.effects import Dispatch
 from streams.core.fleet import Worker
 from streams.core.placement import Placement
 from streams.core.requests import Live
+from streams.core.wishes import ALL_MET
 
 _decision, _work = maker(Decision), maker(Work)  # one of each per placement
 # Looked up once: naming a member of an enumeration costs more than comparing with it.
@@ -117,6 +120,7 @@ def decision(
 ) -> Decision:
     """What was decided about a request, from its live state as it is after the decision."""
     request = live.request
+    missed = ALL_MET if placement is None else placement.missed
     return _decision(
         request_id=request.request_id,
         session_id=request.session_id,
@@ -142,19 +146,23 @@ def decision(
         w_tpot=0.0 if placement is None else placement.w_tpot,
         load=0.0 if placement is None else placement.load,
         estimate=None if placement is None else placement.estimate,
+        wished_policy=missed.policy,
+        wished_orchestration=missed.orchestration,
+        unmet=missed.unmet,
     )
 
 
 def outcome(
     router_id: str, live: Live, kind: OutcomeKind, error: WireError | None, now_ms: int
 ) -> Outcome:
-    """The end of a request that no worker ends."""
+    """The end of a request that no worker ends: an attempt of its own, above all that a worker may
+    still end."""
     return Outcome(
         request_id=live.request_id,
         session_id=live.request.session_id,
-        attempt=live.attempt,
+        attempt=live.next_attempt,
         kind=kind,
-        error=error,
+        error=None if error is None else replace(error, message=clipped(error.message)),
         written_by=router_id,
         mode=live.mode,
         prefill_worker=live.prefill[0],

@@ -6,22 +6,28 @@ client's to retry.
 
 import asyncio
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from schemas import trace
 from schemas.codec import pack_tokens
 from schemas.errors import InvalidRequest
+from schemas.log.clients import Headers
 from schemas.records import CancelReason, Priority, Request
+from schemas.trace import trace_of
+from streams.config import ORCHESTRATIONS, POLICIES
 from streams.gateway import sessions
 from streams.gateway.event_id import StreamKey
 from streams.gateway.http import RawHeaders, number_header
 from streams.gateway.hub import Call
 from streams.gateway.ids import choice_ids
-from streams.gateway.intake import Intake, priority_of
+from streams.gateway.intake import Intake, one_of, priority_of
 from streams.gateway.service import Gateway
 from streams.gateway.sessions import Conversation
 
-PRIORITY_HEADER, DEADLINE_HEADER, TRACE_HEADER = b"x-priority", "x-deadline-ms", b"traceparent"
+PRIORITY_HEADER, DEADLINE_HEADER = b"x-priority", "x-deadline-ms"
 WEIGHTS_HEADER = b"x-trivium-weights"
+POLICY_HEADER, ORCHESTRATION_HEADER = "x-trivium-policy", "x-trivium-orchestration"
 _WEIGHTS = ("ttft", "tpot")
 
 
@@ -34,6 +40,7 @@ class Caller:
     headers: RawHeaders
     arrived_ms: int
     arrived_s: float
+    cut: Callable[[], None]
 
 
 def conversation_of(gateway: Gateway, caller: Caller, intake: Intake) -> Conversation:
@@ -56,15 +63,17 @@ async def accept(
     requests = _requests(gateway, caller, intake, key, conversation.turn)
     call = Call(
         key,
-        deadline_ms=requests[0].deadline_ms,
+        deadline_ms=key.deadline_ms,
         arrived_s=caller.arrived_s,
         only_end=not intake.stream,
+        cut=caller.cut,
+        goes_on=gateway.goes_on,
     )
     for request in requests:
         call.add(request.request_id, request.choice)
     gateway.hold(call)
     try:
-        await _send_all(gateway, requests, caller.headers.get(TRACE_HEADER, b""))
+        await _send_all(gateway, requests, _trace(caller.headers))
     except BaseException:
         gateway.release(call)
         gateway.cancel_later(call, CancelReason.CLIENT_GONE)  # some may have got through
@@ -84,6 +93,8 @@ def _key(
         partition=partition,
         offset=offset,
         created_s=caller.arrived_ms // 1000,
+        deadline_ms=_deadline_ms(gateway, caller),
+        tenant=caller.tenant,
         choices=choices,
         prompts=len(intake.prompts),
         include_usage=intake.include_usage,
@@ -107,11 +118,13 @@ def _requests(
         prompt_tokens=pack_tokens(intake.prompts[0]),
         sampling=intake.samplings[0],
         arrived_ms=caller.arrived_ms,
-        deadline_ms=_deadline_ms(gateway, caller),
+        deadline_ms=key.deadline_ms,
         gateway_id=gateway.gateway_id,
         gateway_partition=key.partition,
         w_ttft=w_ttft,
         w_tpot=w_tpot,
+        policy=intake.policy or _named(caller, POLICY_HEADER, POLICIES),
+        orchestration=intake.orchestration or _named(caller, ORCHESTRATION_HEADER, ORCHESTRATIONS),
     )
     if key.choices == 1:
         return [first]
@@ -134,8 +147,15 @@ def _requests(
 def _priority(gateway: Gateway, caller: Caller, intake: Intake) -> Priority:
     header = caller.headers.get(PRIORITY_HEADER)
     value = header and header.decode("latin-1")
-    named = intake.priority or priority_of(value, PRIORITY_HEADER.decode())
+    allowed = gateway.settings.priorities
+    named = intake.priority or priority_of(allowed, value, PRIORITY_HEADER.decode())
     return Priority(named or gateway.settings.priority)
+
+
+def _named(caller: Caller, header: str, names: Sequence[str]) -> str:
+    """A wish in a header; empty where there is none. Raises InvalidRequest for unknown names."""
+    value = caller.headers.get(header.encode())
+    return one_of(names, value and value.decode("latin-1").strip().lower(), header) or ""
 
 
 def _deadline_ms(gateway: Gateway, caller: Caller) -> int:
@@ -170,20 +190,12 @@ def _weights(value: bytes | None) -> tuple[float, float]:
     return found.get("ttft", 0.0), found.get("tpot", 0.0)
 
 
-async def _send_all(gateway: Gateway, requests: list[Request], trace: bytes) -> None:
-    traceparent = trace.decode("latin-1")
+def _trace(headers: RawHeaders) -> Headers:
+    return trace_of([(trace.HEADER, headers.get(trace.HEADER.encode()))])
+
+
+async def _send_all(gateway: Gateway, requests: list[Request], headers: Headers) -> None:
     if len(requests) == 1:
-        await gateway.backend.send(requests[0], traceparent)
+        await gateway.backend.send(requests[0], headers)
         return
-    await asyncio.gather(*(gateway.backend.send(request, traceparent) for request in requests))
-
-
-def caller_of(parent_id: str, tenant: str, headers: RawHeaders, arrived_ms: int) -> Caller:
-    """A caller that arrives now."""
-    return Caller(
-        parent_id=parent_id,
-        tenant=tenant,
-        headers=headers,
-        arrived_ms=arrived_ms,
-        arrived_s=asyncio.get_running_loop().time(),
-    )
+    await asyncio.gather(*(gateway.backend.send(request, headers) for request in requests))

@@ -56,8 +56,12 @@ def usage(streams: Sequence[Stream], prompts: int) -> Json:
     }
 
 
-def placement(key: StreamKey, end: StreamEnd) -> Json:
-    """Where a choice was computed."""
+def placement(key: StreamKey, streams: Sequence[Stream]) -> Json:
+    """Where the last of these choices was computed, and from which token on any of them may not
+    follow from what stands before.
+    """
+    end = [stream.end for stream in streams if stream.end is not None][-1]
+    differs = [stream.differs_at for stream in streams if stream.differs_at is not None]
     return {
         "request_id": end.request_id,
         "session_id": key.session_id,
@@ -66,6 +70,7 @@ def placement(key: StreamKey, end: StreamEnd) -> Json:
         "decode_worker": end.decode_worker,
         "attempt": end.attempt,
         "kv_bytes": end.kv_bytes,
+        **({"differs_at": differs[0]} if differs else {}),
     }
 
 

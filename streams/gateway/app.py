@@ -7,6 +7,7 @@
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -20,42 +21,60 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from schemas.codec import Codec
-from schemas.errors import ConfigError, TriviumError
+from schemas.errors import ConfigError, Forbidden, TriviumError
 from schemas.log.clock import wall_ms
 from schemas.records import CancelReason, Endpoint
 from schemas.settings import LogSettings, ModelSettings
 from streams.gateway.backend import LogBackend
 from streams.gateway.config import GatewaySettings
+from streams.gateway.connections import PatientProtocol
 from streams.gateway.endpoints import AsgiEndpoint, events, generate
 from streams.gateway.errors import error_body, from_detail, plain_body, retry_headers
+from streams.gateway.http import send_error
 from streams.gateway.hub import Hub
 from streams.gateway.ids import new_request_id
 from streams.gateway.intake import Served
 from streams.gateway.metrics import Metrics
 from streams.gateway.openapi import describe
+from streams.gateway.pages import Pages, allowing, is_question, say_yes
+from streams.gateway.protocol import bounded
 from streams.gateway.routes import make_router
 from streams.gateway.service import Gateway
 from streams.gateway.tokenizer import Tokenizer, model_folder
 
 logger = logging.getLogger(__name__)
 BACKLOG = 2_048
+OTHER_FILES = 512  # besides connections of clients
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 class FastLane:
     """Straight to the endpoints on the path; everything else goes to FastAPI.
 
-    FastAPI's middleware would wrap every write of every stream.
+    FastAPI's middleware would wrap every write of every stream. Who may not call is turned away.
     """
 
-    def __init__(self, app: FastAPI, posts: Mapping[str, ASGIApp]) -> None:
+    def __init__(self, app: FastAPI, posts: Mapping[str, ASGIApp], pages: Pages) -> None:
         self.fastapi = app
         self._posts = posts
+        self._pages = pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         app: ASGIApp | None = None
-        if scope["type"] == "http" and scope["method"] == "POST":
-            app = self._posts.get(scope["path"])
+        if scope["type"] == "http":
+            try:
+                origin = self._pages.check(scope)
+            except Forbidden as error:
+                name = (b"x-request-id", new_request_id(wall_ms()).encode())
+                await send_error(send, error, [name], 0)
+                return
+            if origin:
+                send = allowing(origin, send)
+                if is_question(scope):
+                    await say_yes(scope, send)
+                    return
+            if scope["method"] == "POST":
+                app = self._posts.get(scope["path"])
         await (app or self.fastapi)(scope, receive, send)
 
 
@@ -77,7 +96,7 @@ def create_app(gateway: Gateway) -> FastLane:
     ]
     app.include_router(make_router(gateway))
     _handle_errors(app, gateway.settings.retry_after_s)
-    return FastLane(app, posts)
+    return FastLane(app, posts, Pages(gateway.settings))
 
 
 def _version() -> str:
@@ -122,12 +141,21 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def on_tick(self, counter: int) -> bool:
+        """Look after connections too."""
+        now_s = asyncio.get_running_loop().time()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, PatientProtocol):
+                connection.look(now_s)
+        return await super().on_tick(counter)
 
-def make_server(app: FastLane, *, grace_ms: int = 1_000) -> Server:
+
+def make_server(app: FastLane, settings: GatewaySettings, *, grace_ms: int = 1_000) -> Server:
     """A server for an app; `serve(sockets=[...])` runs it, `should_exit` ends it."""
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=bounded(settings),  # type: ignore[arg-type]  # it is only called
+        timeout_keep_alive=settings.idle_ms / 1000,  # type: ignore[arg-type]  # any number serves
         lifespan="off",
         log_config=None,
         access_log=False,
@@ -158,6 +186,22 @@ def listen(host: str, port: int) -> socket.socket:
     return found
 
 
+def allow_files(connections_max: int) -> None:
+    """Let the process hold so many connections open, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections_max + OTHER_FILES
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        logger.warning(
+            "at most %d files may be open, so there may be fewer connections than "
+            "gateway.connections_max=%d; raise the limit (ulimit -n)",
+            hard,
+            connections_max,
+        )
+        wanted = hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 async def run_gateway(
     log: LogSettings,
     gateway: GatewaySettings,
@@ -172,7 +216,7 @@ async def run_gateway(
     HTTP is there at once; calls are refused with 503 until the log is joined and workers are ready.
     """
     tokenizer = await asyncio.to_thread(
-        lambda: Tokenizer(model_folder(model.path), inline_chars=gateway.encode_inline_chars)
+        lambda: Tokenizer(model_folder(model), inline_chars=gateway.encode_inline_chars)
     )
     served = Served(
         name=model.served_name,
@@ -180,6 +224,7 @@ async def run_gateway(
         max_model_len=model.max_model_len,
         created_s=wall_ms() // 1000,
     )
+    allow_files(gateway.connections_max)
     sock = listen(gateway.host, gateway.port)
     url = "http://{}:{}".format(*sock.getsockname()[:2])
     metrics = Metrics()
@@ -195,6 +240,7 @@ async def run_gateway(
         codec=codec or Codec(),
     )
     state = Gateway(gateway, served, backend, hub, metrics, gateway_id=gateway_id)
+    backend.turns.heard = state.sessions.learn
     logger.info("%s: serving %s at %s", gateway_id, served.name, url)
     await _serve(state, backend, sock, stop)
 
@@ -202,7 +248,7 @@ async def run_gateway(
 async def _serve(
     gateway: Gateway, backend: LogBackend, sock: socket.socket, stop: asyncio.Event
 ) -> None:
-    server = make_server(create_app(gateway))
+    server = make_server(create_app(gateway), gateway.settings)
     loop = asyncio.get_running_loop()
     helpers = [loop.create_task(backend.run()), loop.create_task(gateway.sweep_forever())]
     serving = loop.create_task(server.serve(sockets=[sock]))
@@ -232,5 +278,5 @@ async def _drain(gateway: Gateway, backend: LogBackend) -> None:
     await backend.drain()
     await gateway.idle(gateway.settings.grace_ms)
     for call in gateway.hub.calls():
-        if call.only_end:
+        if call.only_end and not call.gone:
             await gateway.cancel(call, CancelReason.CLIENT_GONE)

@@ -11,21 +11,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Protocol
 
 from aiokafka import ConsumerRecord
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from schemas.codec import Codec
 from schemas.errors import (
     BrokerUnavailable,
-    LeaseError,
     NotFound,
     NotReady,
     RecordError,
+    RecordTooLarge,
     TopicError,
 )
 from schemas.fleet import Member
-from schemas.log.clients import AssignedReader, LogProducer, bury
+from schemas.log.admin import check_retention, needs_of_requests
+from schemas.log.clients import AssignedReader, Headers, LogProducer, bury
 from schemas.log.clock import wall_ms
+from schemas.log.connecting import is_away
 from schemas.log.membership import Membership
+from schemas.log.patience import TROUBLE, Pauses
 from schemas.records import (
     Cancellation,
     Load,
@@ -39,11 +42,13 @@ from schemas.settings import LogSettings
 from streams.gateway.config import GatewaySettings
 from streams.gateway.hub import Hub
 from streams.gateway.metrics import Metrics
+from streams.gateway.sessions import Turn
+from streams.gateway.turns import Turns
 
 logger = logging.getLogger(__name__)
 RECONNECT_S = 1.0
 FRAMES_MAX = 200  # applied at once; between batches other calls get their turn
-_TROUBLE = (BrokerUnavailable, LeaseError, TopicError, KafkaError, TimeoutError, OSError)
+_TROUBLE = (*TROUBLE, TopicError)
 
 
 class Backend(Protocol):
@@ -55,8 +60,11 @@ class Backend(Protocol):
         Raises what stands in the way of accepting one: BrokerUnavailable, NotReady.
         """
 
-    async def send(self, record: Request | Cancellation, traceparent: str = "") -> None:
-        """Returns when the broker has acknowledged; raises BrokerUnavailable."""
+    async def send(self, record: Request | Cancellation, headers: Headers = ()) -> None:
+        """Returns when the broker has acknowledged; raises BrokerUnavailable, RecordTooLarge."""
+
+    def tell(self, turn: Turn) -> None:
+        """Have every gateway know it, soon; where that fails it is only logged."""
 
     def problems(self) -> list[str]:
         """Why this gateway is not ready; empty when it is."""
@@ -88,13 +96,20 @@ class LogBackend:
         self._hub = hub
         self._metrics = metrics
         self._codec = codec
+        self.turns = Turns(
+            log,
+            codec,
+            gateway_id=gateway_id,
+            back_ms=settings.session_idle_ms,
+            producer=lambda: self._producer,
+            bury=self._bury,
+        )
         self._producer: LogProducer | None = None
         self._membership: Membership | None = None
         self._readers: dict[int, asyncio.Task[None]] = {}
         self._positions: dict[int, int] = {}
         self._trouble = "not connected yet"
         self._failed_s = float("-inf")
-        self._joined = False
 
     # Asked by the endpoints
 
@@ -128,6 +143,9 @@ class LogBackend:
             for member in self._others(membership, MemberKind.WORKER)
         )
 
+    def tell(self, turn: Turn) -> None:
+        self.turns.tell(turn)
+
     def problems(self) -> list[str]:
         try:
             membership = self._living()
@@ -144,7 +162,7 @@ class LogBackend:
             ]
         return found
 
-    async def send(self, record: Request | Cancellation, traceparent: str = "") -> None:
+    async def send(self, record: Request | Cancellation, headers: Headers = ()) -> None:
         topic = "cancellations"
         if isinstance(record, Request):  # a cancellation is worth the wait, a request is not
             self._living()
@@ -159,12 +177,15 @@ class LogBackend:
                     record,
                     key=record.session_id,
                     partition=producer.session_partition(record.session_id),
-                    headers=[("traceparent", traceparent.encode())] if traceparent else (),
+                    headers=headers,
                 )
                 await ack
+        except MessageSizeTooLargeError as error:  # the broker's own limit is lower
+            raise RecordTooLarge(f"{topic}: {record.request_id} is too large: {error}") from error
         except (TimeoutError, KafkaError, BrokerUnavailable) as error:
-            self._failed_s = asyncio.get_running_loop().time()
-            self._trouble = f"a record was not acknowledged ({type(error).__name__})"
+            if is_away(error):
+                self._failed_s = asyncio.get_running_loop().time()
+                self._trouble = f"a record was not acknowledged ({type(error).__name__})"
             raise BrokerUnavailable(
                 f"{topic}: {record.request_id} was not acknowledged within "
                 f"{self._settings.accept_ms} ms: {type(error).__name__}: {error}"
@@ -199,28 +220,37 @@ class LogBackend:
         columns = (frame.attempts, frame.first_seqs, frame.first_chars, frame.token_counts)
         if any(len(column) != rows for column in (*columns, frame.texts)):
             raise RecordError("TokenFrame: its columns differ in length")
+        if (
+            sum(frame.token_counts) != len(frame.token_ids)
+            or min(frame.token_counts, default=0) < 0
+        ):
+            raise RecordError(
+                f"TokenFrame: rows of {sum(frame.token_counts)} tokens, {len(frame.token_ids)} ids"
+            )
+        if min((*frame.first_seqs, *frame.first_chars), default=0) < 0:
+            raise RecordError("TokenFrame: expected rows that begin at 0 or later")
         return frame
 
     # The connection's life
 
     async def run(self) -> None:
-        """Join, and join again after every trouble; ends by cancellation.
+        """Join, and join again after every trouble, however long it lasts; ends by cancellation.
 
-        Raises what prevented the first join when it lasted longer than `ready_timeout_ms`.
+        Raises ConfigError where the log keeps less than a request may live.
         """
-        loop = asyncio.get_running_loop()
-        give_up_s = loop.time() + self._settings.ready_timeout_ms / 1000
+        loop, pauses = asyncio.get_running_loop(), Pauses()
         try:
             async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.turns.hear())
+                tasks.create_task(self.turns.tell_on())
                 while True:
+                    began_s = loop.time()
                     try:
                         await self._live(tasks)
                     except _TROUBLE as error:
                         self._trouble = f"{type(error).__name__}: {error}"
                         logger.warning("%s: %s", self._gateway_id, self._trouble)
-                        if not self._joined and loop.time() > give_up_s:
-                            raise
-                    await asyncio.sleep(RECONNECT_S)
+                    await asyncio.sleep(pauses.after(loop.time() - began_s))
         except ExceptionGroup as group:
             raise group.exceptions[0] from group
         finally:
@@ -229,6 +259,7 @@ class LogBackend:
 
     async def _live(self, tasks: asyncio.TaskGroup) -> None:
         if self._producer is None:
+            await check_retention(self._log, needs_of_requests(self._settings.deadline_ms_max))
             producer = LogProducer(self._log, self._codec, durable=True, client_id=self._gateway_id)
             await producer.start()
             self._producer = producer
@@ -246,7 +277,7 @@ class LogBackend:
             await membership.join()
             await self._read(membership.leases["tokens"], tasks)
             membership.set_state(MemberState.READY)
-            self._membership, self._joined = membership, True
+            self._membership = membership
             self._trouble = "no heartbeat was acknowledged"
             await membership.run()
         finally:

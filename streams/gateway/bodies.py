@@ -5,16 +5,26 @@ What depends on the model (context length, vocabulary) or on several fields is c
 `sampling.py`.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
 
 from schemas.records import Priority
+from streams.config import ORCHESTRATIONS, POLICIES
 
 _INT_32_MAX = 2**31 - 1
 # Room is left above for the numbers of choices, which are added to the seed.
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1 - 65_536
 
+
+# The first thing that is wrong with a list is told; the others would only cost time.
+class _First(FailFast):
+    def __hash__(self) -> int:  # a member of a union has to be hashable
+        return 1
+
+
+Texts = Annotated[list[str], _First()]
 Strings = Annotated[
     Any,
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
@@ -32,7 +42,16 @@ PromptField = Annotated[
         }
     ),
 ]
-PriorityField = Annotated[Any, WithJsonSchema({"type": "string", "enum": list(Priority)})]
+
+
+def _one_of(names: Iterable[str]) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "enum": list(names)})
+
+
+Biases = Annotated[
+    Any, WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}})
+]
+PriorityField = Annotated[Any, _one_of(Priority)]
 
 
 class _Body(BaseModel):
@@ -70,8 +89,17 @@ class StructuredOutputs(_Body):
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Texts | None = None
     grammar: str | None = None
+
+
+class Wishes(_Body):
+    """How the request is wished to be placed; only Trivium understands it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    policy: Annotated[Any, _one_of(POLICIES)] = None
+    orchestration: Annotated[Any, _one_of(ORCHESTRATIONS)] = None
 
 
 class GenerationBody(_Body):
@@ -95,32 +123,33 @@ class GenerationBody(_Body):
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, gt=0, le=1_000)
-    logit_bias: dict[str, float] | None = None
-    bad_words: list[str] | None = None
+    logit_bias: Biases = None
+    bad_words: Texts | None = None
     skip_special_tokens: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Texts | None = None
     guided_grammar: str | None = None
     return_token_ids: bool | None = None
     user: str | None = None
     priority: PriorityField = None
+    trivium: Wishes | None = None
 
 
 class Message(_Body):
     """One message of a chat; content is text or a list of text parts."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[dict[str, Any]] | None = None
+    content: str | Annotated[list[dict[str, Any]], _First()] | None = None
     name: str | None = None
 
 
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: Annotated[list[Message], _First()] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, le=_INT_32_MAX)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
@@ -141,7 +170,7 @@ class TokenizeBody(_Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = Field(None, min_length=1)
+    messages: Annotated[list[Message], _First(), Field(min_length=1)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -18,7 +18,9 @@ from streams.gateway.event_id import Position, StreamKey, positions_text
 from streams.gateway.streams import Stream
 
 DONE = b"data: [DONE]\n\n"
-KEEPALIVE = b": keep-alive\n\n"
+# A comment without a blank line: that would end an event, and `openai` makes one without data of it
+# as soon as events have had ids.
+KEEPALIVE = b": keep-alive\n"
 
 
 def error_event(error: TriviumError) -> bytes:
@@ -30,14 +32,19 @@ class ChunkWriter:
     """Drains the streams of one answer into events."""
 
     def __init__(
-        self, key: StreamKey, streams: Sequence[Stream], has: Sequence[Position] = ()
+        self,
+        key: StreamKey,
+        name: bytes,
+        streams: Sequence[Stream],
+        has: Sequence[Position] = (),
     ) -> None:
+        """`name` is what all ids of this answer begin with."""
         self._key = key
         self._chat = key.endpoint is Endpoint.CHAT
         self._streams = streams
         # What was written so far; a stream may be ahead of it while its siblings are written.
         self._written = list(has) or [Position()] * len(streams)
-        self._id = b"id: %b." % key.encode()
+        self._id = b"id: %b." % name
         head = {
             "id": answers.public_id(key),
             "object": "chat.completion.chunk" if self._chat else "text_completion",
@@ -72,10 +79,11 @@ class ChunkWriter:
             return b""
         if self.said is not None:
             self.said.append(text)
-        return b"%b%d-%d%b%b%b" % (  # a single choice's position is that of its stream
+        return b"%b%d-%d-%x%b%b%b" % (  # a single choice's position is that of its stream
             self._id,
             stream.next_seq,
             stream.next_char,
+            stream.digest,
             self._open(0) if self._first_opens else self._opens[0],
             orjson.dumps(text),
             self._close,
@@ -86,6 +94,8 @@ class ChunkWriter:
 
     def _drain_one(self, i: int) -> bytes:
         stream = self._streams[i]
+        if stream.behind:
+            return b""
         text, token_ids, logprobs = stream.drain(), stream.token_ids, stream.logprobs
         stream.token_ids, stream.logprobs = [], []
         if self._written[i].ended:
@@ -94,7 +104,7 @@ class ChunkWriter:
             self.said.append(text)
         event = b""
         if text or logprobs or token_ids:
-            self._written[i] = Position(stream.next_seq, stream.next_char)
+            self._written[i] = stream.position()
             form = answers.logprobs(self._key, logprobs, stream.next_char - len(text))
             middle = self._after_text + orjson.dumps(form)
             if self._key.token_ids:
@@ -103,7 +113,7 @@ class ChunkWriter:
             event = self._id + b"".join(parts) + self._after_logprobs
         # What ended otherwise has no finish reason: an error event follows, and nothing else.
         if stream.end is not None and stream.end.kind is OutcomeKind.COMPLETED:
-            self._written[i] = Position(stream.next_seq, stream.next_char, True)
+            self._written[i] = stream.position(ended=True)
             event += self._finish(stream, stream.end)
         return event
 
@@ -117,7 +127,7 @@ class ChunkWriter:
             "finish_reason": end.finish_reason or "stop",
             "stop_reason": end.stop_reason or None,
         }
-        return self._event(choice, trivium=answers.placement(self._key, end))
+        return self._event(choice, trivium=answers.placement(self._key, [stream]))
 
     def closing(self) -> bytes:
         """Usage where it was asked for, and the last line."""
@@ -127,8 +137,7 @@ class ChunkWriter:
             "choices": [],
             "usage": answers.usage(self._streams, self._key.prompts),
         }
-        ends = [stream.end for stream in self._streams if stream.end is not None]
-        fields["trivium"] = answers.placement(self._key, ends[-1])
+        fields["trivium"] = answers.placement(self._key, self._streams)
         return (
             self._id + self._positions() + self._head + b"," + orjson.dumps(fields)[1:] + b"\n\n"
         ) + DONE
@@ -169,8 +178,6 @@ def whole_answer(key: StreamKey, streams: Sequence[Stream]) -> bytes:
                 "stop_reason": end.stop_reason or None,
             }
         )
-    last = streams[-1].end
-    assert last is not None
     return orjson.dumps(
         {
             "id": answers.public_id(key),
@@ -179,6 +186,6 @@ def whole_answer(key: StreamKey, streams: Sequence[Stream]) -> bytes:
             "model": key.model,
             "choices": choices,
             "usage": answers.usage(streams, key.prompts),
-            "trivium": answers.placement(key, last),
+            "trivium": answers.placement(key, streams),
         }
     )

@@ -10,10 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.types import Receive, Scope, Send
 
-from schemas.errors import InvalidRequest, NotFound, TooManyRequests, TriviumError
+from schemas.errors import InvalidRequest, NotFound, TriviumError
 from schemas.log.clock import wall_ms
 from schemas.records import CancelReason, Endpoint
-from streams.gateway import event_id
 from streams.gateway.accept import Caller, accept, conversation_of
 from streams.gateway.chunks import ChunkWriter
 from streams.gateway.delivery import COMPLETED, GONE, write_stream, write_whole
@@ -21,13 +20,13 @@ from streams.gateway.event_id import Position, StreamKey
 from streams.gateway.http import (
     HeaderList,
     RawHeaders,
+    cut_of,
     headers_of,
-    read_body,
     send_error,
     start_watch,
 )
 from streams.gateway.hub import Call, Hub
-from streams.gateway.ids import choice_ids, from_public, new_request_id
+from streams.gateway.ids import choice_ids, from_public, is_id, new_request_id
 from streams.gateway.intake import take_in
 from streams.gateway.service import Gateway
 from streams.gateway.sessions import Conversation
@@ -81,15 +80,19 @@ def generate(endpoint: Endpoint) -> Handler:
         parent_id = new_request_id(arrived_ms)
         names.append((b"x-request-id", parent_id.encode()))
         tenant = gateway.keys.tenant(headers)
-        raw = await read_body(headers, receive, gateway.settings.body_bytes_max)
         if RESUME_HEADER in headers:
-            return await _resume(gateway, *_last_event(gateway, headers), receive, send, names)
+            at = _last_event(gateway, headers, tenant)
+            await gateway.bodies.read(headers, receive)
+            return await _resume(gateway, *at, scope, receive, send, names)
+        gateway.admit()  # before anything of the body is kept
+        raw = await gateway.bodies.read(headers, receive)
         caller = Caller(
             parent_id=parent_id,
             tenant=tenant,
             headers=headers,
             arrived_ms=arrived_ms,
             arrived_s=arrived_s,
+            cut=cut_of(scope),
         )
         return await _answer(gateway, endpoint, caller, raw, receive, send, names)
 
@@ -105,7 +108,6 @@ async def _answer(
     send: Send,
     names: HeaderList,
 ) -> str:
-    gateway.admit()
     intake = await take_in(raw, endpoint, gateway.served, gateway.settings)
     conversation = conversation_of(gateway, caller, intake)
     names.append((b"x-session-id", conversation.session_id.encode()))
@@ -113,36 +115,37 @@ async def _answer(
     call = await accept(gateway, caller, intake, conversation)
     names.append((b"x-trivium-request-id", caller.parent_id.encode()))  # now it is on the log
     watcher = start_watch(receive, call)
+    outcome = ""
     try:
         if intake.stream:
             outcome = await _stream(gateway, call, conversation, send)
         else:
             outcome = await _whole(gateway, call, conversation, send)
-    except Exception:
-        gateway.cancel_later(call, CancelReason.CLIENT_GONE)
-        raise
     finally:
         watcher.cancel()
-        gateway.release(call)
-    if outcome != COMPLETED and not (outcome == GONE and keep):
-        gateway.cancel_later(call, CancelReason.CLIENT_GONE)
+        if outcome == GONE and keep:
+            gateway.detach(call)
+        else:
+            gateway.release(call)
+            if outcome != COMPLETED:
+                gateway.cancel_later(call, CancelReason.CLIENT_GONE)
     return outcome
 
 
 async def _stream(gateway: Gateway, call: Call, conversation: Conversation, send: Send) -> str:
-    writer = ChunkWriter(call.key, call.streams)
+    writer = ChunkWriter(call.key, gateway.event_ids.name(call.key), call.streams)
     if conversation.digest and call.key.choices == 1:
         writer.said = []
     outcome = await write_stream(call, writer, send)
     if outcome == COMPLETED and writer.said is not None:
-        gateway.sessions.remember(conversation, "".join(writer.said), wall_ms())
+        gateway.remember(conversation, "".join(writer.said))
     return outcome
 
 
 async def _whole(gateway: Gateway, call: Call, conversation: Conversation, send: Send) -> str:
     outcome = await write_whole(call, send)
     if outcome == COMPLETED and call.key.choices == 1:
-        gateway.sessions.remember(conversation, call.streams[0].drain(), wall_ms())
+        gateway.remember(conversation, call.streams[0].drain())
     return outcome
 
 
@@ -156,10 +159,10 @@ def _keeps_running(headers: RawHeaders) -> bool:
     return value == "continue"
 
 
-def _last_event(gateway: Gateway, headers: RawHeaders) -> tuple[StreamKey, list[Position]]:
-    return event_id.parse(
-        headers[RESUME_HEADER].decode("latin-1"), choices_max=gateway.settings.choices_max
-    )
+def _last_event(
+    gateway: Gateway, headers: RawHeaders, tenant: str
+) -> tuple[StreamKey, list[Position]]:
+    return gateway.event_ids.parse(headers[RESUME_HEADER].decode("latin-1"), tenant)
 
 
 async def events(
@@ -171,12 +174,13 @@ async def events(
     names: HeaderList,
 ) -> str:
     """GET /v1/requests/{id}/events: the stream after `Last-Event-ID`, or from its beginning."""
-    gateway.keys.tenant(headers)
+    tenant = gateway.keys.tenant(headers)
     parent_id = from_public(scope["path_params"]["request_id"])
-    names.append((b"x-request-id", parent_id.encode("latin-1", "replace")[:64]))
-    call = gateway.hub.find(parent_id)
+    named = parent_id if is_id(parent_id) else new_request_id(wall_ms())
+    names.append((b"x-request-id", named.encode()))
+    call = gateway.find(parent_id, tenant)
     if RESUME_HEADER in headers:
-        key, positions = _last_event(gateway, headers)
+        key, positions = _last_event(gateway, headers, tenant)
         if key.parent_id != parent_id:
             raise NotFound(f"{parent_id[:64]}: the Last-Event-ID belongs to another request")
     elif call is not None:
@@ -186,13 +190,14 @@ async def events(
             f"{parent_id[:64]}: not being answered by this gateway; to resume it anywhere, send "
             "the id of its last event as Last-Event-ID"
         )
-    return await _resume(gateway, key, positions, receive, send, names)
+    return await _resume(gateway, key, positions, scope, receive, send, names)
 
 
 async def _resume(
     gateway: Gateway,
     key: StreamKey,
     positions: Sequence[Position],
+    scope: Scope,
     receive: Receive,
     send: Send,
     names: HeaderList,
@@ -205,21 +210,20 @@ async def _resume(
         (b"x-request-id", key.parent_id.encode()),
         (b"x-session-id", key.session_id.encode()),
     ]
-    if len(gateway.followers) >= gateway.settings.resumes_max:
-        raise TooManyRequests(
-            f"{len(gateway.followers)} streams are being resumed, which is the limit; try again"
-        )
+    gateway.admit_resume(key.parent_id)
     loop = asyncio.get_running_loop()
     call = Call(
         key,
-        deadline_ms=key.created_s * 1000 + gateway.settings.deadline_ms_max,
+        deadline_ms=max(key.deadline_ms, wall_ms() + gateway.settings.resume_ms),
         arrived_s=loop.time(),
         only_end=False,
+        goes_on=gateway.goes_on,
+        cut=cut_of(scope),
     )
     ids = choice_ids(key.parent_id, key.choices)
     for choice, (request_id, at) in enumerate(zip(ids, positions, strict=True)):
-        call.add(request_id, choice, next_seq=at.next_seq, next_char=at.next_char)
-    writer = ChunkWriter(key, call.streams, positions)
+        call.add(request_id, choice, at)
+    writer = ChunkWriter(key, gateway.event_ids.name(key), call.streams, positions)
     gateway.followers.add(call)
     tasks = [start_watch(receive, call), loop.create_task(_pump(gateway, call))]
     try:

@@ -4,6 +4,7 @@ Maps the error tree, validation errors and HTTP errors to bodies and headers. Se
 """
 
 import re
+import reprlib
 from typing import Any
 
 import orjson
@@ -22,6 +23,30 @@ _RETRY_STATUSES = (429, 503)
 _FOUND_CHARS_MAX = 80
 # What pydantic adds to a place where several types are allowed; no field has such a name.
 _BRANCH = re.compile(r"(str|list\[.*|dict\[.*)$")
+
+
+class _Shown(reprlib.Repr):
+    """Looks at a few parts of a value only, however large it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = _FOUND_CHARS_MAX
+        self.maxlevel = 3
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Python writes no number of more than 4 300 digits."""
+        if x.bit_length() > 4 * _FOUND_CHARS_MAX:
+            return "a number of very many digits"
+        return super().repr_int(x, level)
+
+
+_shown = _Shown()
+
+
+def shown(value: Any) -> str:
+    """What was found, short enough for a message."""
+    found = _shown.repr(value)
+    return found if len(found) <= _FOUND_CHARS_MAX else found[:_FOUND_CHARS_MAX] + "..."
 
 
 def error_type(status: int) -> str:
@@ -64,9 +89,7 @@ def from_detail(detail: ErrorDetails | dict[str, Any]) -> InvalidRequest:
     if detail["type"] == "missing":
         return InvalidRequest(f"{path}: required, but missing", path or None)
     message = detail["msg"]
-    found = repr(detail["input"])
-    if len(found) > _FOUND_CHARS_MAX:
-        found = found[:_FOUND_CHARS_MAX] + "..."
+    found = shown(detail["input"])
     if not path:
         return InvalidRequest(f"the body: expected a JSON object, found {found}")
     message = message.replace("Input should be", "expected", 1)

@@ -6,18 +6,27 @@ Reading a bounded body, headers as a dictionary, keys, and sending a whole respo
 
 import asyncio
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from schemas.errors import BodyTooLarge, Cancelled, InvalidRequest, TriviumError, Unauthorized
+from schemas.errors import (
+    BodyTooLarge,
+    Cancelled,
+    InvalidRequest,
+    TooManyRequests,
+    TriviumError,
+    Unauthorized,
+    UnsupportedMedia,
+)
 from streams.gateway.errors import error_body, retry_headers
 from streams.gateway.hub import Call
 
 RawHeaders = Mapping[bytes, bytes]
 HeaderList = list[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")
+CUT = "trivium.cut"  # among the extensions of a scope, see `connections.py`
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
@@ -25,24 +34,65 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
     return dict(scope["headers"])
 
 
-async def read_body(headers: RawHeaders, receive: Receive, bytes_max: int) -> bytes:
-    """The whole body; raises BodyTooLarge as soon as that is known."""
-    announced = headers.get(b"content-length", b"0")
-    if announced.isdigit() and int(announced) > bytes_max:
-        raise BodyTooLarge(f"body: expected at most {bytes_max} bytes, found {int(announced)}")
-    parts: list[bytes] = []
-    size = 0
-    while True:
+def cut_of(scope: Scope) -> Callable[[], None]:
+    """What ends the connection of a call at once, whatever was not sent yet."""
+    found: Callable[[], None] = (scope.get("extensions") or {}).get(CUT, _nothing)
+    return found
+
+
+def _nothing() -> None:
+    pass
+
+
+class Bodies:
+    """Reads bodies, each and all of them together bounded."""
+
+    def __init__(self, *, bytes_max: int, together_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._together_max = together_max
+        self._held = 0  # bytes of bodies that are not whole yet
+
+    async def read(self, headers: RawHeaders, receive: Receive) -> bytes:
+        """The whole body.
+
+        Raises BodyTooLarge as soon as that is known, TooManyRequests where other calls bring too
+        much already, and UnsupportedMedia where it is not said to be JSON: anything else a web page
+        may send without being asked (`pages.py`).
+        """
+        kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+        if kind != JSON[1]:
+            raise UnsupportedMedia(
+                f"Content-Type: expected application/json, found {kind.decode('latin-1')[:60]!r}"
+            )
+        announced = headers.get(b"content-length", b"0")
+        if announced.isdigit() and int(announced) > self._bytes_max:
+            raise BodyTooLarge(
+                f"body: expected at most {self._bytes_max} bytes, found {int(announced)}"
+            )
+        body = bytearray()
+        try:
+            while await self._read_part(body, receive):
+                pass
+        finally:
+            self._held -= len(body)
+        return bytes(body)
+
+    async def _read_part(self, body: bytearray, receive: Receive) -> bool:
+        """One more part; returns whether there is more to come."""
         message = await receive()
         if message["type"] != "http.request":
             raise Cancelled("the client hung up before its body was complete")
         part = message.get("body", b"")
-        size += len(part)
-        if size > bytes_max:
-            raise BodyTooLarge(f"body: expected at most {bytes_max} bytes, found more")
-        parts.append(part)
-        if not message.get("more_body", False):
-            return parts[0] if len(parts) == 1 else b"".join(parts)
+        body += part
+        self._held += len(part)
+        if len(body) > self._bytes_max:
+            raise BodyTooLarge(f"body: expected at most {self._bytes_max} bytes, found more")
+        if self._held > self._together_max:
+            raise TooManyRequests(
+                f"at most {self._together_max} bytes of bodies are read at once, and other calls "
+                "bring as much; try again later"
+            )
+        return bool(message.get("more_body", False))
 
 
 async def send_whole(send: Send, status: int, body: bytes, headers: Iterable[Any]) -> None:
@@ -57,10 +107,12 @@ async def send_whole(send: Send, status: int, body: bytes, headers: Iterable[Any
 async def send_error(
     send: Send, error: TriviumError, headers: HeaderList, retry_after_s: int
 ) -> None:
-    """An error as the whole response; an unread body closes the connection."""
+    """An error as the whole response.
+
+    What is still coming of a body is read and forgotten (`connections.py` says how long): a client
+    that is cut off while it sends would never see the answer.
+    """
     extra = retry_headers(error.http_status, retry_after_s)
-    if isinstance(error, BodyTooLarge):
-        extra.append((b"connection", b"close"))
     if isinstance(error, Unauthorized):
         extra.append((b"www-authenticate", b"Bearer"))
     await send_whole(send, error.http_status, error_body(error), [*headers, *extra])

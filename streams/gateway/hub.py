@@ -6,33 +6,40 @@ No task and no future per token.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 
-from schemas.errors import TriviumError
+from schemas.errors import AttemptsDiffer, TriviumError
 from schemas.records import OutcomeKind, StreamEnd, StreamStart, TokenFrame, TokenLogprob
-from streams.gateway.event_id import StreamKey
+from streams.gateway.event_id import Position, StreamKey
 from streams.gateway.metrics import Metrics
 from streams.gateway.streams import Stream
+
+logger = logging.getLogger(__name__)
 
 
 class CallStream(Stream):
     """A stream that knows its call, when it last grew, and where it is run."""
 
-    __slots__ = ("call", "last_s", "start")
+    __slots__ = ("call", "last_s", "start", "told")
 
-    def __init__(
-        self,
-        call: "Call",
-        request_id: str,
-        choice: int = 0,
-        *,
-        next_seq: int = 0,
-        next_char: int = 0,
-    ) -> None:
-        super().__init__(request_id, choice, next_seq=next_seq, next_char=next_char)
+    def __init__(self, call: "Call", request_id: str, choice: int, has: Position | None) -> None:
+        super().__init__(
+            request_id,
+            choice,
+            has=has,
+            goes_on=call.goes_on,
+            restarts=call.only_end,
+            keeps_ids=call.wants_tokens,
+        )
         self.call = call
+        self.told = False  # that it differs
         self.last_s = 0.0
         self.start: StreamStart | None = None  # of the highest attempt that told it
+
+
+def _nothing() -> None:
+    pass
 
 
 class Call:
@@ -42,10 +49,12 @@ class Call:
         "_waiter",
         "arrived_s",
         "bad_end",
+        "cut",
         "deadline_ms",
         "failure",
         "first_s",
         "gap_s",
+        "goes_on",
         "gone",
         "is_changed",
         "keepalive",
@@ -58,13 +67,22 @@ class Call:
     )
 
     def __init__(
-        self, key: StreamKey, *, deadline_ms: int, arrived_s: float, only_end: bool
+        self,
+        key: StreamKey,
+        *,
+        deadline_ms: int,
+        arrived_s: float,
+        only_end: bool,
+        goes_on: bool = False,
+        cut: Callable[[], None] = _nothing,
     ) -> None:
         self.key = key
+        self.cut = cut  # the connection, where its client does not read
         self.wants_tokens = key.token_ids
         self.deadline_ms = deadline_ms
         self.arrived_s = arrived_s
         self.only_end = only_end  # nothing is written before the end: wake then only
+        self.goes_on = goes_on  # where an attempt repeats other tokens
         self.streams: list[CallStream] = []
         self.open = 0
         self.first_s = 0.0
@@ -77,11 +95,9 @@ class Call:
         self.is_changed = False
         self._waiter: asyncio.Future[None] | None = None
 
-    def add(self, request_id: str, choice: int, *, next_seq: int = 0, next_char: int = 0) -> None:
-        """One more stream of this call."""
-        self.streams.append(
-            CallStream(self, request_id, choice, next_seq=next_seq, next_char=next_char)
-        )
+    def add(self, request_id: str, choice: int, has: Position | None = None) -> None:
+        """One more stream of this call, of which a resuming client `has` so much."""
+        self.streams.append(CallStream(self, request_id, choice, has))
         self.open += 1
 
     def wake(self) -> None:
@@ -103,6 +119,12 @@ class Call:
         if self.failure is None:
             self.failure = error
         self.wake()
+
+    async def outlast(self) -> None:
+        """Wait until nothing more comes, without anybody to write it to."""
+        self.only_end = True
+        while self.open and self.failure is None and self.bad_end is None:
+            await self.change()
 
     def hang_up(self) -> None:
         """The client is gone."""
@@ -175,7 +197,7 @@ class Hub:
                 first_char,
                 count,
                 text,
-                token_ids[at : at + count] if call.wants_tokens else (),
+                token_ids[at : at + count],
                 logprobs.get((request_id, attempt, first_seq), ()) if logprobs else (),
             )
             at += count
@@ -186,14 +208,20 @@ class Hub:
                 stream.last_s = call.touched_s = now_s
                 if not call.first_s:
                     self._begun(call, now_s)
+            if stream.differs_at is not None:
+                self._differs(stream)
             if stream.end is not None:
                 self._closed(stream)
             elif not call.only_end:
                 call.wake()
         for end in frame.ends:
             ending = streams.get(end.request_id)
-            if ending is not None and ending.finish(end):
+            if ending is None:
+                continue
+            if ending.finish(end):
                 self._closed(ending)
+            if ending.differs_at is not None:
+                self._differs(ending)
         if self._metrics is not None:
             self._metrics.frame(tokens=total, foreign_rows=foreign, waits=waits, now_s=now_s)
 
@@ -206,6 +234,21 @@ class Hub:
             fuller = (start.attempt, start.decode_worker != "")
             if known is None or fuller > (known.attempt, known.decode_worker != ""):
                 stream.start = start
+
+    def _differs(self, stream: CallStream) -> None:
+        """An attempt repeated other tokens: the call fails, or goes on and tells it at its end."""
+        if stream.told:
+            return
+        stream.told = True
+        if self._metrics is not None:
+            self._metrics.differs()
+        what = (
+            f"{stream.request_id}: attempt {stream.attempt} generates other tokens than those that "
+            f"were delivered, from token {stream.differs_at} on"
+        )
+        logger.warning("%s", what)
+        if stream.broken:
+            stream.call.fail(AttemptsDiffer(f"{what}; send the request again"))
 
     def _begun(self, call: Call, now_s: float) -> None:
         call.first_s = now_s

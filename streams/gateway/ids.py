@@ -30,6 +30,11 @@ def new_session_id(now_ms: int) -> str:
     return "s" + _ordered(now_ms)
 
 
+def is_id(text: str) -> bool:
+    """Whether a text could be an id; what comes from a path may hold anything, even line breaks."""
+    return len(text) <= 64 and text.isascii() and text.replace("-", "").isalnum()
+
+
 def arrival_of(request_id: str) -> tuple[int, int] | None:
     """The first and last wall-clock millisecond at which a call with this id, or with an id that
     begins so, can have arrived; None where it is no id of ours.

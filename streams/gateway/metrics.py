@@ -49,6 +49,9 @@ class Metrics(Collector):
         self._frames = self._counter("frames", "Token frames read.")
         self._repeats = self._counter("repeated_rows", "Rows dropped because nothing was new.")
         self._foreign = self._counter("foreign_rows", "Rows of streams that nobody waits for.")
+        self._differs = self._counter(
+            "differing_streams", "Streams of which something was repeated as other tokens."
+        )
         self._bad = self._counter("undecodable_records", "Records sent to the dead-letter topic.")
         self._ttft = _Histogram(
             "trivium_gateway_first_token_seconds", "From arrival to the first token.", _TTFT_S
@@ -99,6 +102,10 @@ class Metrics(Collector):
     def repeats(self, rows: int) -> None:
         """Rows of an ended stream that brought nothing new."""
         self._repeats.inc(rows)
+
+    def differs(self) -> None:
+        """Something was repeated as other tokens."""
+        self._differs.inc()
 
     def undecodable(self) -> None:
         """A record that could not be read."""

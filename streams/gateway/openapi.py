@@ -22,6 +22,8 @@ _HEADERS = {
     "X-Priority": "interactive, standard or batch.",
     "X-Deadline-Ms": "Milliseconds from now after which the answer is worthless.",
     "X-Trivium-Weights": "What counts in placement, as ttft=0.7,tpot=0.3.",
+    "X-Trivium-Policy": "The policy that is to place the request; else the deployment's.",
+    "X-Trivium-Orchestration": "auto, prefill_first, decode_first or concurrent, if remote.",
     "X-Trivium-On-Disconnect": "cancel (default) or continue.",
     "Last-Event-ID": "Resume the stream after this event, on any gateway; the body is ignored.",
 }

@@ -13,10 +13,11 @@ from schemas.log.clock import wall_ms
 from schemas.records import Cancellation, CancelReason
 from streams.gateway import sessions
 from streams.gateway.bodies import TokenizeBody
+from streams.gateway.config import GatewaySettings
 from streams.gateway.fields import refuse_extras
-from streams.gateway.http import headers_of, read_body
+from streams.gateway.http import headers_of
 from streams.gateway.ids import from_public, new_request_id
-from streams.gateway.intake import Served, chat_prompt, parse, plain_messages
+from streams.gateway.intake import Served, chat_prompt, check_length, parse, plain_messages
 from streams.gateway.service import Gateway
 
 _ID_CHARS_MAX = 64
@@ -52,8 +53,10 @@ def make_router(gateway: Gateway) -> APIRouter:
     async def tokenize(request: Request) -> dict[str, Any]:
         """Token ids of a prompt, or of messages in the model's chat template."""
         headers = headers_of(request.scope)
-        raw = await read_body(headers, request.receive, gateway.settings.body_bytes_max)
-        return await _tokenize(gateway.served, parse(TokenizeBody, raw))
+        raw = await gateway.bodies.read(headers, request.receive)
+        values_max = gateway.settings.values_max
+        body = parse(TokenizeBody, raw, values_max)
+        return await _tokenize(gateway.served, body, gateway.settings)
 
     @guarded.delete("/v1/requests/{request_id}", tags=["Trivium"])
     async def cancel(request_id: str, request: Request, response: Response) -> dict[str, Any]:
@@ -103,17 +106,22 @@ def _model(served: Served) -> dict[str, Any]:
     }
 
 
-async def _tokenize(served: Served, body: TokenizeBody) -> dict[str, Any]:
+async def _tokenize(
+    served: Served, body: TokenizeBody, settings: GatewaySettings
+) -> dict[str, Any]:
     refuse_extras(body.model_extra)
     if body.model not in (None, served.name):
         raise UnknownModel(f"model: expected {served.name!r}, found {str(body.model)[:80]!r}")
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("prompt: expected either prompt or messages", "prompt")
     if body.messages is not None:
-        tokens = await chat_prompt(body, plain_messages(body.messages), served)
+        tokens = await chat_prompt(body, plain_messages(body.messages), served, settings)
     else:
         special = body.add_special_tokens is not False
-        tokens = await served.tokenizer.encode(body.prompt or "", add_special_tokens=special)
+        check_length(len(body.prompt or ""), served, settings)
+        tokens = await served.tokenizer.encode(
+            body.prompt or "", add_special_tokens=special, limit_ms=settings.aside_ms
+        )
     found: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": served.max_model_len,
@@ -127,8 +135,9 @@ async def _tokenize(served: Served, body: TokenizeBody) -> dict[str, Any]:
 async def _cancel(
     gateway: Gateway, request_id: str, request: Request, response: Response
 ) -> dict[str, Any]:
-    session_id = sessions.from_headers(headers_of(request.scope))
-    call = gateway.hub.find(request_id)
+    headers = headers_of(request.scope)
+    session_id = sessions.from_headers(headers)
+    call = gateway.find(request_id, gateway.keys.tenant(headers))
     if call is not None:
         await gateway.cancel(call, CancelReason.CLIENT_REQUEST)
         return _cancelled(request_id, "the request is being cancelled")

@@ -8,6 +8,8 @@ end.
 import asyncio
 import contextlib
 import logging
+import secrets
+from collections.abc import Coroutine
 
 from schemas.errors import (
     BrokerUnavailable,
@@ -20,11 +22,12 @@ from schemas.log.clock import wall_ms
 from schemas.records import Cancellation, CancelReason
 from streams.gateway.backend import Backend
 from streams.gateway.config import GatewaySettings
-from streams.gateway.http import Keys
+from streams.gateway.event_id import EventIds
+from streams.gateway.http import Bodies, Keys
 from streams.gateway.hub import Call, Hub
 from streams.gateway.intake import Served
 from streams.gateway.metrics import Metrics
-from streams.gateway.sessions import Sessions
+from streams.gateway.sessions import Conversation, Sessions
 
 logger = logging.getLogger(__name__)
 SWEEP_S = 0.25
@@ -51,10 +54,18 @@ class Gateway:
         self.metrics = metrics
         self.gateway_id = gateway_id
         self.keys = Keys(settings.api_keys)
+        self.bodies = Bodies(
+            bytes_max=settings.body_bytes_max, together_max=settings.bodies_bytes_max
+        )
+        # Without a key nobody else resumes what is streamed here.
+        event_key = settings.event_key or secrets.token_hex()
+        self.event_ids = EventIds(event_key, choices_max=settings.choices_max)
         self.sessions = Sessions(
             entries_max=settings.sessions_max, idle_ms=settings.session_idle_ms
         )
+        self.goes_on = settings.on_difference == "mark"
         self.in_flight = 0
+        self.detached = 0  # of these, choices whose client left and let the work go on
         self.followers: set[Call] = set()
         self.draining = False
         self._idle = asyncio.Event()
@@ -73,6 +84,27 @@ class Gateway:
             )
         self.backend.place()
 
+    def admit_resume(self, parent_id: str) -> None:
+        """Raise TooManyRequests where one more resume of this request, or of any, is too many."""
+        same = sum(call.key.parent_id == parent_id for call in self.followers)
+        most, per_request = self.settings.resumes_max, self.settings.resumes_per_request_max
+        if len(self.followers) >= most or same >= per_request:
+            raise TooManyRequests(
+                f"{len(self.followers)} streams are being resumed, {same} of them this one, and at "
+                f"most {most} and {per_request} are allowed; try again later"
+            )
+
+    def find(self, parent_id: str, tenant: str) -> Call | None:
+        """The call that this gateway answers, if it is the caller's."""
+        call = self.hub.find(parent_id)
+        return call if call is not None and call.key.tenant == tenant else None
+
+    def remember(self, conversation: Conversation, answer: str) -> None:
+        """Let the next turn of a conversation without a session header find it, on any gateway."""
+        turn = self.sessions.remember(conversation, answer, wall_ms())
+        if turn is not None:
+            self.backend.tell(turn)
+
     def problems(self) -> list[str]:
         """Why /health/ready says no."""
         return ["shutting down"] if self.draining else self.backend.problems()
@@ -87,8 +119,26 @@ class Gateway:
         """Forget a call that is over."""
         self.hub.remove(call)
         self.in_flight -= call.key.choices
-        if not self.in_flight:
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        if self.in_flight == self.detached:
             self._idle.set()
+
+    def detach(self, call: Call) -> None:
+        """Let the work of a client that has gone on, and count it until it ends."""
+        self._hand_on(self._outlast(call))
+        self.detached += call.key.choices
+        self._note_idle()
+
+    async def _outlast(self, call: Call) -> None:
+        try:
+            await call.outlast()
+        finally:
+            self.detached -= call.key.choices
+            self.release(call)
+        if call.failure is not None:
+            await self.cancel(call, CancelReason.CLIENT_GONE)
 
     async def cancel(self, call: Call, reason: CancelReason) -> None:
         """Give up every choice that has not ended; a broker that is away is only logged."""
@@ -109,7 +159,10 @@ class Gateway:
 
     def cancel_later(self, call: Call, reason: CancelReason) -> None:
         """The same without making anybody wait."""
-        task = asyncio.get_running_loop().create_task(self.cancel(call, reason))
+        self._hand_on(self.cancel(call, reason))
+
+    def _hand_on(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
@@ -117,6 +170,8 @@ class Gateway:
         """End late calls and those that lack tokens; keep silent ones alive."""
         for call in [*self.hub.calls(), *self.followers]:
             if now_ms > call.deadline_ms + DEADLINE_GRACE_MS:
+                if call.failure is not None:  # it was told, and is here still: nobody reads it
+                    call.cut()
                 call.fail(DeadlineExceeded("the deadline passed and nobody ended the request"))
                 continue
             if not any(stream.has_gap for stream in call.streams):
@@ -138,7 +193,7 @@ class Gateway:
             await asyncio.sleep(SWEEP_S)
 
     async def idle(self, grace_ms: int) -> None:
-        """Return when no call is left, or after the grace."""
+        """Return when no client waits for an answer any more, or after the grace."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_ms / 1000):
                 await self._idle.wait()

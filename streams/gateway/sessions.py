@@ -1,21 +1,21 @@
 """Which conversation a call belongs to, when the client does not say.
 
-A header names the session. Otherwise the session is found by what was said: when an answer ends, a
-hash over the whole conversation up to and including it is remembered with its session, and the
-next turn, whose messages begin with exactly that, finds it. First turns always get a fresh id, so
-equal openings are not one session. Several sessions may have said the same words: they stand in a
-queue under the same hash, and a next turn takes the one that was taken longest ago.
+A header names the session. Otherwise it is found by what was said: when an answer ends, a hash over
+the whole conversation up to and including it is remembered with its session, here and, by topic
+`turns`, on every gateway. The next turn, whose messages begin with exactly that, finds it anywhere.
+First turns always get a fresh id, so equal openings are not one session. Several sessions may have
+said the same words: they stand in a queue under the same hash, and a next turn takes the one that
+was taken longest ago.
 
-Another gateway does not have the table. It derives the id from the hash up to the first answer,
-which all later turns share, so from the second turn on every gateway without a memory agrees.
-Conversations share such an id only when opening and first answer are equal to the word, for the
-same key and user; they then share a placement, never content.
+What nobody remembers (it is too old, or was changed by its client) gets an id from the hash up to
+its last answer: every gateway finds the same one, and `ARCHITECTURE.md` says where that ends.
 """
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
 from schemas.errors import InvalidRequest
 from streams.gateway.ids import new_session_id
@@ -33,6 +33,14 @@ HEADERS = (
 )
 SESSION_CHARS_MAX = 128
 _SAME_WORDS_MAX = 8  # sessions remembered under one hash
+
+
+class Turn(NamedTuple):
+    """An answer ended: what the next turn of its conversation begins with."""
+
+    digest: bytes
+    session_id: str
+    at_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,16 +89,16 @@ class Sessions:
     def find(self, scope: str, messages: Sequence[Mapping[str, str]], now_ms: int) -> Conversation:
         """The conversation that these messages continue. `scope` keeps keys and users apart."""
         digest = chain(b"", "scope", scope)
-        first = last = b""
+        last = b""
         turn = 0
         for message in messages:
             digest = chain(digest, message["role"], message["content"])
             if message["role"] == "assistant":
                 turn += 1
-                first, last = first or digest, digest
+                last = digest
         if not turn:
             return Conversation(session_id=new_session_id(now_ms), turn=0, digest=digest)
-        session_id = self._take(last, now_ms) or "s" + first.hex()[:26]
+        session_id = self._take(last, now_ms) or "s" + last.hex()[:26]
         return Conversation(session_id=session_id, turn=turn, digest=digest)
 
     def _take(self, digest: bytes, now_ms: int) -> str | None:
@@ -102,15 +110,20 @@ class Sessions:
         entry[1].rotate(-1)
         return entry[1][-1]
 
-    def remember(self, conversation: Conversation, answer: str, now_ms: int) -> None:
-        """Let the next turn of this conversation find it."""
+    def remember(self, conversation: Conversation, answer: str, now_ms: int) -> Turn | None:
+        """Let the next turn of this conversation find it; returns what others are to be told."""
         if not conversation.digest:
-            return
+            return None
         digest = chain(conversation.digest, "assistant", answer)
-        known = self._table.pop(digest, None)
-        sessions = known[1] if known is not None else deque(maxlen=_SAME_WORDS_MAX)
-        if conversation.session_id not in sessions:
-            sessions.appendleft(conversation.session_id)
-        self._table[digest] = (now_ms, sessions)
+        turn = Turn(digest=digest, session_id=conversation.session_id, at_ms=now_ms)
+        self.learn(turn)
+        return turn
+
+    def learn(self, turn: Turn) -> None:
+        """Know what a gateway has remembered; also again."""
+        at_ms, sessions = self._table.pop(turn.digest, (0, deque(maxlen=_SAME_WORDS_MAX)))
+        if turn.session_id not in sessions:
+            sessions.appendleft(turn.session_id)
+        self._table[turn.digest] = (max(at_ms, turn.at_ms), sessions)
         while len(self._table) > self._entries_max:
             self._table.popitem(last=False)

@@ -52,6 +52,19 @@ def _tojson(
     )
 
 
+# What a template raises over messages and variables that it does not expect.
+_REFUSALS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "self", "loop")
+
+
 class ChatTemplate:
     """One compiled template with the special tokens that it may name."""
 
@@ -67,6 +80,7 @@ class ChatTemplate:
         except TemplateError as error:
             raise ConfigError(f"the model's chat template cannot be compiled: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self._reserved = {*_RESERVED, *special_tokens, *environment.globals}
 
     def render(
         self,
@@ -75,7 +89,15 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt's text; raises InvalidRequest when the template refuses the messages."""
+        """The prompt's text; raises InvalidRequest when the template refuses the messages, or a
+        variable has a name that is the template's own.
+        """
+        for name in variables or ():
+            if name in self._reserved:
+                raise InvalidRequest(
+                    f"chat_template_kwargs.{name}: the template's own name; leave it out",
+                    f"chat_template_kwargs.{name}",
+                )
         try:
             return self._template.render(
                 **{
@@ -87,7 +109,7 @@ class ChatTemplate:
                     "add_generation_prompt": add_generation_prompt,
                 }
             )
-        except (TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+        except _REFUSALS as error:
             raise InvalidRequest(
                 f"messages: the model's chat template refuses them: {error}", "messages"
             ) from error

@@ -7,15 +7,22 @@ marks one yet.
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
 
 from schemas.errors import ConfigError, InvalidRequest
+from schemas.settings import ModelSettings
+from streams.gateway.aside import ASIDE
 from streams.gateway.template import ChatTemplate, Message
 
+ENCODE_MS = 5_000
+_THREAD_CHARS_MAX = 1 << 18  # of a text that a thread encodes: some tenths of a second
+_CUT = f"\ufdd0{secrets.randbits(64)}\ufdd0"  # nobody can write it into a message
 FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -26,16 +33,19 @@ FILES = (
 )
 
 
-def model_folder(path: str) -> Path:
-    """The folder of a model: as given if it exists, else fetched by its Hugging Face name."""
-    folder = Path(path)
+def model_folder(model: ModelSettings) -> Path:
+    """The folder of a model: as given if it exists, else fetched by its Hugging Face name and
+    revision. Raises ConfigError.
+    """
+    path, folder = model.path, Path(model.path)
     if folder.is_dir():
         return folder
+    revision = model.pinned
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        return Path(snapshot_download(path, allow_patterns=list(FILES)))
+        return Path(snapshot_download(path, revision=revision, allow_patterns=list(FILES)))
     except (HFValidationError, HfHubHTTPError, OSError) as error:
         raise ConfigError(
             f"model.path: expected a folder or a Hugging Face name, found {path!r}: {error}"
@@ -76,6 +86,14 @@ def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
     return source if isinstance(source, str) else None
 
 
+def _beginnings(names: Iterable[str]) -> re.Pattern[str]:
+    """The first characters of these names, wherever a text has the whole name; names of a single
+    character cannot be cut, and spaces are text to every model.
+    """
+    cut = sorted({re.escape(name) for name in names if len(name) > 1 and name.strip()})
+    return re.compile("(?=" + "|".join(cut) + ").", re.DOTALL) if cut else re.compile("(?!)")
+
+
 class Tokenizer:
     """The tokenizer of the served model. `encode` may be called from any thread."""
 
@@ -85,6 +103,7 @@ class Tokenizer:
             raise ConfigError(
                 f"{file}: no such file; the gateway needs a fast tokenizer (tokenizer.json)"
             )
+        self._file = file
         self._raw = RawTokenizer.from_file(str(file))
         self._raw.no_padding()
         self._raw.no_truncation()
@@ -96,6 +115,12 @@ class Tokenizer:
         model = _read_json(folder / "config.json")
         self.vocab = max(self._raw.get_vocab_size(), int(model.get("vocab_size", 0)))
         self._inline_chars = inline_chars
+        self.token_chars_max = max(map(len, self._raw.get_vocab()), default=1)
+        self._special = _beginnings(
+            token.content
+            for token in self._raw.get_added_tokens_decoder().values()
+            if token.special
+        )
 
     def render(
         self,
@@ -113,11 +138,45 @@ class Tokenizer:
             messages, add_generation_prompt=add_generation_prompt, variables=variables
         )
 
-    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text; a long one is encoded in a thread, so that streams go on."""
+    def pieces(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """The same text in pieces that are to be encoded one by one.
+
+        They end within what a message spells like a special token: cut, it is text.
+        """
+        text = self.render(
+            [self._cut(message) for message in messages],
+            add_generation_prompt=add_generation_prompt,
+            variables=self._cut(variables),
+        )
+        return [piece for piece in text.split(_CUT) if piece]
+
+    def _cut(self, value: Any) -> Any:
+        """A value of JSON with a cut after the first character of every special token's name."""
+        if isinstance(value, str):
+            return self._special.sub(rf"\g<0>{_CUT}", value)
+        if isinstance(value, Mapping):
+            return {name: self._cut(item) for name, item in value.items()}
+        return [self._cut(item) for item in value] if isinstance(value, list) else value
+
+    async def encode(
+        self, text: str, *, add_special_tokens: bool, limit_ms: int = ENCODE_MS
+    ) -> list[int]:
+        """Token ids of a text; a long one is encoded in a thread, so that streams go on, and a very
+        long one in another process, which may be ended. Raises InvalidRequest after the limit.
+        """
         if len(text) <= self._inline_chars:
             return self._ids(text, add_special_tokens)
-        return await asyncio.to_thread(self._ids, text, add_special_tokens)
+        if len(text) <= _THREAD_CHARS_MAX:
+            return await asyncio.to_thread(self._ids, text, add_special_tokens)
+        asked = (text, str(self._file), add_special_tokens)
+        found: list[int] = await ASIDE.ask("encode", *asked, limit_ms=limit_ms)
+        return found
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         # The fast form leaves out where in the text each token lies; it exists for batches only.

@@ -1,10 +1,10 @@
 """Whole stacks for tests: settings that start quickly and wait long, and a small client.
 
-`audits.py` reads what a stack has written, `alone.py` has an engine to compare it with.
+`audits.py` reads what a stack has written; `infra/alone.py` has an engine to compare it with.
 """
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,17 +56,30 @@ def sim_settings(
 
 
 class PatientSupervisor(Supervisor):
-    """Starts processes whose leases last as long as any stall (`tests/e2e/patient.py`)."""
+    """Starts processes whose leases last as long as any stall (`tests/e2e/patient.py`); `own` has
+    variables of single ones.
+    """
+
+    def __init__(self, own: Mapping[str, Mapping[str, str]]) -> None:
+        super().__init__()
+        self._own = own
 
     def start(self, spec: ProcessSpec) -> Process:
         named = ["tests.e2e.patient" if part == "infra.cli.app" else part for part in spec.command]
-        return super().start(replace(spec, command=tuple(named)))
+        env = {**spec.env, **self._own.get(spec.name, {})}
+        return super().start(replace(spec, command=tuple(named), env=env))
 
 
-def patient_stack(settings: Settings, plan: Plan, *, folder: Path | None = None) -> Stack:
+def patient_stack(
+    settings: Settings,
+    plan: Plan,
+    *,
+    folder: Path | None = None,
+    own: Mapping[str, Mapping[str, str]] | None = None,
+) -> Stack:
     """A stack of such processes, not started."""
     made = Stack(settings, plan, folder=folder)
-    made._supervisor = PatientSupervisor()
+    made._supervisor = PatientSupervisor(own or {})
     return made
 
 
@@ -77,6 +90,7 @@ async def stack(
     *,
     seconds: float = 180,
     patient: bool = True,
+    own: Mapping[str, Mapping[str, str]] | None = None,
     **plan: int,
 ) -> AsyncIterator[Stack]:
     """Start the plan's processes, and stop them whatever happens.
@@ -84,8 +98,11 @@ async def stack(
     Only where workers are to be lost by their silence, leases are those of a deployment.
     """
     counts = {"prefill": 0, "decode": 0, **plan}
-    make = patient_stack if patient else Stack
-    running = make(settings, Plan(broker=False, **counts), folder=folder)
+    made = Plan(broker=False, **counts)
+    if patient:
+        running = patient_stack(settings, made, folder=folder, own=own)
+    else:
+        running = Stack(settings, made, folder=folder)
     try:
         await running.start(timeout_s=seconds)
         await met(running)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from infra.audit import audit
 from infra.broker.process import Broker
 from infra.broker.settings import BrokerSettings
 from infra.launcher import Stack
 from infra.plan import Plan
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
-from tests.e2e.audits import audit
 from tests.e2e.harness import Answer, Client, met, sim_settings
 from tests.waiting import until
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from infra.alone import alone
+from infra.audit import audit, read_topic
 from schemas.settings import LogSettings
-from tests.e2e.alone import alone
-from tests.e2e.audits import audit, decoder, overlooked, read_topic
+from tests.e2e.audits import decoder, overlooked
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.waiting import until
 
@@ -57,7 +58,7 @@ async def test_a_lost_decode_worker_is_noticed_and_its_streams_go_on(
         expected = await alone(running.settings, found.requests.values())
     for answer in answers:
         assert answer.done
-        assert answer.token_ids == expected[answer.headers["x-request-id"]]
+        assert answer.token_ids == expected[answer.headers["x-request-id"]].token_ids
     lost = [d for d in found.of_kind("void") if (d.decode_worker, d.decode_epoch) == life]
     assert lost
     assert {decision.reason for decision in lost} == {"worker_lost"}

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from infra.alone import alone
+from infra.audit import Audit, audit
 from infra.fleet import FleetWatch
 from infra.launcher import Stack
 from infra.pool import move_worker
@@ -17,8 +19,7 @@ from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
 from schemas.records import MemberState, OutcomeKind, Reason, Role
 from schemas.settings import LogSettings
-from tests.e2e.alone import alone
-from tests.e2e.audits import Audit, audit, overlooked
+from tests.e2e.audits import overlooked
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.waiting import pass_time, until
 
@@ -124,7 +125,7 @@ async def check(running: Stack, log: LogSettings, answers: list[Answer]) -> Audi
     wrong = [
         answer.headers["x-request-id"]
         for answer in answers
-        if answer.token_ids != expected[answer.headers["x-request-id"]]
+        if answer.token_ids != expected[answer.headers["x-request-id"]].token_ids
     ]
     assert wrong == []
     return found

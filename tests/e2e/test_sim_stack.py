@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from infra.audit import audit, read_raw, read_topic
 from infra.launcher import Stack
 from infra.story_log import read_story
 from infra.story_steps import steps_of
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS, partition_of
 from tests.conftest import _fresh_topics
-from tests.e2e.audits import audit, read_raw, read_topic
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.waiting import until
 

@@ -6,27 +6,35 @@ The replica is the reference: one engine alone, with no connector.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI, OpenAI
 
+from infra.audit import audit
+from infra.bench.fault_plan import BROKER, KILL, Blow, Killer
+from infra.broker.settings import BrokerSettings
 from infra.config import Settings
 from infra.evaluate.conversations import Load
 from infra.evaluate.live import PULL, PUSH, Deployment, compare
 from infra.launcher import Stack
+from infra.plan import Plan
 from infra.story_log import read_story
 from infra.story_steps import steps_of
+from schemas.errors import ConfigError
 from schemas.records import Orchestration
 from schemas.settings import LogSettings, ModelSettings
 from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
 from tests.conftest import _fresh_topics
-from tests.e2e.audits import audit
-from tests.e2e.harness import GATEWAY, Client, stack
+from tests.e2e.harness import GATEWAY, Answer, Client, stack
+from tests.waiting import until
+from tests.workers.processes import family, niceness
 from workers.config import WorkerSettings
+from workers.llm.vllm_settings import VllmSettings
 
 pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(2_400)]
 PATIENT = {"first_token_timeout_ms": 120_000, "progress_timeout_ms": 120_000}
@@ -193,3 +201,45 @@ async def test_every_way_to_place_turns_gives_the_same_answers(
     ended = [outcome for (outcome,) in records.outcomes.values()]
     kinds = {outcome.orchestration for outcome in ended}
     assert (Orchestration.CONCURRENT in kinds) == (deployment is PUSH)
+
+
+async def test_an_engine_runs_below_what_keeps_its_lease_and_outlives_a_broker_that_is_away(
+    tmp_path: Path,
+) -> None:
+    """Process, engine and prefix cache stay, and what ran ends well (issue 10, 4)."""
+    log = LogSettings(session_partitions=1, worker_partitions=2, gateway_partitions=2)
+    own = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=180.0)
+    settings = replace(vllm_settings(log, kv_transfer="off"), broker=own)
+    running = Stack(settings, Plan(prefill=0, decode=0, replica=1), folder=tmp_path)
+    try:
+        await running.start(timeout_s=600)
+        before = {name: process.pid for name, process in running.processes.items()}
+        worker, *engine = family(before["replica-0"])
+        assert niceness(worker) == {0}
+        computing = [pid for pid in engine if computes(pid)]
+        assert [niceness(pid) for pid in computing] == [{VllmSettings().nice}] * 2
+        async with client_of(running) as client:
+            first = await client.stream(QUESTIONS[2])
+            seen = Answer()
+            task = asyncio.create_task(client.stream(QUESTIONS[1], into=seen, max_tokens=600))
+            await until(lambda: len(seen.token_ids) > 20)
+            await Killer(running).deal(Blow(at_s=0, name=BROKER, how=KILL, lasts_s=8.0))
+            found = await task
+            await running.wait_ready(timeout_s=300)
+            again = await client.stream(QUESTIONS[2])
+        assert (found.error, len(found.token_ids)) == ({}, 600)
+        assert again.token_ids == first.token_ids
+        assert again.usage["prompt_tokens_details"]["cached_tokens"] > 0
+        assert {name: process.pid for name, process in running.processes.items()} == before
+        assert [pid for pid in family(worker) if computes(pid)] == [worker, *computing]
+    except ConfigError as error:
+        if "broker.libs" not in error.message and "broker.java" not in error.message:
+            raise
+        pytest.skip(error.message)
+    finally:
+        await running.stop(grace_s=10)
+
+
+def computes(pid: int) -> bool:
+    """Whether it is more than Python's tracker of shared memory."""
+    return "resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_text()

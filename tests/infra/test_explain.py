@@ -328,6 +328,17 @@ def test_tokens_are_counted_once_whatever_repeats_them() -> None:
     assert "2 repeated rows dropped" in steps_of(story)[-1].what
 
 
+def test_an_attempt_that_says_something_else_is_told_by_the_gateways_rule() -> None:
+    """(issue 10, 8)"""
+    frames = [
+        frame("decode-0", 20, 0, 3),
+        frame("decode-1", 60, 0, 4, attempts=[1, 2], token_ids=[7, 7, 0, 9, 9, 9]),
+    ]
+    story = tell([request("r1")], frames)["r1"]
+    assert (story.token_ids, story.differs_at) == ([0, 1, 2], 1)
+    assert "repeated otherwise from token 1 on" in steps_of(story)[-1].what
+
+
 def test_failures_cancellations_and_paired_orchestrations() -> None:
     paired: dict[str, Any] = {"orchestration": Orchestration.DECODE_FIRST}
     target = replace(KV, worker_id="decode-0", tokens=32, block_ids=(1, 2, 3))

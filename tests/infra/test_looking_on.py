@@ -191,6 +191,16 @@ def test_status_tells_roles_and_what_engines_can_do() -> None:
     assert "sim tiny 2 prefill_first both-0" in lines
 
 
+def test_status_tells_how_well_clocks_agree() -> None:
+    """(issue 10, 10)"""
+    rows = members(fleet())
+    rows[0]["clock_ms"] = -240
+    assert "Clocks agree within 240 ms; KV moves within 250 ms." in shown(rows, 120)
+    rows[1]["clock_ms"] = 20
+    told = " ".join(shown(rows, 120))
+    assert f"Clocks differ by 260 ms ({rows[0]['member_id']} is behind" in told
+
+
 def test_status_fits_a_terminal_of_80_columns() -> None:
     rows = members(fleet())
     for row in rows:

@@ -1,12 +1,17 @@
 """What `trivium up` would start, without starting it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from infra.config import Settings
+from infra.launcher import Stack
 from infra.plan import Plan, core_shares, process_specs, with_roles
 from infra.supervisor import ProcessSpec
 from schemas.errors import ConfigError
+from streams.config import RouterSettings
+from workers.config import WorkerSettings
 
 
 def specs(plan: Plan, engine: str = "sim", port: int = 8000) -> dict[str, ProcessSpec]:
@@ -28,6 +33,42 @@ def test_each_process_gets_its_name_its_role_and_its_log() -> None:
     assert worker.log_file == Path("/state/logs/prefill-1.log")
     assert worker.env["TRIVIUM_HOME"] == "/state"
     assert found["gateway-1"].command[6:8] == ("--port", "8001")
+
+
+def deployment(engine: str, policy: str, orchestration: str, push: bool = False) -> Settings:
+    section = {"kv_transfer": "push"} if push else {}
+    return Settings(
+        worker=WorkerSettings(engine=engine),
+        router=RouterSettings(policy=policy, orchestration=orchestration),
+        engines={"vllm": section},
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "policy", "orchestration", "push", "counts", "error"),
+    [
+        ("vllm", "learned", "auto", False, {}, ""),
+        ("vllm", "learned", "prefill_first", False, {}, ""),
+        ("vllm", "learned", "concurrent", False, {}, "prefill_first, found concurrent; set vllm"),
+        ("vllm", "learned", "concurrent", True, {}, ""),
+        ("vllm", "learned", "decode_first", True, {}, "concurrent, found decode_first"),
+        ("sim", "learned", "decode_first", False, {}, ""),
+        ("vllm", "learned", "decode_first", False, {"prefill": 0, "decode": 0, "replica": 1}, ""),
+        ("sim", "replica", "auto", False, {}, "replica needs replicas, and there are none"),
+        ("sim", "replica", "auto", False, {"replica": 1}, ""),
+        ("sim", "replica", "auto", False, {"prefill": 0, "decode": 0}, ""),
+    ],
+)
+def test_a_wish_that_no_workers_can_meet_stops_the_start(
+    engine: str, policy: str, orchestration: str, push: bool, counts: dict[str, Any], error: str
+) -> None:
+    """Instead of becoming something else in silence (issue 10, 2)."""
+    settings, plan = deployment(engine, policy, orchestration, push), Plan(**counts)
+    if not error:
+        Stack(settings, plan)
+        return
+    with pytest.raises(ConfigError, match=error):
+        Stack(settings, plan)
 
 
 def test_a_moved_worker_is_started_anew_with_its_roles() -> None:

@@ -43,6 +43,7 @@ def test_an_index_file_is_built_shown_and_checked(tmp_path: Path) -> None:
     assert (shown["rows"], shown["dim"], shown["metric"]) == (200, 6, "cosine")
     checked = json.loads(trivium("index", "verify", str(path), "--json").stdout)
     assert (checked["sums"], checked["found_itself"]) == ("good", 1.0)
+    assert shown["audit"]["missed_share"] == checked["missed_share"] == 0.0
     astray = trivium("index", "build", str(vectors), str(tmp_path / "none" / "v.index"))
     assert astray.returncode == 2 and "none is no folder" in astray.stderr
     np.save(vectors, np.where(VECTORS > 2, np.nan, VECTORS))

@@ -52,6 +52,8 @@ def test_up_status_chat_tail_down(kafka: LogSettings, tmp_path: Path) -> None:
         code, output, errors = trivium(*up, home=home, env=env)
         assert code == 0, errors
         assert "replica-0 is ready" in output
+        assert home.stat().st_mode & 0o777 == 0o700
+        assert (home / "stack.toml").stat().st_mode & 0o077 == 0
 
         _, output, _ = trivium("status", "--json", home=home, env=env)
         members = {row["member_id"]: row for row in json.loads(output)}

@@ -147,3 +147,19 @@ def test_a_tethered_command_does_not_start_for_another_parent() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert "the launcher ended" in done.stderr
+
+
+async def test_what_has_served_once_is_never_given_up(tmp_path: Path) -> None:
+    """Settings that were right stay right, so the cause lies outside (issue 10, 4)."""
+    keeper = Supervisor()
+    process = keeper.start(spec(tmp_path, "print('up', flush=True); raise SystemExit(2)"))
+    process.proven = True
+    await is_up(process, lives=3)
+    assert not process.failed
+    await keeper.stop()
+
+
+async def test_wrong_settings_end_a_process_that_never_served(tmp_path: Path) -> None:
+    process = Supervisor().start(spec(tmp_path, "raise SystemExit(2)"))
+    await until(lambda: process.failed)
+    assert process.restarts == 0

@@ -14,12 +14,13 @@ from aiokafka.conn import AIOKafkaConnection
 from aiokafka.errors import GroupCoordinatorNotAvailableError
 
 from schemas.codec import Codec
-from schemas.errors import BrokerUnavailable, RecordError, TopicError
-from schemas.log.admin import create_topics, describe_topics, verify_topics
+from schemas.errors import BrokerUnavailable, ConfigError, RecordError, RecordTooLarge, TopicError
+from schemas.log.admin import create_topics, describe_topics, verify_topics, wanted_topics
 from schemas.log.clients import AssignedReader, LogProducer, bury
 from schemas.log.clock import wall_ms
 from schemas.records import Cancellation, CancelReason, Session
 from schemas.settings import LogSettings
+from schemas.sizes import RECORD_BYTES_MAX
 from schemas.topics import TOPICS, partition_of
 from tests.waiting import until
 
@@ -224,6 +225,22 @@ async def test_topics_are_created_once_and_checked(kafka: LogSettings) -> None:
     assert len(rows) == 2 * len(TOPICS)
 
 
+@pytest.mark.parametrize(
+    ("copies", "named", "least"), [(1, 0, None), (2, 0, "2"), (3, 0, "2"), (3, 3, "3"), (5, 0, "3")]
+)
+def test_acknowledged_means_on_most_replicas(copies: int, named: int, least: str | None) -> None:
+    """Not on the leader alone, with which it would go (issue 10, 13)."""
+    settings = LogSettings(replication_factor=copies, min_insync_replicas=named)
+    for topic in wanted_topics(settings).values():
+        assert topic.replication_factor == copies
+        assert topic.topic_configs.get("min.insync.replicas") == least
+
+
+def test_more_copies_than_there_are_brokers_to_hold_them_are_refused() -> None:
+    with pytest.raises(ConfigError, match="min_insync_replicas: expected 0 to replication_factor"):
+        LogSettings(replication_factor=2, min_insync_replicas=3)
+
+
 async def test_another_partition_count_is_refused_with_what_to_do(kafka: LogSettings) -> None:
     other = replace(kafka, session_partitions=kafka.session_partitions + 1)
     with pytest.raises(TopicError, match="requests: expected 3, found 2.*set them in \\[log\\]"):
@@ -274,3 +291,34 @@ async def test_a_start_that_is_cancelled_leaves_nothing_open(
 
 def test_every_process_agrees_on_a_sessions_partition() -> None:
     assert [partition_of(f"session-{n}", 4) for n in range(6)] == [0, 2, 0, 2, 1, 3]
+
+
+async def test_records_that_are_too_large_are_said_to_be_so_and_can_be_buried(
+    kafka: LogSettings,
+) -> None:
+    """No record stops its reader, not even one that fits its topic but no dead letter; what the
+    client takes, the broker takes (issue 10, 15).
+    """
+    producer = LogProducer(kafka, Codec(), durable=True, client_id="writer")
+    reader = AssignedReader(kafka, "requests", [0], client_id="reader")
+    await producer.start()
+    await reader.start("latest")
+    dead = AssignedReader(kafka, "requests.dlq", [0], client_id="buried")
+    try:
+        topic, size, fits = kafka.topic_prefix + "requests", RECORD_BYTES_MAX, None
+        while fits is None:
+            try:
+                fits = await (await producer.send_raw(topic, bytes(size), key=b"k", partition=0))
+            except RecordTooLarge as error:
+                assert "not sent" in str(error)
+                size -= 16
+        (record,) = await reader.batch()
+        await dead.start("latest")
+        await bury(producer, record, RecordError("x" * 100_000))
+        (buried,) = await dead.batch()
+        assert buried.value is None
+        assert dict(buried.headers)["x-dlq-offset"] == b"%d" % record.offset
+    finally:
+        await dead.stop()
+        await reader.stop()
+        await producer.stop()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from schemas import records
 from schemas.codec import full_schema, record_names
 
+TRACEPARENT = b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 INT_MAX, LONG_MAX = 2**31 - 1, 2**63 - 1
 RECORDS = [name for name in record_names() if dataclasses.is_dataclass(getattr(records, name))]
 ENUMS = [name for name in record_names() if name not in RECORDS]

@@ -1,5 +1,8 @@
 """The fleet view: who lives, who holds which lease, and that earlier epochs are void."""
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -155,6 +158,41 @@ def test_the_silent_are_forgotten() -> None:
     view.apply(beat("w2", 0), 2, 5_000)
     assert view.forget(9_000, 10_000) == ["w1"]
     assert list(view.members) == ["w2"]
+
+
+@pytest.mark.parametrize("late", [registration("w1", claims=(0,)), beat("w1", 1)])
+def test_nothing_revives_a_life_that_was_silent_for_a_lease(late: Registration | Heartbeat) -> None:
+    """By the broker's clock, whenever it is read: not a heartbeat, and not a registration with
+    which a fenced worker changes its roles (issue 10, 9)."""
+    view = FleetView()
+    assert view.apply(registration("w1", claims=(0,)), 0, 0, 10)
+    assert view.apply(beat("w1", 0), 1, 0, 20)
+    silent_ms = LEASE_MS + 1
+    assert not view.apply(late, 2, silent_ms, 20 + silent_ms)
+    assert not view.apply(beat("w1", 2), 3, silent_ms, 20 + silent_ms)
+    assert view.holder("decode", 0, silent_ms) is None
+    assert view.apply(registration("w1", epoch=2, claims=(0,)), 4, silent_ms, 30 + silent_ms)
+    assert view.holder("decode", 0, silent_ms) is not None
+
+
+def test_a_life_may_change_its_roles_within_its_lease() -> None:
+    """(issue 10, 9)"""
+    view = FleetView()
+    view.apply(registration("w1"), 0, 0, 10)
+    view.apply(beat("w1", 0), 1, 0, 20)
+    assert view.apply(registration("w1", claims=(0,)), 2, LEASE_MS, 20 + LEASE_MS)
+    assert view.holder("decode", 0, LEASE_MS) is not None
+
+
+def test_clocks_are_measured_by_the_heartbeat_that_came_fastest() -> None:
+    """(issue 10, 10)"""
+    view = FleetView()
+    for member_id, ahead_ms in (("w1", 150), ("w2", -150)):
+        view.apply(registration(member_id), 0, 0, 0)
+        for seq, took_ms in enumerate((40, 3, 90)):
+            found = replace(beat(member_id, seq), at_ms=500 * seq + ahead_ms)
+            view.apply(found, 1, 0, 500 * seq + took_ms)
+    assert {m.member_id: m.ahead_ms for m in view.members.values()} == {"w1": 147, "w2": -153}
 
 
 # Properties

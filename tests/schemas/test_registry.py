@@ -10,7 +10,7 @@ import pytest
 
 from schemas.codec import Codec, full_schema
 from schemas.errors import BrokerUnavailable, ConfigError
-from schemas.records import Cancellation, CancelReason, WireError
+from schemas.records import Cancellation, CancelReason, Unmet, WireError
 from schemas.registry import Registry, fetch, make_codec, register_all, subjects
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
@@ -59,15 +59,15 @@ def test_fetch_gives_the_schema(stub: StubRegistry) -> None:
 
 def test_the_codec_writes_registered_ids_and_reads_older_versions(stub: StubRegistry) -> None:
     current = full_schema("Decision")
-    older = {**current, "fields": current["fields"][:-1]}  # before decisions named estimates
+    older = {**current, "fields": current["fields"][:-1]}  # before decisions named unmet wishes
     old_id = Registry(stub.url, **PATIENT).register("dev.decisions-trivium.Decision", older)
     log = LogSettings(schema_registry=stub.url, topic_prefix="dev.", request_timeout_ms=60_000)
     codec = make_codec(log)
-    decision = dataclasses.replace(example("trivium.Decision"), estimate=None)
+    decision = dataclasses.replace(example("trivium.Decision"), unmet=Unmet.NONE)
     value = codec.encode(decision)
     assert value[0] == 0 and codec.decode(value) == decision
     assert json.loads(stub.schemas[value[4] - 1]) == current
-    old_value = bytes([0, 0, 0, 0, old_id]) + value[5:-1]  # without the absent estimate
+    old_value = bytes([0, 0, 0, 0, old_id]) + value[5:-1]  # without that
     assert codec.decode(old_value) == decision
 
 

@@ -5,7 +5,7 @@ from collections import defaultdict
 import pytest
 
 from infra.simulator.cluster import READY_MS, Cluster, Shape
-from infra.simulator.dealing import HashDealer
+from infra.simulator.dealing import HashDealer, InTurn
 from infra.simulator.latency import Setup
 from infra.simulator.workload import Profile, poisson
 from infra.simulator.workload import Shape as TurnShape
@@ -21,11 +21,12 @@ PROFILE = Profile(
 )
 
 
-def serve(pools: str, share: float, salt: str = "a") -> Cluster:
+def serve(pools: str, share: float, salt: str = "a", *, pairs: int | None = None) -> Cluster:
     """Forty or so conversations of three turns."""
     policy = "replica" if set(pools) <= set("R0123456789") else "static"
     settings = RouterSettings(policy=policy, local_share=share, orchestration="prefill_first")
-    cluster = Cluster(Shape.parse(pools), SETUP, settings, placer=HashDealer(settings, salt))
+    dealer = HashDealer(settings, salt) if pairs is None else InTurn(settings, pairs=pairs)
+    cluster = Cluster(Shape.parse(pools), SETUP, settings, placer=dealer)
     cluster.run(
         poisson(
             PROFILE,
@@ -91,3 +92,22 @@ def test_what_lived_on_a_dead_worker_is_dealt_among_the_living() -> None:
     cluster.run(script)
     served = cluster.clients.served
     assert len(served) == 3 * len(script) and all(each.completed for each in served)
+
+
+def test_pairs_keep_to_each_other_and_get_conversations_in_turn() -> None:
+    """Static 1P1D (issue 10, 27)."""
+    told = workers(serve("3P2D", 0.0, pairs=2))
+    places = [set(turns) for turns in told.values()]
+    assert all(len(place) == 1 for place in places)
+    partners = {place.pop()[:2] for place in places}
+    assert partners == {("prefill-0", "decode-0"), ("prefill-1", "decode-1")}
+
+
+def test_round_robin_gives_each_request_the_next_prefill_worker() -> None:
+    """And each conversation the next decode worker, which keeps it (issue 10, 27)."""
+    cluster = serve("3P2D", 0.0, pairs=0)
+    told = workers(cluster)
+    assert all(len({turn[1] for turn in turns}) == 1 for turns in told.values())
+    sent = [each.outcome for each in sorted(cluster.clients.served, key=lambda each: each.sent_ms)]
+    names = [outcome.prefill_worker for outcome in sent if outcome is not None]
+    assert names == [f"prefill-{number % 3}" for number in range(len(names))]

@@ -107,3 +107,20 @@ def test_kv_sizes_are_the_models() -> None:
     assert SETUP.model.kv_bytes_per_token == 131_072
     assert 400_000 < SETUP.kv_blocks * SETUP.block_tokens < 450_000
     assert SETUP.transfer_ms(0) == SETUP.link.latency_ms
+
+
+def test_one_prompt_at_a_time_answers_the_first_sooner() -> None:
+    """In steps of its own instead of one that holds both (issue 10, 27)."""
+    ends = {}
+    for most in (None, 1):
+        desk = Desk()
+        desk.engine.prompts_max, desk.engine.chunk_tokens = most, 8_192
+        for name in ("a", "b"):
+            desk.engine.prompts.append(Sequence(name, 2_000, 0, 1))
+        desk.engine._interrupt()
+        desk.run()
+        ends[most] = desk.prompts
+    assert ends[None]["a"] == ends[None]["b"]
+    alone_ms = COSTS.step_ms(decoding=0, context_tokens=0, chunk_tokens=2_000, pairs=2e6)
+    assert ends[1]["a"] == pytest.approx(alone_ms)
+    assert ends[1]["a"] < 0.6 * ends[None]["a"] and ends[1]["b"] > ends[None]["b"]

@@ -80,6 +80,7 @@ class Cluster:
         self.now_ms = T0
         self.workers: dict[str, FakeWorker] = {}
         self.log: list[Event] = []  # everything about the partition, decisions included
+        self.clocks_ms: dict[str, int] = {}  # over the broker's, by member
         self.fleet_log: list[tuple[FleetRecordArrived, int]] = []
         self.works: list[Work] = []
         self.cancels: list[CancelWork] = []
@@ -177,7 +178,8 @@ class Cluster:
 
     def fleet(self, record: Any) -> None:
         """One fleet record arrives."""
-        event = FleetRecordArrived(record, len(self.fleet_log))
+        ahead_ms = self.clocks_ms.get(record.member_id, 0)
+        event = FleetRecordArrived(record, len(self.fleet_log), ahead_ms)
         self.fleet_log.append((event, self.now_ms))
         self.apply(event)
 
@@ -271,7 +273,7 @@ class Cluster:
             record = event.record
             if not isinstance(record, Registration):
                 record = replace(record, grants=())
-            router.apply(FleetRecordArrived(record, event.offset), at_ms)
+            router.apply(replace(event, record=record), at_ms)
         router.apply(PartitionTaken(PARTITION), self.now_ms)
         for past in self.log if log is None else log:
             router.apply(past, self.now_ms)

@@ -14,7 +14,9 @@ import httpx
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from schemas.codec import Codec
 from schemas.errors import TriviumError
+from schemas.log.clients import Headers
 from schemas.records import (
     Cancellation,
     Mode,
@@ -25,16 +27,20 @@ from schemas.records import (
     TokenFrame,
     WireError,
 )
+from schemas.sizes import check_size
 from streams.gateway.app import create_app, listen, make_server
 from streams.gateway.config import GatewaySettings
 from streams.gateway.hub import Hub
 from streams.gateway.intake import Served
 from streams.gateway.metrics import Metrics
 from streams.gateway.service import Gateway
+from streams.gateway.sessions import Turn
 from streams.gateway.tokenizer import Tokenizer
 from tests.waiting import until
 
 MODEL = "test-model"
+EVENT_KEY = "of-all-gateways-in-these-tests-01"
+CODEC = Codec()
 TEMPLATE = (
     "{{ bos_token }}"
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}{{ eos_token }}"
@@ -80,6 +86,8 @@ class FakeLog:
         self.partition = partition
         self.frames: list[TokenFrame] = []
         self.sent: list[Request | Cancellation] = []
+        self.headers: list[Headers] = []
+        self.told: list[Turn] = []
         self.reasons: list[str] = []
         self.hold_acks: asyncio.Event | None = None
         self.news = asyncio.Condition()
@@ -90,16 +98,21 @@ class FakeLog:
             raise self.trouble
         return self.partition, len(self.frames)
 
-    async def send(self, record: Request | Cancellation, traceparent: str = "") -> None:
+    async def send(self, record: Request | Cancellation, headers: Headers = ()) -> None:
+        check_size(record, len(CODEC.encode(record)))
         if self.hold_acks is not None:
             await self.hold_acks.wait()
         if self.trouble is not None:
             raise self.trouble
         async with self.news:
             self.sent.append(record)
+            self.headers.append(headers)
             self.news.notify_all()
         if isinstance(record, Request) and self.on_request is not None:
             self.on_request(record)
+
+    def tell(self, turn: Turn) -> None:
+        self.told.append(turn)
 
     def problems(self) -> list[str]:
         return self.reasons
@@ -143,6 +156,7 @@ class Rig:
         served = Served(
             name=MODEL, tokenizer=tokenizer(), max_model_len=max_model_len, created_s=1_700_000_000
         )
+        settings = {"event_key": EVENT_KEY, **settings}
         self.gateway = Gateway(
             GatewaySettings(**settings), served, self.log, hub, metrics, gateway_id="gateway-1"
         )
@@ -175,7 +189,7 @@ def http_client(url: str) -> httpx.AsyncClient:
 async def serving(rig: Rig) -> AsyncIterator[str]:
     """The app on a real socket; gives its URL, once it listens."""
     sock = listen("127.0.0.1", 0)
-    server = make_server(rig.app)
+    server = make_server(rig.app, rig.gateway.settings)
     task = asyncio.get_running_loop().create_task(server.serve(sockets=[sock]))
     try:
         await until(lambda: server.started)
@@ -277,6 +291,11 @@ async def call(rig: Rig, body: Any, path: str = "/v1/chat/completions", **header
     async with rig.client() as client:
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         response = await client.post(
-            path, content=content, headers={k.replace("_", "-"): v for k, v in headers.items()}
+            path,
+            content=content,
+            headers={
+                "content-type": "application/json",
+                **{k.replace("_", "-"): v for k, v in headers.items()},
+            },
         )
         return response.status_code, response.json()

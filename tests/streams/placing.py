@@ -61,7 +61,7 @@ class Scene:
                 worker_id, role, partition=len(self._windows), capability=able
             )
             self._windows[worker_id] = role, window
-            self._apply(record)
+            self.apply(record)
         self.beat()
 
     def beat(self, **windows: int) -> None:
@@ -71,15 +71,16 @@ class Scene:
             window = windows.get(worker_id, window)
             self._windows[worker_id] = role, window
             if window >= 0:
-                self._apply(builders.beat(worker_id, self._beats, {role: window}))
+                self.apply(builders.beat(worker_id, self._beats, {role: window}))
 
-    def _apply(self, record: Any) -> None:
+    def apply(self, record: Any) -> None:
+        """The fleet topic has one more record."""
         self.fleet.apply(record, self._beats, self.now_ms)
 
     def pass_ms(self, passed_ms: int) -> None:
         """Time passes, with a beat at its end."""
         self.now_ms += passed_ms
-        self._apply(Registration(member_id=ROUTER, epoch=1, kind=MemberKind.ROUTER, started_ms=T0))
+        self.apply(Registration(member_id=ROUTER, epoch=1, kind=MemberKind.ROUTER, started_ms=T0))
         self.beat()
 
     def worker(self, worker_id: str) -> Worker:

@@ -1,15 +1,23 @@
 """Stand-ins for what a router process talks to: its producer, and what Faust hands to an agent."""
 
 import asyncio
+import dataclasses
 from typing import Any
 
+from schemas.codec import Codec
 from schemas.settings import LogSettings
+from schemas.sizes import check_size
 from streams.agents.router import RouterProcess
 from streams.config import RouterSettings
 from streams.core.events import PartitionReady, PartitionTaken
 from tests.streams.builders import T0
 
 LOG = LogSettings(topic_prefix="test.")
+CODEC = Codec()
+
+
+async def standing() -> None:
+    """A lease that nobody doubts."""
 
 
 class FakeProducer:
@@ -20,9 +28,14 @@ class FakeProducer:
         self.sent: list[tuple[str, Any, str, int, Any]] = []
         self.acks: list[asyncio.Future[None]] = []
 
+    def session_partition(self, session_id: str) -> int:
+        return 0
+
     async def send(
         self, topic: str, record: Any, *, key: str, partition: int, headers: Any = ()
     ) -> asyncio.Future[None]:
+        if dataclasses.is_dataclass(record):
+            check_size(record, len(CODEC.encode(record)))
         ack: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self.at_once:
             ack.set_result(None)
@@ -55,6 +68,7 @@ async def process_with_partition() -> tuple[RouterProcess, FakeProducer]:
     producer = FakeProducer()
     process.producer = producer  # type: ignore[assignment]  # a fake
     process.outbox._producer = producer  # type: ignore[assignment]  # a fake
+    process.outbox._stands = standing  # it never joined a fleet
     process.apply(PartitionTaken(0), "taken", 0, 0)
     process.apply(PartitionReady(0), "ready", 0, 0)
     process.gate.open(0)

@@ -1,6 +1,5 @@
 """What is learned of times: models, paces, hops, and what it is worth when notes are missing."""
 
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -10,53 +9,9 @@ from schemas.records import Estimate, Load, Mode, Orchestration, Role
 from streams.config import RouterSettings
 from streams.core import estimates
 from streams.core.estimates import Estimates
-from streams.core.regression import Regression
 from tests.streams import builders
 from tests.streams.placing import Scene, need, pair, session
 from tests.streams.placing_world import Laws, world
-
-
-def feed(model: Regression, random: Random, count: int, factor: float = 1.0) -> None:
-    for _ in range(count):
-        x = (random.uniform(0.1, 5.0), 1.0, random.choice((0.0, random.uniform(0, 8))))
-        model.observe(x, factor * (50 * x[0] + 20 + 30 * x[2]) * random.gauss(1.0, 0.1))
-
-
-def error(model: Regression, factor: float = 1.0) -> float:
-    """The greatest relative error over typical work."""
-    points = [(size, 1.0, ahead) for size in (0.5, 1.0, 4.0) for ahead in (0.0, 5.0)]
-    truths = [factor * (50 * x[0] + 20 + 30 * x[2]) for x in points]
-    return max(abs(model.predict(x) / y - 1) for x, y in zip(points, truths, strict=True))
-
-
-def test_a_regression_learns_and_follows_changes() -> None:
-    random, model = Random(4), Regression((100.0, 1.0, 100.0), (300.0, 10.0, 300.0))
-    feed(model, random, 200)
-    assert error(model) < 0.2
-    assert model.alarms == 0
-    feed(model, random, 60, factor=2.0)
-    assert error(model, 2.0) < 0.2
-    assert model.alarms == 1
-    feed(model, random, 60, factor=0.5)
-    assert error(model, 0.5) < 0.25
-
-
-def test_a_regression_shrugs_at_single_outliers() -> None:
-    random, model = Random(5), Regression((100.0, 1.0, 100.0), (300.0, 10.0, 300.0))
-    feed(model, random, 200)
-    before = model.predict((1.0, 1.0, 0.0))
-    model.observe((1.0, 1.0, 0.0), 100 * before)
-    assert model.predict((1.0, 1.0, 0.0)) < 1.25 * before
-    assert model.alarms == 0
-
-
-def test_without_news_nothing_grows() -> None:
-    model = Regression((100.0, 1.0), (300.0, 10.0))
-    for _ in range(5_000):
-        model.observe((1.0, 1.0), 70.0)
-    assert model.predict((1.0, 1.0)) == pytest.approx(70.0, rel=0.01)
-    assert all(abs(v) <= 300.0**2 for row in model._covariance for v in row)
-    assert min(model.coefficients) >= 0.0
 
 
 def test_speeds_come_from_what_was_measured() -> None:
@@ -74,7 +29,7 @@ def test_the_pace_of_a_slow_worker_reaches_its_pool() -> None:
     known = scene.placer.estimates
     for number in range(40):
         name, took_ms = ("p0", 100.0) if number % 2 else ("p1", 300.0)
-        note = known.remote(scene.worker(name), None, 10, scene.now_ms)
+        note = known.remote(scene.worker(name), None, 1_000, 10, scene.now_ms)
         known.prefill_done(note, (name, 1), 1_000, took_ms)
     assert scene.worker("p1").pace == 1.0
     placed = [scene.take(need(1_000)).prefill for _ in range(8)]
@@ -87,7 +42,7 @@ def test_paces_of_lives_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = pair(policy="static")
     known = scene.placer.estimates
     for epoch in range(9):
-        note = known.remote(scene.worker("p0"), None, 10, scene.now_ms)
+        note = known.remote(scene.worker("p0"), None, 1_000, 10, scene.now_ms)
         known.prefill_done(note, ("p0", epoch), 1_000, 100.0)
     assert len(known._paces) == 3
 
@@ -139,7 +94,8 @@ def test_an_answer_of_another_worker_than_noted_teaches_nothing() -> None:
 
 def answer(known: Estimates, scene: Scene, tokens: int, moved_tokens: int, ended_ms: int) -> None:
     """A remote request was answered with so many tokens of 10 ms, after 50 ms of hand-over."""
-    note = known.remote(scene.worker("p0"), scene.worker("d0"), 1_000, ended_ms, moved_tokens)
+    p0, d0 = scene.worker("p0"), scene.worker("d0")
+    note = known.remote(p0, d0, 1_000, 1_000, ended_ms, moved_tokens)
     known.prefill_done(note, ("p0", 1), 1_000, 100.0)
     took_ms = 10.0 * tokens + 50.0
     known.finished(
@@ -191,14 +147,41 @@ def test_moved_kv_has_a_price_per_token() -> None:
     assert scores[0.1, 4_000] - scores[0.0, 4_000] == pytest.approx(0.4)
 
 
-def test_a_prompt_without_history_counts_twice_where_others_are_at_home() -> None:
-    scene = pair(policy="learned")
-    known = expected(scene.placer.estimates, scene)
-    away = expected(scene.placer.estimates, scene, at_home=False)
-    assert known.score - away.score == pytest.approx(
-        0.5 * known.ttft_local_ms / known.ttft_remote_ms
+def test_what_prompts_behind_it_wait_counts_on_either_side() -> None:
+    """Instead of counting a first turn's local time twice (issue 10, 29)."""
+    scores = {}
+    for busy in ("nobody", "d0", "p0"):
+        scene = pair(policy="learned")
+        known, worker = scene.placer.estimates, scene.worker("p0" if busy == "p0" else "d0")
+        for _ in range(20 if busy != "nobody" else 0):
+            if busy == "p0":
+                known.remote(worker, None, 100, 100, scene.now_ms)
+            else:
+                known.in_place(worker, 100, 100, scene.now_ms)
+        found = [expected(known, scene, at_home=at_home) for at_home in (True, False)]
+        assert found[0].score == found[1].score
+        scores[busy] = found[0]
+    assert scores["d0"].score < scores["nobody"].score < scores["p0"].score
+    assert scores["nobody"].gain_ttft == pytest.approx(
+        1 - scores["nobody"].ttft_local_ms / scores["nobody"].ttft_remote_ms
     )
-    assert replace(away, score=known.score, gain_ttft=known.gain_ttft) == known
+    # 20 prompts in 2 s, whose 2 000 tokens of 0.1 ms keep a worker busy for a tenth of its time:
+    # 1 000 tokens take 100 ms, and 10 per s come in the second half of that time.
+    loss = scores["nobody"].gain_ttft - scores["d0"].gain_ttft
+    assert loss * scores["d0"].ttft_remote_ms == pytest.approx(100 * 0.01 * 50 / 0.9)
+
+
+def test_prompts_beside_a_batch_are_thought_to_take_what_prefill_does_until_some_were() -> None:
+    """No first turn would ever be tried otherwise (issue 10, 29)."""
+    scene = pair(policy="learned")
+    known = scene.placer.estimates
+    before = expected(known, scene, at_home=False)
+    for _ in range(100):
+        answer(known, scene, 50, 1_000, scene.now_ms)
+    after = expected(known, scene, at_home=False)
+    step_ms = known.decode.coefficients[0]
+    assert after.ttft_local_ms == pytest.approx(after.ttft_remote_ms + step_ms)
+    assert (before.samples, after.samples, expected(known, scene).samples) == (0, 100, 0)
 
 
 def test_heartbeats_prolong_what_keeps_a_worker_busy() -> None:

@@ -1,12 +1,20 @@
 """Whom the gateway's connection to the log believes to live, and what it refuses calls with."""
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiokafka.errors import (
+    KafkaConnectionError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    NotEnoughReplicasError,
+    TopicAuthorizationFailedError,
+)
 
 from schemas.codec import Codec
-from schemas.errors import BrokerUnavailable, NotReady
+from schemas.errors import BrokerUnavailable, NotReady, RecordTooLarge
 from schemas.fleet import LEASE_MS, FleetView
 from schemas.records import MemberKind, Role
 from schemas.settings import LogSettings
@@ -57,4 +65,53 @@ async def test_workers_are_silent_only_while_the_log_is_heard(
     assert found.problems() == ["nothing of the log is heard; is the broker away?"]
     view.apply(builders.beat("gateway-a", 1), 3, now_ms + LEASE_MS)
     with pytest.raises(NotReady, match="no worker serves the model"):
+        found.place()
+
+
+class RefusingProducer:
+    """Sends nothing: `errors` say why, one for each record."""
+
+    def __init__(self, *errors: Exception, at_once: bool) -> None:
+        self.errors = list(errors)
+        self.at_once = at_once
+
+    def session_partition(self, session_id: str) -> int:
+        return 0
+
+    async def send(self, topic: str, record: Any, **more: Any) -> asyncio.Future[None]:
+        error = self.errors.pop(0)
+        if self.at_once:
+            raise error
+        ack: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ack.set_exception(error)
+        return ack
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(
+    ("error", "raised", "away"),
+    [
+        (RecordTooLarge("9 MB"), RecordTooLarge, False),
+        (MessageSizeTooLargeError("9 MB"), RecordTooLarge, False),
+        (TopicAuthorizationFailedError("no"), BrokerUnavailable, False),
+        (KafkaTimeoutError("late"), BrokerUnavailable, True),
+        (KafkaConnectionError("gone"), BrokerUnavailable, True),
+        (NotEnoughReplicasError("1"), BrokerUnavailable, True),
+        (BrokerUnavailable("not started"), BrokerUnavailable, True),
+    ],
+)
+async def test_only_a_broker_that_is_away_closes_the_gateway_to_others(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type, away: bool, at_once: bool
+) -> None:
+    """One oversized request answered everybody with 503 for a second (issue 10, 17)."""
+    view = FleetView()
+    view.apply(builders.registration("replica-a", Role.REPLICA), 0, T0)
+    view.apply(builders.registration("gateway-a", kind=MemberKind.GATEWAY), 1, T0)
+    monkeypatch.setattr(backend, "wall_ms", lambda: T0)
+    found = joined(view)
+    found._producer = RefusingProducer(error, at_once=at_once)  # type: ignore[assignment]  # a fake
+    with pytest.raises(raised):
+        await found.send(builders.request("r1"))
+    expected = BrokerUnavailable if away else NotReady  # no worker has told its model
+    with pytest.raises(expected):
         found.place()

@@ -1,6 +1,8 @@
 """Unchanged clients over a real socket: openai (sync and async) and LangChain."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -10,7 +12,8 @@ from langchain_openai import ChatOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from schemas.records import OutcomeKind
-from tests.streams.gateway_fakes import MODEL, Rig, serving
+from tests.streams.gateway_fakes import MODEL, Rig, ended, frame, serving
+from tests.waiting import until
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
 
@@ -102,3 +105,57 @@ async def test_langchain() -> None:
         assert "".join(chunk.content for chunk in chunks) == "Hello"
         answers = await chat.abatch(["a", "b"])
         assert [answer.content for answer in answers] == ["Hello", "Hello"]
+
+
+@contextlib.asynccontextmanager
+async def pausing() -> AsyncIterator[str]:
+    """A gateway whose next answer is silent twice before its first token, between the two that it
+    has, and before its end; gives its URL.
+    """
+    rig = Rig(keepalive_ms=1)
+
+    async def answer() -> None:
+        await rig.log.wait_sent(1)
+        (call,) = rig.gateway.hub.calls()
+        name = call.key.parent_id
+        for next_frame in (
+            frame(name, ["Hel"]),
+            frame(name, ["lo"], first_seq=1, first_char=3),
+            frame(name, [], end=ended(name, ["Hel", "lo"])),
+        ):
+            for _ in range(2):
+                rig.gateway.sweep(call.touched_s + 1, 0)
+                await until(lambda: not call.keepalive)
+            await rig.log.push(next_frame)
+
+    async with serving(rig) as url, asyncio.TaskGroup() as tasks:
+        tasks.create_task(answer())
+        yield url + "/v1"
+
+
+async def test_openai_reads_over_silences() -> None:
+    """Keep-alive comments before, between and after tokens end no event (issue 10, 1)."""
+    async with pausing() as url, openai.AsyncOpenAI(base_url=url, api_key="x", timeout=60) as ai:
+        stream = await ai.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
+        texts = [chunk.choices[0].delta.content async for chunk in stream]
+    assert texts == ["Hel", "lo", None]
+
+
+async def test_openai_sync_reads_over_silences() -> None:
+    """As above, in the client without asyncio, with the older endpoint (issue 10, 1)."""
+
+    def talk(url: str) -> str:
+        with openai.OpenAI(base_url=url, api_key="x", timeout=60) as ai:
+            stream = ai.completions.create(model=MODEL, prompt="hello", stream=True)
+            return "".join(chunk.choices[0].text for chunk in stream)
+
+    async with pausing() as url:
+        assert await asyncio.to_thread(talk, url) == "Hello"
+
+
+async def test_langchain_reads_over_silences() -> None:
+    """As above, through LangChain (issue 10, 1)."""
+    async with pausing() as url, httpx.AsyncClient(timeout=60) as http:
+        chat = ChatOpenAI(base_url=url, api_key="x", model=MODEL, http_async_client=http)
+        chunks = [chunk.content async for chunk in chat.astream("hello")]
+    assert "".join(chunks) == "Hello"

@@ -128,3 +128,42 @@ async def test_bad_weights_are_refused_with_what_was_expected(header: str) -> No
     assert "expected ttft=NUMBER,tpot=NUMBER" in answer["error"]["message"]
     assert f"found {header!r}" in answer["error"]["message"]
     assert not rig.log.sent
+
+
+@pytest.mark.parametrize(
+    ("field", "headers", "expected"),
+    [
+        (None, {}, ("", "")),
+        (None, {"x_trivium_policy": " Replica "}, ("replica", "")),
+        (None, {"x_trivium_orchestration": "concurrent"}, ("", "concurrent")),
+        ({"policy": "static", "orchestration": "auto"}, {}, ("static", "auto")),
+        ({"policy": "static"}, {"x_trivium_policy": "learned"}, ("static", "")),
+    ],
+)
+async def test_wishes_reach_the_record(
+    field: Any, headers: dict[str, str], expected: tuple[str, str]
+) -> None:
+    """A header or a field chooses policy and orchestration; the field counts (issue 10, 2)."""
+    rig = Rig()
+    rig.answer_with("ok")
+    assert (await call(rig, chat(n=2, trivium=field), **headers))[0] == 200
+    assert [(r.policy, r.orchestration) for r in rig.log.requests] == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("field", "headers", "param"),
+    [
+        ({}, {"x_trivium_policy": "fastest"}, "x-trivium-policy"),
+        ({}, {"x_trivium_orchestration": "none"}, "x-trivium-orchestration"),
+        ({"policy": "fastest"}, {}, "trivium.policy"),
+        ({"orchestration": ["auto"]}, {}, "trivium.orchestration"),
+        ({"prefill": "first"}, {}, "trivium.prefill"),
+        ("learned", {}, "trivium"),
+    ],
+)
+async def test_unknown_wishes_are_refused(field: Any, headers: dict[str, str], param: str) -> None:
+    """Nothing misspelt is silently something else (issue 10, 2)."""
+    rig = Rig()
+    status, answer = await call(rig, chat(trivium=field), **headers)
+    assert (status, answer["error"]["param"]) == (400, param)
+    assert not rig.log.sent

@@ -205,7 +205,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"audio": {"voice": "x"}}, "audio: not supported; only text is served"),
     ({"best_of": 3}, "best_of: not supported; use `n`"),
     ({"temprature": 1}, "temprature: unknown field; check its spelling"),
-    ({"priority": "urgent"}, "priority: expected one of standard, interactive, batch"),
+    ({"priority": "urgent"}, "priority: expected one of interactive, standard, batch"),
     ({"stream_options": {"include_usage": True}}, "stream_options: needs stream=true"),
     ({"response_format": {"type": "xml"}}, "response_format.type: expected 'text'"),
     (

@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
-from schemas.errors import BrokerUnavailable, NotReady
+from schemas.errors import BrokerUnavailable, ConfigError, NotReady
+from streams.gateway.config import GatewaySettings
 from tests.streams.gateway_fakes import MODEL, Rig, call, chat, ended, frame
 from tests.waiting import until
+
+JSON = {"content-type": "application/json"}
 
 
 async def test_bodies_that_are_too_large_with_and_without_their_length() -> None:
@@ -18,9 +21,9 @@ async def test_bodies_that_are_too_large_with_and_without_their_length() -> None
             yield b" " * 20
 
     async with rig.client() as client:
-        announced = await client.post("/v1/chat/completions", content=b" " * 101)
-        chunked = await client.post("/v1/chat/completions", content=pieces())
-        tokenize = await client.post("/tokenize", content=b" " * 101)
+        announced = await client.post("/v1/chat/completions", content=b" " * 101, headers=JSON)
+        chunked = await client.post("/v1/chat/completions", content=pieces(), headers=JSON)
+        tokenize = await client.post("/tokenize", content=b" " * 101, headers=JSON)
     for response in (announced, chunked, tokenize):
         assert response.status_code == 413
         assert response.json()["error"]["code"] == "body_too_large"
@@ -184,3 +187,31 @@ async def test_metrics() -> None:
         "trivium_gateway_in_flight 0.0",
     ):
         assert line in text
+
+
+@pytest.mark.parametrize("named", ["interactive", "standard"])
+async def test_a_class_is_capped_by_the_settings(named: str) -> None:
+    """By header or field; without either the default holds (issue 10, 18)."""
+    rig = Rig(priority="batch", priority_max="standard")
+    rig.answer_with("ok")
+    expected = 200 if named == "standard" else 400
+    assert (await call(rig, chat(), x_priority=named))[0] == expected
+    assert (await call(rig, chat(priority=named)))[0] == expected
+    assert (await call(rig, chat()))[0] == 200
+    assert rig.log.requests[-1].priority == "batch"
+
+
+async def test_a_deadline_is_capped_by_the_settings() -> None:
+    """Whatever the client asks for (issue 10, 18)."""
+    rig = Rig(deadline_ms=1_000, deadline_ms_max=2_000)
+    rig.answer_with("ok")
+    for asked_ms, expected in ((2_000, 200), (2_001, 400)):
+        assert (await call(rig, chat(), x_deadline_ms=str(asked_ms)))[0] == expected
+    (request,) = rig.log.requests
+    assert request.deadline_ms == request.arrived_ms + 2_000
+
+
+def test_the_default_class_is_within_the_cap() -> None:
+    """Checked at start (issue 10, 18)."""
+    with pytest.raises(ConfigError, match="priority: expected at most priority_max=batch"):
+        GatewaySettings(priority_max="batch")

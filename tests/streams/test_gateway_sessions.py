@@ -74,14 +74,53 @@ def test_space_around_an_answer_does_not_matter() -> None:
     assert found.session_id == first.session_id
 
 
-def test_gateways_without_memory_agree_from_the_second_turn_on() -> None:
+def test_gateways_agree_on_a_conversation_from_its_first_turn_on() -> None:
+    """Whichever answers a turn, once the others have heard of the one before (issue 10, 3)."""
+    gateways, history = [table(), table(), table()], [user("hello")]
+    found = []
+    for n in range(6):
+        gateway = gateways[n % 3]
+        conversation = gateway.find("", history, n)
+        found.append(conversation.session_id)
+        told = gateway.remember(conversation, f"answer {n}", n)
+        assert told is not None
+        for each in gateways:
+            each.learn(told)
+            each.learn(told)  # records may come twice
+        history += [assistant(f"answer {n}"), user(f"more {n}")]
+    assert len(set(found)) == 1
+    assert len({each.find("", history, 9).session_id for each in gateways}) == 1
+
+
+def test_gateways_that_share_words_keep_equal_openings_apart() -> None:
+    """Two users who say the same, on two gateways, until they differ (issue 10, 3 and 28)."""
+    one, other = table(), table()
+    alice, bob = one.find("", [user("hello")], 0), other.find("", [user("hello")], 0)
+    assert alice.session_id != bob.session_id
+    for conversation, gateway in ((alice, one), (bob, other)):
+        told = gateway.remember(conversation, "hi", 0)
+        assert told is not None
+        for each in (one, other):
+            each.learn(told)
+    history = [user("hello"), assistant("hi"), user("more")]
+    second = {one.find("", history, 1).session_id, one.find("", history, 1).session_id}
+    assert second == {alice.session_id, bob.session_id}
+
+
+def test_gateways_without_memory_agree_on_a_turn_and_share_no_openings() -> None:
+    """The id then comes from all that was said, not from how it began (issue 10, 3 and 28)."""
     history = [user("hello"), assistant("hi"), user("more")]
     second = table().find("", history, 0)
     other = table()
     assert turn(other, history, "well").session_id == second.session_id
     history.append(user("and"))
-    assert table().find("", history, 0).session_id == second.session_id
     assert other.find("", history, 0).session_id == second.session_id
+    opening = [user("hello"), assistant("hi")]
+    apart = [
+        table().find("", [*opening, user(text), assistant(text), user("?")], 0).session_id
+        for text in ("of cats", "of dogs")
+    ]
+    assert apart[0] != apart[1]
 
 
 def test_an_idle_session_is_forgotten() -> None:

@@ -67,7 +67,8 @@ class Stream:
             "path": path,
             "raw_path": path.encode(),
             "query_string": b"",
-            "headers": [(k.lower().encode(), v.encode()) for k, v in headers.items()],
+            "headers": [(k.lower().encode(), v.encode()) for k, v in headers.items()]
+            + [(b"content-type", b"application/json")],
         }
         await self._rig.app(scope, receive, send)
 
@@ -230,13 +231,39 @@ async def test_a_client_that_hangs_up_cancels_its_work(stream_it: bool) -> None:
     assert rig.gateway.in_flight == 0
 
 
-async def test_a_client_may_hang_up_and_let_the_work_go_on() -> None:
+@pytest.mark.parametrize("stream_it", [True, False])
+async def test_a_client_may_hang_up_and_let_the_work_go_on(stream_it: bool) -> None:
+    """What goes on without its client still counts, until it ends (issue 10, 18)."""
+    rig = Rig(in_flight_max=1)
+    async with calling(rig, chat(stream=stream_it), X_Trivium_On_Disconnect="continue") as stream:
+        (request,) = await accepted(rig)
+        await rig.log.push(frame(request.request_id, TEXTS[:1]))
+        stream.hang_up()
+        await until(lambda: rig.gateway.detached == 1)
+        await rig.gateway.idle(60_000)  # nobody has to wait for it
+        async with rig.client() as client:
+            refused = await client.post("/v1/chat/completions", json=chat())
+        assert refused.status_code == 429
+        end = ended(request.request_id, TEXTS[:2])
+        await rig.log.push(
+            frame(request.request_id, TEXTS[1:2], first_seq=1, first_char=2, end=end)
+        )
+        await until(lambda: rig.gateway.in_flight == 0)
+    assert rig.gateway.detached == 0
+    assert not rig.log.cancellations
+
+
+async def test_work_that_goes_on_alone_ends_with_its_deadline() -> None:
+    """Nobody hears of it, but it frees its place (issue 10, 18)."""
     rig = Rig()
     async with calling(rig, chat(stream=True), X_Trivium_On_Disconnect="continue") as stream:
-        await accepted(rig)
+        (request,) = await accepted(rig)
         stream.hang_up()
-        await until(lambda: rig.gateway.in_flight == 0)
-    assert not rig.log.cancellations
+        await until(lambda: rig.gateway.detached == 1)
+        rig.gateway.sweep(0.0, request.deadline_ms + 2_001)
+        await rig.log.wait_sent(2)
+    assert [c.request_id for c in rig.log.cancellations] == [request.request_id]
+    assert (rig.gateway.in_flight, rig.gateway.detached) == (0, 0)
 
 
 async def test_a_real_disconnect_is_noticed() -> None:
@@ -429,7 +456,7 @@ async def test_a_silent_stream_is_kept_alive() -> None:
         rig.gateway.sweep(call.arrived_s + 0.9, 0)
         rig.gateway.sweep(call.arrived_s + 1.1, 0)
         rig.gateway.sweep(call.arrived_s + 1.2, 0)
-        await until(lambda: stream.text == ": keep-alive\n\n")
+        await until(lambda: stream.text == ": keep-alive\n")
         assert stream.status == 200
 
 

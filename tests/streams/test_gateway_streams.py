@@ -33,6 +33,11 @@ class Piece:
         )
 
 
+def said(stream: Stream, attempt: int, first: int, text: str) -> int:
+    """Push a row with a token for each character."""
+    return stream.push(attempt, first, first, len(text), text, tuple(map(ord, text)))
+
+
 def cut(attempt: int, cuts: set[int], upto: int = len(ANSWER)) -> list[Piece]:
     edges = sorted({0, upto, *(c for c in cuts if c < upto)})
     return [Piece(attempt, a, b) for a, b in zip(edges, edges[1:], strict=False)]
@@ -94,7 +99,10 @@ def test_a_resumed_stream_gives_exactly_the_rest(
     delivery: tuple[list[Piece], list[Piece]], has: int
 ) -> None:
     rows, _ = delivery
-    stream = Stream("r1", next_seq=has, next_char=len("".join(ANSWER[:has])))
+    client = Stream("r1")
+    Piece(1, 0, has).push(client)
+    client.drain()
+    stream = Stream("r1", has=client.position())
     for row in rows:
         row.push(stream)
     assert stream.drain() == "".join(ANSWER[has:])
@@ -103,48 +111,48 @@ def test_a_resumed_stream_gives_exactly_the_rest(
 
 def test_rows_of_a_lower_attempt_are_dropped() -> None:
     stream = Stream("r1")
-    stream.push(2, 0, 0, 1, "a")
-    assert stream.push(1, 1, 1, 1, "x") == 0
-    assert stream.push(2, 1, 1, 1, "b") == 1
+    said(stream, 2, 0, "a")
+    assert said(stream, 1, 1, "x") == 0
+    assert said(stream, 2, 1, "b") == 1
     assert stream.drain() == "ab"
     assert stream.repeats == 1
 
 
 def test_a_higher_attempt_restarts_and_drops_what_waited() -> None:
     stream = Stream("r1")
-    stream.push(1, 0, 0, 1, "a")
-    stream.push(1, 5, 5, 1, "x")  # ahead; the attempt dies before the gap fills
+    said(stream, 1, 0, "a")
+    said(stream, 1, 5, "x")  # ahead; the attempt dies before the gap fills
     assert stream.has_gap
-    stream.push(2, 0, 0, 3, "abc")
+    said(stream, 2, 0, "abc")
     assert not stream.has_gap
     assert stream.drain() == "abc"
 
 
 def test_an_end_of_zero_and_zero_means_what_is_there() -> None:
     stream = Stream("r1")
-    stream.push(1, 0, 0, 2, "ab")
+    said(stream, 1, 0, "ab")
     assert stream.finish(ended("r1"))
 
 
 def test_an_end_that_is_no_answer_does_not_wait() -> None:
     stream = Stream("r1")
-    stream.push(1, 3, 3, 1, "x")
+    said(stream, 1, 3, "x")
     assert stream.finish(ended("r1", ["a"] * 9, kind=OutcomeKind.FAILED))
     assert not stream.has_gap
 
 
 def test_an_end_of_a_lower_attempt_is_dropped_and_of_a_higher_one_counts() -> None:
     stream = Stream("r1")
-    stream.push(2, 0, 0, 1, "a")
+    said(stream, 2, 0, "a")
     assert not stream.finish(ended("r1", ["a"], attempt=1))
     assert stream.finish(ended("r1", ["a"], attempt=3))
 
 
 def test_nothing_follows_the_end() -> None:
     stream = Stream("r1")
-    stream.push(1, 0, 0, 1, "a")
+    said(stream, 1, 0, "a")
     stream.finish(ended("r1", ["a"]))
-    assert stream.push(2, 0, 0, 9, "abcdefghi") == 0
+    assert said(stream, 2, 0, "abcdefghi") == 0
     assert not stream.finish(ended("r1", ["a"]))
     assert stream.drain() == "a"
 
@@ -152,6 +160,6 @@ def test_nothing_follows_the_end() -> None:
 def test_rows_that_wait_are_bounded() -> None:
     stream = Stream("r1")
     for seq in range(1, ROWS_AHEAD_MAX + 10):
-        stream.push(1, seq, seq, 1, "x")
-    stream.push(1, 0, 0, 1, "x")
+        said(stream, 1, seq, "x")
+    said(stream, 1, 0, "x")
     assert stream.next_seq == ROWS_AHEAD_MAX + 1

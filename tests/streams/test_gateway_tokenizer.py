@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from schemas.errors import ConfigError, InvalidRequest
+from schemas.settings import ModelSettings
 from streams.gateway.config import GatewaySettings
 from streams.gateway.template import ChatTemplate
 from streams.gateway.tokenizer import Tokenizer, model_folder
@@ -71,7 +72,9 @@ def test_folders_that_cannot_be_served(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tokenizer_config.json: expected JSON"):
         Tokenizer(tmp_path)
     with pytest.raises(ConfigError, match="expected a folder or a Hugging Face name"):
-        model_folder("no/such/model")
+        model_folder(ModelSettings(path="no/such/model", revision="0" * 40))
+    with pytest.raises(ConfigError, match="model.revision: expected the commit of 'no/such/model'"):
+        model_folder(ModelSettings(path="no/such/model"))  # (issue 10, 23)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +124,7 @@ def test_a_broken_template_stops_the_start() -> None:
         ({"in_flight_max": 0}, "gateway.in_flight_max: expected at least 1, found 0"),
         ({"prompt_tokens_max": -1}, "gateway.prompt_tokens_max: expected at least 0, found -1"),
         ({"deadline_ms": 4_000_000}, "gateway.deadline_ms: expected at most deadline_ms_max"),
+        ({"deadline_ms_max": 86_400_000}, "deadline_ms_max: expected at most 82800000, while the"),
         ({"priority": "urgent"}, "gateway.priority: expected one of standard, interactive, batch"),
         ({"api_keys": ("a", " ")}, "gateway.api_keys: expected keys, found an empty one"),
     ],

@@ -4,9 +4,11 @@ from typing import Any
 
 import pytest
 
-from schemas.records import Estimate, Reason
+from schemas.records import Estimate, Mode, Reason, Role
 from streams.config import RouterSettings
 from streams.core.policies import Choice, Learned
+from tests.streams import builders
+from tests.streams.placing import Scene, need
 from tests.streams.test_policies import case, estimate
 
 
@@ -44,3 +46,25 @@ def test_no_exploring_without_a_history() -> None:
     known = estimate(0.5)
     assert learned.choose(case(estimate=known)).reason is Reason.EXPLORING
     assert learned.choose(case(estimate=known, has_home=False)).reason is Reason.LEARNED
+
+
+@pytest.mark.parametrize("samples", [0, 100])
+@pytest.mark.parametrize("has_home", [True, False])
+def test_what_a_worker_can_do_alone_needs_no_other(samples: int, has_home: bool) -> None:
+    """Whatever the score says: a transfer is saved, and nobody is spared (issue 10, 29)."""
+    known = Estimate(ttft_local_ms=9, ttft_remote_ms=3, score=-1.0, samples=samples)
+    learned = Learned(RouterSettings(explore_share=0.0))
+    asked = case(estimate=known, alone=True, has_home=has_home, append_tokens=5_000)
+    assert learned.choose(asked).local
+
+
+def test_first_turns_need_no_other_worker_where_all_are_in_both_roles() -> None:
+    """Each could answer alone, and all were placed on two (issue 10, 29)."""
+    scene = Scene(policy="learned")
+    roles = Role.PREFILL, Role.DECODE
+    for partition, name in enumerate(("w0", "w1")):
+        scene.apply(builders.registration(name, *roles, partition=partition))
+        scene.apply(builders.beat(name, 1, dict.fromkeys(roles, 8)))
+    placed = [scene.take(need(1_000)) for _ in range(8)]
+    assert {found.mode for found in placed} == {Mode.LOCAL}
+    assert sorted(w.worker_id for found in placed for w in found.chosen) == ["w0"] * 4 + ["w1"] * 4

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
-from schemas.records import MemberState, Mode, Orchestration, Priority, Reason, Role
+from schemas.records import MemberState, Mode, Orchestration, Priority, Reason, Role, Unmet
 from streams.config import RouterSettings
 from streams.core import choosing, orchestrating
 from streams.core.table import Table
@@ -332,10 +332,10 @@ def test_an_answer_of_one_token_ends_in_prefill() -> None:
 def test_a_worker_with_both_roles_is_no_pair_with_itself() -> None:
     scene = Scene()
     scene.workers(Role.PREFILL, "w0", "w1", orchestrations=ALL)
-    settings = RouterSettings(orchestration="concurrent")
+    settings = RouterSettings()
     both, other = scene.worker("w0"), scene.worker("w1")
-    assert orchestrating.choose(settings, 8, both, other, 0) is Orchestration.CONCURRENT
-    assert orchestrating.choose(settings, 8, both, both, 0) is P
+    assert orchestrating.choose(settings, "concurrent", 8, both, other, 0) == (C, Unmet.NONE)
+    assert orchestrating.choose(settings, "concurrent", 8, both, both, 0) == (P, Unmet.ONE_WORKER)
 
 
 def test_a_long_prompt_is_hashed_whole_only_where_it_may_be_held() -> None:

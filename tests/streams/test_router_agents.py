@@ -8,7 +8,7 @@ import pytest
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 
 from schemas.codec import Codec
-from schemas.errors import BrokerUnavailable, ConfigError
+from schemas.errors import BrokerUnavailable, ConfigError, LeaseError
 from schemas.log import faust_app
 from schemas.log.clock import wall_ms
 from schemas.records import (
@@ -20,24 +20,32 @@ from schemas.records import (
     Session,
 )
 from schemas.settings import LogSettings
-from streams.agents import watchdog
+from streams.agents import router, watchdog
 from streams.agents.app import TOPICS, add_agents, make_app
 from streams.agents.gate import Gate
-from streams.agents.journal import Journal
-from streams.agents.outbox import TRACES_MAX, Lane, Outbox, end_frame
+from streams.agents.journal import LINES_MAX, Journal
+from streams.agents.outbox import TRACES_MAX, Lane, Outbox
+from streams.agents.records import end_frame
 from streams.config import RouterSettings
 from streams.core.dispatcher import Dispatcher
 from streams.core.effects import Decide, Dispatch, End, Forget, SaveSession
 from streams.core.events import PartitionTaken, Tick
+from tests.schemas.examples import TRACEPARENT
 from tests.streams import builders
 from tests.streams.builders import T0
-from tests.streams.router_fakes import LOG, FakeEvent, FakeProducer, process_with_partition
+from tests.streams.router_fakes import (
+    LOG,
+    FakeEvent,
+    FakeProducer,
+    process_with_partition,
+    standing,
+)
 from tests.streams.scenes import replicas
 from tests.waiting import run, until
 
 
 def outbox(producer: FakeProducer, pending_max: int = 100) -> Outbox:
-    return Outbox(producer, "test.", "router-a", pending_max)  # type: ignore[arg-type]  # a fake
+    return Outbox(producer, "test.", "router-a", pending_max, standing)  # type: ignore[arg-type]  # a fake
 
 
 def effects(count: int = 1) -> list[Any]:
@@ -54,14 +62,14 @@ def test_records_are_acknowledged_in_order_and_only_when_all_is_sent() -> None:
         for name, part in (("first", made[:2]), ("second", made[2:]), ("third", [])):
             box.put(part, lane, lane.open(functools.partial(acked.append, name), len(part)))
         await until(lambda: len(producer.sent) == 4)
-        for ack in (*producer.acks[2:], producer.acks[0]):
-            ack.set_result(None)
+        for number in (1, 3, 0):  # all of the second, half of the first
+            producer.acks[number].set_result(None)
         await asyncio.sleep(0)
         assert acked == []
-        producer.acks[1].set_result(None)
+        producer.acks[2].set_result(None)
         await box.drain()
         assert acked == ["first", "second", "third"]
-        assert [topic for topic, *_ in producer.sent] == ["decisions", "decode"] * 2
+        assert [topic for topic, *_ in producer.sent] == ["decisions"] * 2 + ["decode"] * 2
         task.cancel()
 
     run(main())
@@ -128,7 +136,7 @@ def test_ends_go_to_the_log_and_to_the_gateway() -> None:
         box.put([end])
         await box.drain()
         (_, first, key, partition, _), (topic, frame, _, gateway, _) = producer.sent
-        assert (first, key, partition) == (outcome, "r1", 3)
+        assert (first, key, partition) == (outcome, "r1.2", 3)
         assert (topic, gateway, frame.worker_id) == ("tokens", 1, "router-a")
         assert frame.ends == end_frame(end, "router-a", T0).ends
         assert (frame.ends[0].attempt, frame.ends[0].seq) == (2, 0)
@@ -142,13 +150,13 @@ def test_work_carries_the_trace_of_its_request() -> None:
     async def main() -> None:
         producer = FakeProducer()
         box = outbox(producer)
-        box.trace("r0", (("other", b"x"), ("traceparent", b"00-1-2-01")))
+        box.trace("r0", (("other", b"x"), ("traceparent", TRACEPARENT)))
         task = asyncio.create_task(box.run())
         box.put(effects())
         await box.drain()
-        assert producer.sent[1][4] == [("traceparent", b"00-1-2-01")]
+        assert producer.sent[1][4] == [("traceparent", TRACEPARENT)]
         for number in range(TRACES_MAX + 5):
-            box.trace(f"t{number}", (("traceparent", b""),))
+            box.trace(f"t{number}", (("traceparent", TRACEPARENT),))
         assert len(box.traces) == TRACES_MAX
         task.cancel()
 
@@ -206,16 +214,26 @@ def test_the_gate_opens_turns_away_and_holds_back() -> None:
 
 def test_the_journal_numbers_its_lines() -> None:
     journal = Journal("router-a")
-    assert journal.cut(1) is None
+    assert journal.cut(1) == []
     journal.add("requests", 0, 7, T0)
     journal.add("tick", 0, 0, T0 + 50)
-    first = journal.cut(1)
+    (first,) = journal.cut(1)
     journal.add("tick", 0, 0, T0 + 100)
-    second = journal.cut(1)
-    assert first is not None and first.record is not None
-    assert second is not None and second.record is not None
+    (second,) = journal.cut(1)
+    assert first.record is not None and second.record is not None
     assert (first.record.topics, first.record.offsets) == (("requests", "tick"), (7, 0))
     assert (first.record.first_seq, second.record.first_seq) == (0, 2)
+
+
+def test_a_journal_of_any_length_fits_the_log() -> None:
+    """What a router applies when it joins a large fleet leaves in batches (issue 10, 12)."""
+    journal, codec = Journal("router-a"), Codec()
+    for offset in range(2 * LINES_MAX + 1):
+        journal.add("x" * 249, 2**31 - 1, 2**62 + offset, 2**62)
+    batches = [write.record for write in journal.cut(1) if write.record is not None]
+    assert [batch.first_seq for batch in batches] == [0, LINES_MAX, 2 * LINES_MAX]
+    assert max(len(codec.encode(batch)) for batch in batches) < 4 << 20  # half of what fits
+    assert sum(len(batch.offsets) for batch in batches) == 2 * LINES_MAX + 1
 
 
 def test_each_agent_hands_its_events_to_the_process() -> None:
@@ -372,9 +390,21 @@ def test_time_never_runs_backwards() -> None:
         later = process._now_ms + 1_000
         process.apply(PartitionTaken(1), "taken", 1, 0, later)
         process.apply(PartitionTaken(2), "taken", 2, 0, later - 500)
-        batch = process.journal.cut(1)
-        assert batch is not None and batch.record is not None
+        (batch,) = process.journal.cut(1)
+        assert batch.record is not None
         assert list(batch.record.now_ms) == sorted(batch.record.now_ms)
+
+    run(main())
+
+
+def test_a_router_begins_anew_where_the_clock_was_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time would stand until then, and every request expire (issue 10, 10)."""
+
+    async def main() -> None:
+        process, _ = await process_with_partition()
+        monkeypatch.setattr(router, "wall_ms", lambda: process._now_ms - 60_000)
+        with pytest.raises(LeaseError, match="router-a: the clock was set back"):
+            await process.tick()
 
     run(main())
 
@@ -401,6 +431,10 @@ def test_a_consumer_that_reads_nothing_in_spite_of_lag_ends_the_router(
         await asyncio.wait([watch], timeout=0.2)
         assert not watch.done()  # nothing to read
         process.seen["requests", 0] = 1
+        for _ in range(9):  # a rebuild, whose end is far away (issue 10, 5)
+            process.records_read += 1
+            await asyncio.wait([watch], timeout=0.02)
+        assert not watch.done()
         with pytest.raises(BrokerUnavailable, match=r"2 records to read on partitions \[0\]"):
             await watch
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from schemas import prefix
+from schemas.fleet import LEASE_MS
 from schemas.records import (
     CancelReason,
     DecisionKind,
@@ -31,7 +32,8 @@ from streams.core.events import (
     RequestArrived,
     SessionLoaded,
 )
-from streams.core.requests import State
+from streams.core.recovery import arrived
+from streams.core.requests import RequestTable, State
 from streams.core.router import Router
 from tests.streams import builders
 from tests.streams.builders import ROUTER, T0
@@ -166,6 +168,34 @@ def test_without_prefill_workers_for_long_decode_workers_compute_prompts() -> No
     (work,) = on.works
     assert (work.mode, work.phase, work.kv) == (Mode.LOCAL, WorkPhase.DECODE, None)
     assert on.decisions[-1].reason is Reason.NO_WORKER
+
+
+def test_after_the_last_prefill_worker_was_moved_away_nobody_waits_for_one() -> None:
+    """(issue 10, 14)"""
+    on = split(local_after_ms=60_000)
+    on.fleet(builders.registration("p0", Role.DECODE, partition=7))
+    on.request("r1")
+    assert [(work.mode, work.worker_id) for work in on.works] == [(Mode.LOCAL, "d0")]
+    on.worker("p0", Role.PREFILL, window=2)  # and it may come back
+    on.request("r2")
+    assert on.works[-1].mode is Mode.REMOTE
+    on.workers["p0"].silent = True
+    on.pass_ms(LEASE_MS + 250)
+    on.request("r3")
+    assert "r3" not in {work.request_id for work in on.works}  # it may only have lost its lease
+
+
+def test_deadlines_of_ended_requests_are_forgotten() -> None:
+    """Not only an hour later, when they are over (issue 10, 14)."""
+    table = RequestTable(ended_max=10, early_cancels_max=10)
+    kept = arrived(builders.request("kept", deadline_ms=T0 + 5_000), 0)
+    table.add(kept)
+    for number in range(10_000):
+        live = arrived(builders.request(f"r{number}", deadline_ms=T0 + 3_600_000), 0)
+        table.add(live)
+        table.remove(live, T0)
+    assert len(table._deadlines) < 2_000
+    assert table.due(T0 + 5_000) == [kept]
 
 
 def test_deadlines_end_requests_wherever_they_are() -> None:

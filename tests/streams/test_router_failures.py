@@ -93,10 +93,24 @@ def test_a_failed_phase_is_tried_so_often(kind: PhaseKind) -> None:
         assert on.works[-1].attempt == attempt
         on.phase(on.works[-1], kind)
     outcome = on.outcomes["r1"]
-    assert (outcome.kind, outcome.attempt) == (OutcomeKind.FAILED, 3)
+    assert (outcome.kind, outcome.attempt) == (OutcomeKind.FAILED, 4)  # one of the router's own
     assert outcome.error is not None and outcome.error.code == "engine_failed"
     assert "after 3 attempts" in outcome.error.message
     assert on.decisions[-1].reason is Reason.ATTEMPTS_EXHAUSTED
+
+
+def test_workers_that_die_use_up_none_of_the_tries() -> None:
+    """Under kills every few seconds a request may outlive many workers (issue 10, 2 and 4)."""
+    on = replicas(6, attempts_max=2, losses_max=4)
+    on.request("r1")
+    for attempt in (1, 2, 3):
+        assert on.works[-1].attempt == attempt
+        on.worker(on.works[-1].worker_id, Role.REPLICA)
+    on.phase(on.works[-1], PhaseKind.FAILED)
+    assert on.works[-1].attempt == 5
+    on.worker(on.works[-1].worker_id, Role.REPLICA)
+    outcome = on.outcomes["r1"]
+    assert outcome.error is not None and "after 5 attempts" in outcome.error.message
 
 
 def test_a_worker_that_refused_gets_no_more_until_it_beats() -> None:

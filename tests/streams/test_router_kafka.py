@@ -32,7 +32,7 @@ from schemas.records import (
 )
 from schemas.settings import LogSettings
 from streams.agents.app import TOPICS
-from streams.agents.router import run_router
+from streams.agents.running import run_router
 from streams.config import RouterSettings
 from tests.lasting import lasting_leases
 from tests.streams import builders
@@ -155,7 +155,7 @@ def test_remote_request_from_arrival_to_session(kafka: LogSettings) -> None:
             request = fresh("r1")
             await on.send("requests", request, request.session_id)
             (prefill,) = await on.until("prefill", of("r1", Work))
-            assert (prefill.phase, prefill.attempt) == (WorkPhase.PREFILL, 1)
+            assert prefill.phase is WorkPhase.PREFILL
             done = builders.phase(prefill, PhaseKind.PREFILL_DONE, wall_ms())
             await on.send("phases", done, request.session_id)
             (decode,) = await on.until("decode", of("r1", Work))
@@ -235,7 +235,7 @@ def test_a_restarted_router_loses_nothing(kafka: LogSettings) -> None:
 
                 works = await on.until("decode", is_its, len(requests))
                 assert {w.request_id for w in works} == {r.request_id for r in requests}
-                assert sorted(w.attempt for w in works) == [1, 1, 1, 1, 2, 2]
+                assert all(w.attempt > 1 for w in works)  # none shares its number with lost work
 
     run(main())
 
@@ -277,6 +277,7 @@ def test_two_routers_share_the_sessions(kafka: LogSettings) -> None:
                 routers.add(work.router_id)
                 await on.send("outcomes", builders.outcome(work, wall_ms()), request.session_id)
                 number += 1
-            assert {r.attempt for r in on.read["decode"]} == {1}
+            ids = [r.request_id for r in on.read["decode"]]
+            assert len(ids) == len(set(ids))  # each was placed once
 
     run(main())

@@ -6,7 +6,7 @@ import pytest
 
 from schemas.records import Mode, Orchestration, PhaseKind, WorkPhase
 from streams.core.placement import Placer
-from tests.streams.scenes import brought_to, pairs, work_of
+from tests.streams.scenes import brought_to, pairs, replicas, split, work_of
 
 Told = dict[str, list[dict[str, Any]]]
 
@@ -72,3 +72,37 @@ def test_nothing_is_learned_of_an_answer_that_says_nothing(told: Told) -> None:
         first_token_ms = 0 if completion_tokens > 1 else on.now_ms
         on.outcome(decode, first_token_ms=first_token_ms, completion_tokens=completion_tokens)
     assert not told["finished"]
+
+
+@pytest.mark.parametrize("ahead_ms", [0, -150, 150, 3_600_000])
+def test_nothing_is_learned_from_clocks_that_differ(ahead_ms: int, told: Told) -> None:
+    """Workers 150 ms behind would make append-prefill free (issue 10, 11)."""
+    on = replicas(1)
+    on.request("r1")
+    placed_ms, on.now_ms = on.now_ms, on.now_ms + 250
+    on.outcome(
+        on.works[0],
+        first_token_ms=placed_ms + 100 + ahead_ms,
+        ended_ms=placed_ms + 250 + ahead_ms,
+        completion_tokens=16,
+    )
+    answer = told["finished"][0]
+    assert (answer["ttft_ms"], answer["tpot_ms"]) == (100.0, 10.0)
+
+
+@pytest.mark.parametrize("ahead_ms", [-150, 150])
+def test_a_remote_answer_is_measured_by_the_router(ahead_ms: int, told: Told) -> None:
+    """Its first token and its end are on two clocks (issue 10, 11)."""
+    on = split()
+    on.request("r1")
+    placed_ms, on.now_ms = on.now_ms, on.now_ms + 100
+    on.phase(on.works[0], PhaseKind.PREFILL_DONE, started_ms=placed_ms, ended_ms=on.now_ms)
+    on.now_ms += 150
+    on.outcome(
+        on.works[-1],
+        first_token_ms=placed_ms + 100,
+        ended_ms=on.now_ms + ahead_ms,
+        completion_tokens=16,
+    )
+    answer = told["finished"][0]
+    assert (answer["ttft_ms"], answer["tpot_ms"]) == (100.0, 10.0)

@@ -4,6 +4,7 @@ from typing import Any
 
 from schemas.log.clients import Headers
 from schemas.records import Outcome, Phase, Role, StreamEnd, TokenFrame, Work, WorkPhase
+from tests.schemas.examples import TRACEPARENT
 from tests.workers.fakes import EPOCH, MODEL, WORKER, FakeEngine, work
 from workers.frames import Frames
 from workers.llm.held import Held, Limits
@@ -11,14 +12,17 @@ from workers.llm.stream import Identity
 
 NOW_MS = 1_000_000
 PREFILL, DECODE = WorkPhase.PREFILL, WorkPhase.DECODE
-TRACE: Headers = [("traceparent", b"t"), ("ce_type", b"x")]
+TRACE: Headers = [("traceparent", TRACEPARENT), ("ce_type", b"x")]
 
 
 class Desk:
     """A Held with everything around it, and what came out."""
 
-    def __init__(self, held_max: int = 4, seen_max: int = 64, *roles: Role) -> None:
+    def __init__(
+        self, held_max: int = 4, seen_max: int = 64, *roles: Role, at_once: int = 0
+    ) -> None:
         self.epochs: dict[str, int] = {}  # of other workers, as the fleet knows them
+        self.clocks_ms: dict[str, int] = {}  # likewise, over this one's
         self.engine = FakeEngine()
         self.frames = Frames(WORKER)
         self.phases: list[Phase] = []
@@ -29,6 +33,7 @@ class Desk:
             held_max=held_max,
             seen_max=seen_max,
             gateway_partitions=2,
+            prefill_running_max=at_once,
         )
         identity = Identity(worker_id=WORKER, epoch=EPOCH)
         self.held = Held(
@@ -37,8 +42,14 @@ class Desk:
             limits,
             self.frames,
             self._report,
-            lambda worker_id: self.epochs.get(worker_id, 0),
+            self,
         )
+
+    def epoch_of(self, worker_id: str) -> int:
+        return self.epochs.get(worker_id, 0)
+
+    def apart_ms(self, worker_id: str) -> int:
+        return self.clocks_ms.get(worker_id, 0)
 
     def _report(self, phase: Phase, headers: Headers) -> None:
         self.phases.append(phase)
@@ -65,5 +76,5 @@ class Desk:
         (batch,) = self.frames.take(NOW_MS)
         (end,), ((outcome, headers),) = batch.frame.ends, batch.reports
         assert isinstance(outcome, Outcome)
-        assert headers == [("traceparent", b"t")]
+        assert headers == [("traceparent", TRACEPARENT)]
         return end, outcome

@@ -30,12 +30,15 @@ from schemas.records import (
     Work,
     WorkPhase,
 )
+from schemas.sizes import check_size
 from schemas.topics import check_record, partition_of
+from tests.waiting import until
 from workers.kv.block_log import BlockLog
 from workers.llm.engine import EngineLoad, Job, Output
-from workers.runtime import LogClients
+from workers.log_clients import LogClients
 
 WORKER, EPOCH, MODEL = "w1", 7, "m"
+CODEC = Codec()
 FAR_MS = 60_000
 
 
@@ -98,6 +101,7 @@ class FakeLog:
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, int, str, Any, Headers]] = []
+        self.sent_by: list[str] = []  # which producer sent each of them
         self.buried: list[tuple[str, bytes | None]] = []
         self.errors: dict[
             str, deque[Exception]
@@ -105,20 +109,27 @@ class FakeLog:
         self.refusing: set[str] = set()  # topics whose sends raise
         self.held_acks: dict[str, list[asyncio.Future[Any]]] = {}  # topics whose acks wait
         self.readers: dict[str, FakeReader] = {}
+        self.full: set[str] = set()  # topics without a free partition
+        self.leases = {"prefill": 1, "decode": 2}
+        self.meetings: list[Exception] = []  # what stands in the way of the next lives
 
     def of(self, kind: type) -> list[Any]:
         return [record for *_, record, _ in self.sent if type(record) is kind]
 
 
 class FakeProducer:
-    def __init__(self, log: FakeLog) -> None:
+    def __init__(self, log: FakeLog, name: str = "") -> None:
         self.log = log
+        self.name = name
         self.open = False
 
     async def start(self) -> None:
         self.open = True
 
     async def stop(self) -> None:
+        self.open = False
+
+    async def discard(self) -> None:
         self.open = False
 
     def session_partition(self, session_id: str) -> int:
@@ -129,6 +140,7 @@ class FakeProducer:
     ) -> asyncio.Future[Any]:
         assert self.open
         check_record(topic, record)
+        check_size(record, len(CODEC.encode(record)))
         if topic in self.log.refusing:
             raise BrokerUnavailable(f"{topic} takes nothing")
         ack = asyncio.get_running_loop().create_future()
@@ -137,6 +149,7 @@ class FakeProducer:
             ack.set_exception(errors.popleft())
             return ack
         self.log.sent.append((topic, partition, key, record, headers))
+        self.log.sent_by.append(self.name)
         if topic in self.log.held_acks:
             self.log.held_acks[topic].append(ack)
         else:
@@ -188,8 +201,10 @@ class FakeMembership:
         self.leases: dict[str, int] = {"prefill": 1, "decode": 2}
         self.view = FleetView()
         self.states: list[MemberState] = [MemberState.STARTING]
+        self.given: tuple[Role, ...] = ()  # its roles at first
         self.published: Capability | None = None
         self.met = False
+        self.meetings: list[Exception] = []  # how the next ones go; shared by all lives
         self.roles: list[tuple[Role, ...]] = []  # those that it was given while running
         self.full: set[str] = set()  # topics without a free partition
         self.beats: list[list[Grant]] = []
@@ -204,6 +219,8 @@ class FakeMembership:
         """Nobody takes its name."""
 
     async def meet(self) -> None:
+        if self.meetings:
+            raise self.meetings.pop(0)
         self.met = True
 
     async def join(self, capability: Capability | None = None) -> None:
@@ -238,6 +255,9 @@ class FakeMembership:
     def is_valid(self) -> bool:
         return self.valid
 
+    async def stands(self) -> None:
+        await until(lambda: self.valid)
+
     async def leave(self) -> None:
         await self.beat_now()
         self.left = True
@@ -264,18 +284,21 @@ class FakeMembership:
 
 
 def clients(log: FakeLog) -> tuple[LogClients, list[FakeMembership]]:
-    """The bundle for a Worker, and where its membership will appear."""
+    """The bundle for a Worker, and where its memberships will appear."""
     codec, made = Codec(), list[FakeMembership]()
 
-    def membership(on_record: OnRecord) -> Membership:
+    def membership(on_record: OnRecord, roles: Sequence[Role], former_epoch: int) -> Membership:
         made.append(FakeMembership(on_record))
+        made[-1].full, made[-1].meetings = log.full, log.meetings
+        made[-1].leases, made[-1].given = dict(log.leases), tuple(roles)
+        made[-1].epoch = max(EPOCH, former_epoch + 1)
         return cast(Membership, made[-1])
 
     def reader(topic: str, partition: int) -> AssignedReader:
         log.readers[topic] = FakeReader(topic, partition, codec)
         return cast(AssignedReader, log.readers[topic])
 
-    producers = [cast(LogProducer, FakeProducer(log)) for _ in range(2)]
+    producers = [cast(LogProducer, FakeProducer(log, name)) for name in ("durable", "tokens")]
     bundle = LogClients(
         codec=codec,
         durable=producers[0],

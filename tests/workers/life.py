@@ -11,9 +11,11 @@ from schemas.records import (
     WorkPhase,
 )
 from schemas.settings import LogSettings, ModelSettings
+from tests.schemas.examples import TRACEPARENT
 from tests.waiting import until
 from tests.workers.fakes import (
     MODEL,
+    WORKER,
     FakeEngine,
     FakeLog,
     FakeMembership,
@@ -40,14 +42,29 @@ class Life:
             WorkerSettings(**self.settings),
             ModelSettings(name=MODEL),
             roles or (Role.PREFILL, Role.DECODE),
+            worker_id=WORKER,
         )
-        self.membership: FakeMembership = made[0]
+        self.memberships = made  # of one life after the other
         self.task: asyncio.Task[None] | None = None
+
+    @property
+    def meetings(self) -> list[Exception]:
+        """What the next lives meet instead of the fleet."""
+        return self.log.meetings
+
+    @property
+    def membership(self) -> FakeMembership:
+        return self.memberships[-1]
 
     async def start(self, engine: Callable[[int], Awaitable[Engine]] | None = None) -> None:
         self.task = asyncio.create_task(self.worker.run(engine or self.engine, self.stop))
 
     async def ready(self) -> None:
+        await self.lives(1)
+
+    async def lives(self, number: int) -> None:
+        """Wait until this life, counted from 1, is ready."""
+        await until(lambda: len(self.memberships) >= number)
         await until(lambda: self.membership.states[-1] is MemberState.READY)
 
     @property
@@ -64,7 +81,7 @@ class Life:
         wanted = len(self.engine.jobs) + len(orders)
         for order in orders:
             topic = "prefill" if order.phase is WorkPhase.PREFILL else "decode"
-            self.log.readers[topic].put(order, [("traceparent", b"t")])
+            self.log.readers[topic].put(order, [("traceparent", TRACEPARENT)])
         await until(lambda: len(self.engine.jobs) == wanted)
 
 

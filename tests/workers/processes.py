@@ -1,5 +1,6 @@
-"""What tests of engines look up about processes: their families, and the CPU time these use."""
+"""What tests of engines look up about processes: families, priorities, CPU time."""
 
+import contextlib
 import multiprocessing.connection
 import os
 import time
@@ -25,6 +26,15 @@ def lives(pid: int) -> bool:
     """Whether it runs, and is no corpse that waits for its parent."""
     state = _fields(pid)[:1]
     return state != [] and state[0] not in "ZX"
+
+
+def niceness(pid: int) -> set[int]:
+    """Of all of its threads."""
+    found = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            found.add(os.getpriority(os.PRIO_PROCESS, int(task.name)))
+    return found
 
 
 def cpu_s(pids: list[int]) -> float:

@@ -1,13 +1,17 @@
 """Frames hold all rows of one gateway partition, once, in order."""
 
+from collections.abc import Iterator
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.codec import Codec
-from schemas.records import Outcome, OutcomeKind, StreamEnd, TokenLogprob
-from workers.frames import Frames
+from schemas.records import Outcome, OutcomeKind, StreamEnd, TokenLogprob, TopLogprob
+from tests.schemas.examples import TRACEPARENT
+from workers.frames import FRAME_BYTES_MAX, Batch, Frames
 
 CODEC = Codec()
+LOGPROB = TokenLogprob(token_id=7, token="a", logprob=-0.5)
 ROWS = st.lists(
     st.tuples(
         st.integers(0, 2),
@@ -30,7 +34,7 @@ def ending(request_id: str) -> tuple[StreamEnd, Outcome, list[tuple[str, bytes]]
         written_by="w1",
         ended_ms=1,
     )
-    return end, outcome, [("traceparent", b"t")]
+    return end, outcome, [("traceparent", TRACEPARENT)]
 
 
 @given(ROWS)
@@ -86,7 +90,7 @@ def test_rows_with_log_probabilities_stay_apart() -> None:
     columns = frames.columns(3)
     for seq in range(2):
         columns.row("r1", 1, seq, seq, [seq], "a")
-        columns.add_logprobs("r1", 1, seq, [])
+        columns.add_logprobs("r1", [LOGPROB])
     frame = frames.take(1)[0].frame
     assert list(frame.first_seqs) == [entry.first_seq for entry in frame.logprobs] == [0, 1]
 
@@ -115,7 +119,7 @@ def test_logprobs_name_their_first_token() -> None:
     frames = Frames("w1")
     logprob = TokenLogprob(token_id=7, token="a", logprob=-0.5)
     frames.columns(0).row("r1", 2, 4, 9, [7], "a")
-    frames.columns(0).add_logprobs("r1", 2, 4, [logprob])
+    frames.columns(0).add_logprobs("r1", [logprob])
     (found,) = frames.take(1)[0].frame.logprobs
     assert (found.request_id, found.attempt, found.first_seq) == ("r1", 2, 4)
     assert list(found.tokens) == [logprob]
@@ -151,7 +155,7 @@ def test_each_stream_arrives_whole_and_in_order(steps: list[tuple[str, bool]]) -
         frames.columns(0).row(request_id, 1, seq, seq, [seq], "a")
         sent[request_id] = seq + 1
         if sent[request_id] % 4 == 0:
-            frames.columns(0).add_logprobs(request_id, 1, seq, [])
+            frames.columns(0).add_logprobs(request_id, [LOGPROB])
         for batch in frames.take(1, urgent_only=urgent_only):
             rows = zip(
                 batch.frame.request_ids,
@@ -168,5 +172,55 @@ def test_each_stream_arrives_whole_and_in_order(steps: list[tuple[str, bool]]) -
 def test_what_is_cleared_is_never_sent() -> None:
     frames = Frames("w1")
     frames.columns(0).row("r1", 1, 0, 0, [7], "a")
+    frames.clear()
+    assert not frames.pending()
+
+
+def test_a_frame_that_would_be_too_large_leaves_in_parts() -> None:
+    """256 streams with the most log-probabilities: each stream whole, in order (issue 10, 12)."""
+    frames = Frames("w1")
+    columns = frames.columns(3)
+    top = [TopLogprob(token_id=2**31 - 1, token="\U0010ffff" * 12, logprob=-0.5)] * 20
+    logprob = TokenLogprob(token_id=2**31 - 1, token="\U0010ffff" * 12, logprob=-0.5, top=top)
+    names = [f"r{n:026}" for n in range(256)]
+    for seq in range(4):
+        for name in names:
+            columns.row(name, 1, seq, seq, [2**31 - 1], "\U0010ffff")
+            columns.add_logprobs(name, [logprob])
+    for name in names:
+        columns.row(name, 1, 4, 4, [1], "b")  # may wait
+    end, outcome, headers = ending(names[0])
+    columns.end(end, outcome, headers)
+    batches = list(taken(frames))
+    assert len(batches) > 1
+    assert max(len(CODEC.encode(batch.frame)) for batch in batches) < FRAME_BYTES_MAX
+    seqs: dict[str, list[int]] = {}
+    for batch in batches:
+        for name, seq in zip(batch.frame.request_ids, batch.frame.first_seqs, strict=True):
+            seqs.setdefault(name, []).append(seq)
+    assert seqs == dict.fromkeys(names, list(range(5)))
+    assert [len(batch.reports) for batch in batches] == [0] * (len(batches) - 1) + [1]
+    assert [len(batch.frame.ends) for batch in batches] == [0] * (len(batches) - 1) + [1]
+
+
+def taken(frames: Frames) -> Iterator[Batch]:
+    """Every part of what is there; what is left after the first is urgent."""
+    yield from frames.take(1)
+    while frames.pending():
+        assert frames.urgent
+        yield from frames.take(1, urgent_only=True)
+
+
+def test_a_row_that_is_too_large_alone_still_leaves() -> None:
+    frames = Frames("w1")
+    for number in range(2):
+        frames.columns(0).row(f"r{number}", 1, 0, 0, [7], "a" * FRAME_BYTES_MAX)
+    assert [len(batch.frame.texts) for batch in taken(frames)] == [1, 1]
+
+
+def test_nothing_of_a_frame_in_parts_is_sent_when_cleared() -> None:
+    frames = Frames("w1")
+    for number in range(2):
+        frames.columns(0).row(f"r{number}", 1, 0, 0, [7], "a" * FRAME_BYTES_MAX)
     frames.clear()
     assert not frames.pending()

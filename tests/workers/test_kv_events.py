@@ -7,10 +7,12 @@ import pytest
 from aiokafka.errors import KafkaTimeoutError
 
 from schemas import prefix
+from schemas.errors import ConfigError
 from schemas.records import KvEvents, TokenFrame
 from tests.waiting import pass_time, until
 from tests.workers.fakes import EPOCH, WORKER, out, work
 from tests.workers.life import Life, life
+from workers.config import WorkerSettings
 from workers.kv.block_log import BlockLog
 
 QUICK = {"kv_events_interval_ms": 1}
@@ -166,3 +168,8 @@ async def test_an_engine_without_a_log_publishes_nothing() -> None:
         found.membership.add_router("router-a")
         await until(lambda: found.membership.beats[-1] != [])
         assert found.log.of(KvEvents) == []
+
+
+def test_a_batch_has_to_fit_the_log() -> None:
+    with pytest.raises(ConfigError, match="kv_events_blocks_max: expected at most 65536"):
+        WorkerSettings(kv_events_blocks_max=65_537)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +18,9 @@ import numpy as np
 import pytest
 
 from tests.waiting import run, until
+from tests.workers.sockets import listening
 from workers.kv.layout import Card, card_of, spans
+from workers.kv.network import ucx_variables, variables
 from workers.kv.nixl_transfer import NixlTransfer
 from workers.kv.transfer import Direction, KvTransfer, MemoryTransfer, Move, MoveEnd, Polled
 
@@ -275,7 +279,8 @@ def test_metadata_is_small(pair: tuple[Made, Made]) -> None:
         ([5], [2], [(5, 2, 1)]),
         ([1, 2, 3], [4, 5, 6], [(1, 4, 3)]),
         ([1, 2, 3], [4, 6, 7], [(1, 4, 1), (2, 6, 2)]),
-        ([3, 2, 1], [3, 2, 1], [(3, 3, 1), (2, 2, 1), (1, 1, 1)]),
+        ([3, 2, 1], [3, 2, 1], [(1, 1, 3)]),
+        ([3, 2, 1], [1, 2, 3], [(1, 3, 1), (2, 2, 1), (3, 1, 1)]),
     ],
 )
 def test_stretches_merge_where_both_sides_go_on(
@@ -324,6 +329,7 @@ def test_peer_that_is_not_reached_is_tried_again_after_pauses_that_double(
 HOLDER = """
 import sys, threading, time
 import numpy as np
+from workers.kv.network import ucx_variables, variables
 from workers.kv.nixl_transfer import NixlTransfer
 arena = np.arange(1000, 1000 + 64 * 128, dtype=np.uint64).reshape(1, 64, 128)
 transfer = NixlTransfer(sys.argv[1], arena)
@@ -395,3 +401,63 @@ def test_process_that_died_is_an_error_and_the_next_one_is_read(
     assert run(ends_of(mover)).ended == [MoveEnd(4)]
     mover.forget("holder-2")
     mover.close()
+
+
+@needs_nixl
+@pytest.mark.parametrize("ranks", [(1, 1), (2, 2), (4, 1), (1, 4)])
+def test_blocks_that_are_neighbours_on_both_sides_move_as_one(
+    monkeypatch: pytest.MonkeyPatch, ranks: tuple[int, int]
+) -> None:
+    """NIXL's own count of descriptors is what `spans` says, in any order (issue 10, 27)."""
+    api = import_module("nixl._api")
+    counting = partial(api.nixl_agent_config, capture_telemetry=True)
+    monkeypatch.setattr(api, "nixl_agent_config", counting)
+    arenas = regions_of(ranks[0]), regions_of(ranks[1], first=1_000)
+    mover, holder = (NixlTransfer(*each) for each in zip(("mover", "holder"), arenas, strict=True))
+    counts: list[int] = []
+    release = mover._released
+
+    def released(flight: Any) -> None:
+        counts.append(mover._agent.get_xfer_telemetry(flight.transfer).descCount)
+        release(flight)
+
+    monkeypatch.setattr(mover, "_released", released)
+    cases: list[tuple[list[int], list[int], int]] = [
+        ([*range(8)], [*range(20, 28)], 1),
+        ([*range(7, -1, -1)], [*range(27, 19, -1)], 1),  # as they come back when freed
+        ([0, 1, 2, 40, 41], [5, 6, 7, 8, 9], 2),
+        ([3, 2, 1], [5, 6, 7], 3),
+    ]
+    ours, theirs = Card.unpack(mover.metadata()), Card.unpack(holder.metadata())
+    for tag, (local, remote, whole_blocks) in enumerate(cases):
+        mover.move(move_of("holder", holder.metadata(), remote, local, tag))
+        assert run(ends_of(mover, holder, notices=1)).ended == [MoveEnd(tag)]
+        expected = len(list(spans(ours, local, theirs, remote)))
+        assert counts[tag] == expected
+        if ranks[0] == ranks[1]:  # else pieces lie apart on the side of fewer ranks
+            assert expected == whole_blocks * ranks[0]
+    for transfer in (mover, holder):
+        transfer.close()
+
+
+@needs_nixl
+def test_nobody_beyond_this_machine_reaches_an_agent() -> None:
+    """By the kernel's table of sockets; UCX alone takes every interface (issue 10, 19)."""
+    arena = regions_of(1)
+    transfer = NixlTransfer(f"engine-{next(_numbers)}", arena)
+    try:
+        found = listening(os.getpid())
+        assert found
+        assert [(table, host) for table, host in found if not host.is_loopback] == []
+    finally:
+        transfer.close()
+
+
+def test_devices_are_told_unless_the_environment_says_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
+    assert ucx_variables("eth1,mlx5_0:1") == {"UCX_NET_DEVICES": "eth1,mlx5_0:1"}
+    assert ucx_variables("all") == {}
+    with variables(ucx_variables("lo")):
+        assert os.environ["UCX_NET_DEVICES"] == "lo"
+        assert ucx_variables("eth1") == {}
+    assert "UCX_NET_DEVICES" not in os.environ

@@ -18,6 +18,7 @@ from schemas.records import (
     WireError,
     Work,
 )
+from tests.schemas.examples import TRACEPARENT
 from tests.workers.desk import DECODE, NOW_MS, PREFILL, Desk
 from tests.workers.fakes import EPOCH, WORKER, cancel_work, handle, out, work
 
@@ -134,7 +135,7 @@ def test_prefill_sends_its_token_and_hands_the_kv_over() -> None:
     assert phase.kv is not None
     assert (phase.kv.worker_id, phase.kv.worker_epoch) == (WORKER, EPOCH)
     assert phase.kv.engine_id == kv.engine_id
-    assert desk.headers == [[("traceparent", b"t")]]
+    assert desk.headers == [[("traceparent", TRACEPARENT)]]
     assert desk.held.kv_until_ms == NOW_MS + 5_000
     assert len(desk.held) == 0
 

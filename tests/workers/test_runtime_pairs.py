@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from schemas.errors import DeadlineExceeded, KvUnavailable
+from schemas.fleet import CLOCK_MARGIN_MS
 from schemas.records import (
     CancelWork,
     KvHandle,
@@ -225,6 +226,15 @@ def test_a_stale_handle_is_computed_anew_by_decode() -> None:
     desk.epochs = {"p": 4}
     desk.take(work("r1", DECODE, NOW_MS, kv=promise("p"), prefill_worker="p"))
     assert desk.engine.jobs[0].kv is None
+
+
+@pytest.mark.parametrize("apart_ms", [CLOCK_MARGIN_MS, CLOCK_MARGIN_MS + 1])
+def test_kv_of_a_worker_whose_clock_differs_is_computed_anew(apart_ms: int) -> None:
+    """When its handle ends cannot be told here (issue 10, 10)."""
+    desk = Desk()
+    desk.epochs, desk.clocks_ms = {"p": 3}, {"p": apart_ms}
+    desk.take(work("r1", DECODE, NOW_MS, kv=promise("p"), prefill_worker="p"))
+    assert (desk.engine.jobs[0].kv is not None) is (apart_ms <= CLOCK_MARGIN_MS)
 
 
 def test_a_stream_is_introduced_with_its_first_row() -> None:

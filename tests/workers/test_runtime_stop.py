@@ -1,4 +1,7 @@
-"""How a worker ends: fenced, with a dead engine, or drained."""
+"""How a life of a worker ends, fenced, with a dead engine, or drained, and what begins then."""
+
+from dataclasses import replace
+from typing import cast
 
 import pytest
 
@@ -6,6 +9,7 @@ from schemas.errors import (
     BrokerUnavailable,
     EngineDead,
     LeaseError,
+    NameTaken,
 )
 from schemas.log.clock import wall_ms
 from schemas.records import (
@@ -14,6 +18,7 @@ from schemas.records import (
     OutcomeKind,
     Phase,
     PhaseKind,
+    TokenFrame,
     WorkPhase,
 )
 from tests.virtual import virtual
@@ -23,36 +28,84 @@ from tests.workers.fakes import (
     out,
     work,
 )
-from tests.workers.life import life
-from workers.llm.engine import EngineLoad
+from tests.workers.life import Life, life
+from workers.llm.engine import Engine, EngineLoad
 
 
-async def test_a_fenced_worker_says_nothing_and_ends() -> None:
+async def test_a_worker_that_lost_its_lease_lives_on_with_its_engine() -> None:
+    """It drops what it held, says nothing of it, and serves in a higher epoch (issue 10, 4)."""
     async with life() as found:
+        first, begun = found.membership, list[int]()
+        found.engine.begin_life = begun.append  # type: ignore[attr-defined]
         await found.held(work(), work("r2"))
-        found.membership.valid = False
+        first.valid = False
         found.engine.say(out(ids=[5], text="a", finish_reason="stop"), out("r2.1", [6], "b"))
-        assert isinstance(await found.ended(), LeaseError)
+        first.lost.set()
+        await found.lives(2)
+        again = found.membership
+        assert again is not first and again.epoch > first.epoch
+        assert begun == [again.epoch]
         assert found.log.sent == []
-        assert found.engine.aborted == ["r2.1"]
-        assert found.engine.closed
+        assert (found.engine.aborted, found.engine.closed) == (["r2.1"], False)
+        await found.held(replace(work("r3"), worker_epoch=again.epoch))
+        found.engine.say(out("r2.1", [7], "c"), out("r3.1", [5], "a", finish_reason="stop"))
+        await until(lambda: found.log.of(Outcome) != [])
+        assert [o.request_id for o in found.log.of(Outcome)] == ["r3"]
+        assert {r for frame in found.log.of(TokenFrame) for r in frame.request_ids} == {"r3"}
 
 
-async def test_a_fenced_worker_reports_no_phase() -> None:
+async def test_a_broker_that_is_away_ends_no_worker() -> None:
+    """Each try fails at another place, and the engine stays (issue 10, 4)."""
+    async with life() as found:
+        troubles = (BrokerUnavailable("away"), TimeoutError(), LeaseError("no partition is free"))
+        for number, trouble in enumerate(troubles, start=2):
+            found.meetings.append(trouble)
+            found.membership.lost.set()
+            await found.lives(number)
+        assert found.meetings == []
+        assert not found.engine.closed
+
+
+async def test_a_worker_waits_for_its_broker_before_it_starts_its_engine() -> None:
+    """A start before the broker is there waits (issue 10, 4)."""
+    found, started = Life(), list[int]()
+
+    async def start(epoch: int) -> Engine:
+        started.append(epoch)
+        return cast(Engine, found.engine)
+
+    found.log.meetings += [BrokerUnavailable("not there yet"), BrokerUnavailable("not yet")]
+    await found.start(start)
+    await found.ready()
+    assert started == [found.membership.epoch]
+    found.stop.set()
+    assert await found.ended() is None
+
+
+async def test_doubt_pauses_a_worker_and_does_not_end_it() -> None:
+    """Tokens and work wait for the acknowledgement; then all goes on (issue 10, 4)."""
     async with life() as found:
         await found.held(work())
         found.membership.valid = False
-        found.engine.say(out(finish_reason="abort"))
-        assert isinstance(await found.ended(), LeaseError)
+        found.engine.say(out(ids=[5], text="a"))
+        found.decode.put(work("r2"))
+        await until(lambda: found.engine.is_heard is False or found.decode._records.empty())
         assert found.log.sent == []
+        assert len(found.engine.jobs) == 1
+        found.membership.valid = True
+        await until(lambda: len(found.engine.jobs) == 2)
+        found.engine.say(out(ids=[6], text="b", finish_reason="stop"))
+        await until(lambda: found.log.of(Outcome) != [])
+        assert [t for frame in found.log.of(TokenFrame) for t in frame.token_ids] == [5, 6]
+        assert len(found.memberships) == 1
 
 
-async def test_a_lost_lease_ends_the_worker() -> None:
+async def test_a_worker_whose_name_was_taken_ends() -> None:
     async with life() as found:
-        await found.held(work())
+        found.meetings.append(NameTaken("another process took its place"))
         found.membership.lost.set()
-        assert isinstance(await found.ended(), LeaseError)
-        assert (found.engine.aborted, found.log.sent) == (["r1.1"], [])
+        assert isinstance(await found.ended(), NameTaken)
+        assert found.engine.closed
 
 
 @pytest.mark.parametrize("error", [EngineDead("core died"), RuntimeError("adapter bug")])

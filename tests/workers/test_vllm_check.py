@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from schemas import prefix
 from schemas.errors import ConfigError, KvUnavailable, StaleEpoch
 from schemas.records import Capability, KvHandle, Sampling
 from tests.workers.engines import job
-from workers.llm.vllm_check import HandleGate, checked_params, job_problem, prefix_hash
+from workers.llm.vllm_check import HandleGate, checked_params, job_problem, prefix_mark
 from workers.llm.vllm_handover import Handover, certain_text
 from workers.llm.vllm_settings import VllmSettings
 
@@ -125,9 +126,20 @@ def kept_handle(tokens: list[int], **changes: Any) -> KvHandle:
         "do_remote_prefill": False,
         "do_remote_decode": True,
         "remote_blocks_expiry_time": 17.5,
-        "prefix_hash": prefix_hash(tokens[:40]),
+        "prefix_key": "k",
+        "prefix_mark": prefix_mark(tokens[:40], "k"),
     }
     return handle(**{**changes, "params": {**own, **changes.pop("params", {})}})
+
+
+def test_kv_behind_other_tokens_with_the_same_block_hash_is_refused() -> None:
+    """Such tokens are found in seconds: a lattice's short vectors (issue 10, 22)."""
+    shifts = [13, 1, -27, -2, -14, -6, 15, -10, -12, -2, -17, 13]
+    theirs = [1_000] * 60
+    ours = [*(1_000 + shift for shift in shifts), *theirs[12:]]
+    assert prefix.chain(theirs, 40).tolist() == prefix.chain(ours, 40).tolist()
+    with pytest.raises(KvUnavailable, match="expected KV of the prompt's own tokens"):
+        gate().use_kept(kept_handle(theirs), ours, now_ms=0)
 
 
 def test_kept_kv_passes_once_for_a_prompt_that_goes_on_with_it() -> None:
@@ -135,7 +147,7 @@ def test_kept_kv_passes_once_for_a_prompt_that_goes_on_with_it() -> None:
     params = one.use_kept(kept_handle(tokens), tokens, now_ms=999)
     assert (params["do_remote_decode"], params["do_remote_prefill"]) == (True, False)
     assert params["remote_blocks_expiry_time"] == 17.5
-    assert "prefix_hash" not in params
+    assert not {"prefix_key", "prefix_mark"} & params.keys()
     with pytest.raises(KvUnavailable, match="already used once"):
         one.use_kept(kept_handle(tokens), tokens, now_ms=999)
 
@@ -146,7 +158,9 @@ def test_kept_kv_passes_once_for_a_prompt_that_goes_on_with_it() -> None:
         ({}, [*range(40)]),  # of which the last must be computed
         ({}, [*range(39), 7, *range(40, 60)]),
         ({}, [7, *range(1, 60)]),
-        ({"params": {"prefix_hash": None}}, [*range(60)]),
+        ({"params": {"prefix_key": None}}, [*range(60)]),
+        ({"params": {"prefix_mark": None}}, [*range(60)]),
+        ({"params": {"prefix_key": "another"}}, [*range(60)]),
         ({"params": {"remote_blocks_expiry_time": None}}, [*range(60)]),
         ({"params": {"remote_block_ids": [[3, 4, 5]]}}, [*range(60)]),
         ({"params": {"do_remote_prefill": True}}, [*range(60)]),

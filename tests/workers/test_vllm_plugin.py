@@ -1,12 +1,19 @@
 """The plugin's parts that need no engine; what they do to one is in `test_vllm_engine.py`."""
 
+import ast
+import os
 import signal
 import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
 
-from workers.llm.vllm_plugin import PROGRESS_SLEEP_US, calm_nixl
+from workers.llm.vllm_plugin import (
+    NICE_VARIABLE,
+    OWNER_VARIABLE,
+    PROGRESS_SLEEP_US,
+    calm_nixl,
+)
 
 
 def fake_api() -> Any:
@@ -53,3 +60,23 @@ def test_a_process_whose_owner_is_gone_ends_at_once() -> None:
     owner.wait()
     code = f"from workers.llm.vllm_plugin import watch; watch({owner.pid})"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+
+
+def test_an_engine_gives_way_to_who_keeps_leases() -> None:
+    """Threads that are there and those to come; the process that starts it stays (issue 10, 4)."""
+    told = (
+        "import os, threading; from workers.llm.vllm_plugin import register;"
+        "wait = threading.Event().wait;"
+        "threading.Thread(target=wait, daemon=True).start(); register();"
+        "threading.Thread(target=wait, daemon=True).start();"
+        "print([os.getpriority(os.PRIO_PROCESS, int(t)) for t in os.listdir('/proc/self/task')])"
+    )
+    env = {**os.environ, OWNER_VARIABLE: str(os.getpid()), NICE_VARIABLE: "7"}
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    found = subprocess.run(
+        [sys.executable, "-c", told], env=env, capture_output=True, text=True, check=True
+    )
+    threads = ast.literal_eval(found.stdout.splitlines()[-1])
+    assert len(threads) >= 3
+    assert set(threads) == {max(7, before)}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before

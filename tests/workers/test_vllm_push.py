@@ -4,12 +4,17 @@ One pair of engines for all tests. Margins are short, so that giving up is quick
 """
 
 import asyncio
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+from zmq.asyncio import Context
+from zmq.constants import SocketType
 
 from schemas.log.clock import wall_ms
 from schemas.records import KvHandle, Orchestration
@@ -24,8 +29,11 @@ from tests.workers.engines import (
     prompt,
     start_vllm,
 )
+from tests.workers.processes import family
+from tests.workers.sockets import listening
 from workers.llm import vllm_endings, vllm_engine
 from workers.llm.engine import Engine, Job
+from workers.llm.vllm_settings import VllmSettings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(500)]  # two engines start
 MARGIN_MS = 500
@@ -68,6 +76,38 @@ def engines() -> Iterator[Engines]:
         yield Engines(runner, *pair)
         for each in pair:
             runner.run(each.close())
+
+
+def test_nobody_beyond_this_machine_reaches_an_engine(engines: Engines) -> None:
+    """By the kernel's table of sockets: an engine's processes and who drives it (issue 10, 19)."""
+    pids = [os.getpid()]
+    for engine in (engines.prefill, engines.decode):
+        (core,) = engine._llm.engine_core.resources.engine_manager.processes
+        pids += family(core.pid)
+    found = set[Any]().union(*map(listening, pids))
+    assert found
+    assert [(table, str(host)) for table, host in found if not host.is_loopback] == []
+
+
+def test_where_an_engine_listens_is_told_unless_the_environment_says_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """(issue 10, 19)"""
+    told = {
+        "UCX_NET_DEVICES": "eth1",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+    }
+    environment = import_module("workers.llm.vllm_launch").environment
+    settings = VllmSettings(kv_devices="eth1")
+    for name in told:
+        monkeypatch.delenv(name, raising=False)
+    assert told.items() <= environment(settings, side_channel_port=0).items()
+    for name in told:
+        monkeypatch.setenv(name, "eth2")
+    found = environment(settings, side_channel_port=0)
+    assert {found.get(name, "eth2") for name in told} == {"eth2"}
 
 
 def promised(engine: Engine, name: str, tokens: int, expires_at_ms: int) -> KvHandle:
@@ -328,3 +368,15 @@ def test_what_an_engine_cannot_do_is_an_error(engines: Engines) -> None:
 def test_an_engine_closes_although_vllms_monitor_has_only_begun_to(engines: Engines) -> None:
     engines.decode._llm.engine_core._finalizer.detach()  # as it does first
     engines.run(engines.decode.close())
+
+
+def test_an_engine_that_never_had_a_request_closes_as_well() -> None:
+    core_client = import_module("vllm.v1.engine.core_client")
+    context = Context()
+    opened = context.socket(SocketType.PULL)
+    resources = core_client.BackgroundResources(context, output_socket=opened)
+    resources()  # as vLLM does first
+    client: Any = SimpleNamespace(engine_core=SimpleNamespace(resources=resources))
+    launched: Any = SimpleNamespace(llm=client)
+    import_module("workers.llm.vllm_launch").forget(launched)
+    assert context.closed

@@ -102,10 +102,20 @@ def elements(blocks: Sequence[int], pieces: int, block_count: int) -> "np.ndarra
     return numbers
 
 
+def in_order(local: Sequence[int], remote: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The same pairs of blocks by place, so that neighbours that move together are merged.
+
+    Raises ValueError where one side has more.
+    """
+    pairs = sorted(zip(local, remote, strict=True))
+    return [ours for ours, _ in pairs], [theirs for _, theirs in pairs]
+
+
 def spans(
     ours: Card, local: Sequence[int], theirs: Card, remote: Sequence[int]
 ) -> Iterator[tuple[int, int, int]]:
     """(our address, their address, bytes) of what moves; contiguous blocks are merged."""
+    local, remote = in_order(local, remote)
     pieces = pieces_of(ours, theirs)
     for our, their in zip(ours.rows(pieces), theirs.rows(pieces), strict=True):
         ends: tuple[int, int] | None = None

@@ -7,11 +7,11 @@ network allows it, but wiring up and the notice need its polls, so the engine po
 peers may want something.
 
 Every arena is one prepared descriptor list (a row for each piece of a block, so a few bytes
-however many blocks there are); a move names elements of two such lists, and NIXL merges
-contiguous ones. A peer's list is prepared when it is first used and dropped with the peer. An
-agent's very first connection costs 5 to 20 ms, so each makes one to a throwaway agent before it
-serves; then a new peer costs about 0.5 ms. A peer that cannot be reached costs 5 to 15 ms, so it is
-tried again only after a pause, which doubles up to a bound.
+however many blocks there are); a move names elements of two such lists in order of place, and NIXL
+merges those that are neighbours on both sides. A peer's list is prepared when it is first used and
+dropped with the peer. An agent's very first connection costs 5 to 20 ms, so each makes one to a
+throwaway agent before it serves; then a new peer costs about 0.5 ms. A peer that cannot be reached
+costs 5 to 15 ms, so it is tried again only after a pause, which doubles up to a bound.
 """
 
 import importlib
@@ -24,7 +24,8 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import ConfigError
-from workers.kv.layout import Card, card_of, elements, pieces_of
+from workers.kv.layout import Card, card_of, elements, in_order, pieces_of
+from workers.kv.network import LOOPBACK, ucx_variables, variables
 from workers.kv.transfer import Move, MoveEnd, Polled, checked_card
 
 _log = logging.getLogger(__name__)
@@ -68,7 +69,9 @@ class NixlTransfer:
         *,
         reconnect_s: float = 0.05,
         reconnect_max_s: float = 5.0,
+        devices: str = LOOPBACK,
     ) -> None:
+        self._devices = devices
         self._reconnect_s, self._reconnect_max_s = reconnect_s, reconnect_max_s
         os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")  # both are read at the first import
         os.environ.setdefault("UCX_LOG_FILE", "stderr")
@@ -153,7 +156,8 @@ class NixlTransfer:
 
     def _new_agent(self, name: str) -> Any:
         config = self._api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
-        return self._api.nixl_agent(name, config)
+        with variables(ucx_variables(self._devices)):
+            return self._api.nixl_agent(name, config)
 
     def _warm_up(self) -> None:
         """Pay for what UCX sets up with the first connection of all."""
@@ -194,12 +198,13 @@ class NixlTransfer:
             self._prepared[pieces] = self._list("NIXL_INIT_AGENT", self._card, pieces)
         if pieces not in peer.prepared:
             peer.prepared[pieces] = self._list(peer.agent, card, pieces)
+        local, remote = in_order(move.local_blocks, move.remote_blocks)
         return self._agent.make_prepped_xfer(
             move.direction.value,
             self._prepared[pieces],
-            elements(move.local_blocks, pieces, self._card.block_count),
+            elements(local, pieces, self._card.block_count),
             peer.prepared[pieces],
-            elements(move.remote_blocks, pieces, card.block_count),
+            elements(remote, pieces, card.block_count),
             move.notice,
         )
 

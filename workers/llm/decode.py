@@ -23,7 +23,7 @@ def clipped_row(stream: Stream, output: Output, seq: int, chars: int) -> None:
         chars = max(chars, min(stream.first_char, chars + len(output.text)))
         stream.columns.row(stream.request_id, stream.attempt, seq, chars, token_ids, text)
     if output.logprobs[skip:]:
-        stream.columns.add_logprobs(stream.request_id, stream.attempt, seq, output.logprobs[skip:])
+        stream.columns.add_logprobs(stream.request_id, output.logprobs[skip:])
 
 
 def received(stream: Stream, output: Output, me: Identity, now_ms: int) -> Phase | None:

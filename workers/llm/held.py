@@ -37,9 +37,11 @@ from schemas.records import (
     Work,
     WorkPhase,
 )
+from schemas.trace import trace_of
 from workers.frames import Frames
 from workers.llm import decode, peers, prefill
 from workers.llm.engine import Engine, Job, Output
+from workers.llm.prompts import Prompts
 from workers.llm.stream import Identity, Stream, allocated, ended, failed, phase, started
 
 Report = Callable[[Phase, Headers], None]
@@ -55,6 +57,7 @@ class Limits:
     held_max: int
     seen_max: int
     gateway_partitions: int
+    prefill_running_max: int = 0  # prompts of prefill work in the engine at once; 0: it decides
 
     def takes(self, work_phase: WorkPhase) -> bool:
         """Whether one of the roles runs the phase."""
@@ -73,18 +76,19 @@ class Held:
         limits: Limits,
         frames: Frames,
         report: Report,
-        epoch_of: peers.EpochOf = lambda _: 0,
+        known: peers.Peers | None = None,
     ) -> None:
         self.draining = False
         self.requests_total = 0
         self.kv_until_ms = 0  # when the last KV that was handed over expires
         self.on_empty: Callable[[], None] = lambda: None
+        self.prompts = Prompts(engine, limits.prefill_running_max)
         self._engine = engine
         self._me = me
         self._limits = limits
         self._frames = frames
         self._report = report
-        self._epoch_of = epoch_of
+        self._known = known or peers.Strangers()
         self._streams: dict[str, Stream] = {}  # by job id
         self._jobs: dict[str, str] = {}  # request id to job id
         self._seen: dict[str, tuple[int, int]] = {}  # request id to attempt and its phases' bits
@@ -120,11 +124,11 @@ class Held:
             self._expire(stream, now_ms)
             return
         self.requests_total += 1
-        self._engine.add(self._job(stream, prompt_tokens, now_ms))
+        self.prompts.add(self._job(stream, prompt_tokens, now_ms))
 
     def _job(self, stream: Stream, prompt_tokens: Sequence[int], now_ms: int) -> Job:
         work, me = stream.work, self._me
-        kv = peers.usable_kv(work, me, now_ms, self._epoch_of)
+        kv = peers.usable_kv(work, me, now_ms, self._known)
         if work.kv is not None and kv is None:
             if not stream.prefill and work.kv.worker_id == me.worker_id:
                 self._engine.abort(stream.job_id)  # no longer to be kept for a peer
@@ -173,14 +177,14 @@ class Held:
                 f"{work.gateway_partition}; request {work.request_id}"
             )
         if work.deadline_ms > now_ms:
-            peers.check_promise(work, self._me, now_ms, self._epoch_of)
+            peers.check_promise(work, self._me, now_ms, self._known)
 
     def _stream(self, work: Work, headers: Headers, prompt_tokens: int, now_ms: int) -> Stream:
         return Stream(
             work=work,
             job_id=f"{work.request_id}.{work.attempt}",
             columns=self._frames.columns(work.gateway_partition),
-            headers=[(name, value) for name, value in headers if name == "traceparent"],
+            headers=trace_of(headers),
             prompt_tokens=prompt_tokens,
             started_ms=now_ms,
             request_id=work.request_id,
@@ -202,6 +206,7 @@ class Held:
     def _drop(self, stream: Stream) -> None:
         del self._streams[stream.job_id]
         del self._jobs[stream.request_id]
+        self.prompts.left(stream.job_id)
         if not self._streams:
             self.on_empty()
 
@@ -239,6 +244,7 @@ class Held:
         if output.kv is not None and not output.finish_reason:
             self._report(allocated(stream, self._me, output.kv, now_ms), stream.headers)
         if output.token_ids:
+            self.prompts.left(stream.job_id)
             stream.columns.start(started(stream, self._me))
             stream.first_token_ms = stream.first_token_ms or now_ms
 
@@ -303,6 +309,7 @@ class Held:
 
     def give_back(self, error: WireError, now_ms: int) -> None:
         """Every request as a failed phase, for the router to place again."""
+        self.prompts.clear()
         for stream in list(self._streams.values()):
             self._drop(stream)
             self._engine.abort(stream.job_id)
@@ -310,6 +317,7 @@ class Held:
 
     def abandon(self) -> None:
         """Stop everything and say nothing: another worker may hold the requests already."""
+        self.prompts.clear()
         for stream in list(self._streams.values()):
             self._drop(stream)
             self._engine.abort(stream.job_id)

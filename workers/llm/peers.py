@@ -1,29 +1,50 @@
 """Which KV handles of a work order may be used, and whether its peer can be trusted with them.
 
 A late handle is never read or written, because its blocks may hold another prompt by now; nor is
-one of an earlier life. A worker is no peer of itself: what it computed is in its own cache. Pure;
-`workers/llm/held.py` calls it.
+one of an earlier life, nor one that ends by a clock which differs from this worker's. A worker is
+no peer of itself: what it computed is in its own cache. Pure; `workers/llm/held.py` calls it.
 """
 
-from collections.abc import Callable
+from typing import Protocol
 
 from schemas.errors import KvUnavailable
+from schemas.fleet import CLOCK_MARGIN_MS
 from schemas.records import KvHandle, Work, WorkPhase
 from workers.llm.stream import Identity
 
-EpochOf = Callable[[str], int]  # the latest epoch of a worker, 0 where it is unknown
+
+class Peers(Protocol):
+    """What this worker knows of others."""
+
+    def epoch_of(self, worker_id: str) -> int:
+        """The latest epoch; 0 where it is unknown."""
+
+    def apart_ms(self, worker_id: str) -> int:
+        """By how much its clock differs from this one's."""
 
 
-def usable_kv(work: Work, me: Identity, now_ms: int, epoch_of: EpochOf) -> KvHandle | None:
+class Strangers:
+    """Nothing is known of anybody."""
+
+    def epoch_of(self, worker_id: str) -> int:
+        """Unknown."""
+        return 0
+
+    def apart_ms(self, worker_id: str) -> int:
+        """Not measured."""
+        return 0
+
+
+def usable_kv(work: Work, me: Identity, now_ms: int, known: Peers) -> KvHandle | None:
     """The handle to fetch; none computes the prompt in place.
 
     For prefill it is what the session's decode worker kept, for decode what prefill computed.
     """
     kv = work.kv
-    return None if kv is None or _fault(kv, me, now_ms, epoch_of) else kv
+    return None if kv is None or _fault(kv, me, now_ms, known) else kv
 
 
-def check_promise(work: Work, me: Identity, now_ms: int, epoch_of: EpochOf) -> None:
+def check_promise(work: Work, me: Identity, now_ms: int, known: Peers) -> None:
     """Raise KvUnavailable where paired work names no peer that can keep its promise."""
     if not work.orchestration.is_paired:
         return
@@ -31,7 +52,7 @@ def check_promise(work: Work, me: Identity, now_ms: int, epoch_of: EpochOf) -> N
     promise = work.kv_target if work.phase is WorkPhase.PREFILL else work.kv
     fault = f"expected {name}, found none"
     if promise is not None:
-        fault = _fault(promise, me, now_ms, epoch_of)
+        fault = _fault(promise, me, now_ms, known)
     if fault:
         raise KvUnavailable(
             f"request {work.request_id}, {work.phase} of {work.orchestration} on {me.worker_id}: "
@@ -39,13 +60,18 @@ def check_promise(work: Work, me: Identity, now_ms: int, epoch_of: EpochOf) -> N
         )
 
 
-def _fault(kv: KvHandle, me: Identity, now_ms: int, epoch_of: EpochOf) -> str:
+def _fault(kv: KvHandle, me: Identity, now_ms: int, known: Peers) -> str:
     """What is wrong with a handle; empty if nothing."""
     if kv.worker_id == me.worker_id:
         return "the peer is this worker itself"
     if kv.expires_at_ms <= now_ms:
         return f"the promise of {kv.worker_id} ended {now_ms - kv.expires_at_ms} ms ago"
-    latest = epoch_of(kv.worker_id)
+    latest, apart_ms = known.epoch_of(kv.worker_id), known.apart_ms(kv.worker_id)
     if kv.worker_epoch < latest:
         return f"{kv.worker_id} lives in epoch {latest}, the promise is of {kv.worker_epoch}"
+    if apart_ms > CLOCK_MARGIN_MS:
+        return (
+            f"the clock of {kv.worker_id} differs by {apart_ms} ms, at most {CLOCK_MARGIN_MS} are "
+            "taken; keep the hosts' clocks by NTP"
+        )
     return ""

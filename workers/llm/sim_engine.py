@@ -17,7 +17,7 @@ from schemas.errors import (
     WorkerRefused,
 )
 from schemas.log.clock import wall_ms
-from schemas.records import Capability, Orchestration
+from schemas.records import Capability
 from schemas.settings import ModelSettings
 from workers.kv.block_log import BlockLog
 from workers.kv.nixl_transfer import NixlTransfer
@@ -36,11 +36,6 @@ from workers.llm.sim_settings import SimSettings
 from workers.llm.sim_vocab import Vocabulary, load_vocabulary
 
 _log = logging.getLogger(__name__)
-ORCHESTRATIONS = (
-    Orchestration.PREFILL_FIRST,
-    Orchestration.DECODE_FIRST,
-    Orchestration.CONCURRENT,
-)
 
 
 async def start(
@@ -73,6 +68,7 @@ async def start(
             arena.regions,
             reconnect_s=settings.reconnect_ms / 1_000,
             reconnect_max_s=settings.reconnect_max_ms / 1_000,
+            devices=settings.kv_devices,
         )
     elif settings.transfer == "memory":
         transfer = MemoryTransfer(engine_id, arena.regions)
@@ -84,7 +80,7 @@ async def start(
         max_model_len=model.max_model_len,
         running_max=settings.running_max,
         kv_layout=f"sim/{settings.block_size}x{settings.bytes_per_token}/{settings.kv_heads}",
-        orchestrations=ORCHESTRATIONS if settings.transfer != "none" else (),
+        orchestrations=settings.orchestrations,
         nixl_metadata=transfer.metadata(),
         tensor_parallel=settings.tensor_parallel,
         kv_bytes_per_token=arena.block_bytes // settings.block_size,
@@ -163,6 +159,10 @@ class SimEngine:
     def saw_worker(self, worker_id: str, epoch: int, engine_id: str) -> None:
         """The fleet knows this worker in this epoch; KV of an earlier one is refused."""
         self.exchange.saw(worker_id, epoch, engine_id)
+
+    def begin_life(self, epoch: int) -> None:
+        """Its worker has lost its lease and joined again; what it held was aborted."""
+        self.exchange.begin_life(epoch)
 
     def lost_engine(self, engine_id: str) -> None:
         """The fleet has lost this engine; its connection is dropped, and nothing waits for it."""

@@ -135,6 +135,12 @@ class Exchange:
         """From now on handles leave the metadata out, since peers find it in the fleet."""
         self._moves.peer_metadata = peer_metadata
 
+    def begin_life(self, epoch: int) -> None:
+        """Handles are of this epoch from now on; those of earlier ones keep their blocks until
+        their time is up, for a peer may be reading.
+        """
+        self._owner.worker_epoch = epoch
+
     def saw(self, worker_id: str, epoch: int, engine_id: str) -> None:
         """A peer lives in this epoch; its earlier engine is forgotten, and KV of it refused."""
         gone = self._rules.saw(worker_id, epoch, engine_id)
@@ -250,11 +256,13 @@ class Exchange:
 
     def _copy(self, run: Run, kv: KvHandle) -> None:
         """A handle of this very engine: copy what the prefix cache lacks."""
-        if not self._held.has(kv.engine_request_id):
-            self._fetched(run, "it is held no more")
+        matched, blocks = run.table.matched, run.digest.blocks
+        held = self._held.blocks_of(kv.engine_request_id)[:blocks]
+        if tuple(held) != tuple(kv.block_ids):
+            error = "it has other blocks" if held else "it is held no more"
+            self._fetched(run, error)
             return
-        matched = run.table.matched
-        self._arena.copy(kv.block_ids[matched:], run.table.blocks[matched : run.digest.blocks])
+        self._arena.copy(held[matched:], run.table.blocks[matched:blocks])
         self._drop(kv.engine_request_id)
         self._fetched(run, "")
 

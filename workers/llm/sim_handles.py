@@ -4,7 +4,7 @@ be used.
 Pure: time is an argument. Called by `sim_exchange.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from schemas.errors import KvUnavailable, StaleEpoch, TriviumError
@@ -14,9 +14,9 @@ from workers.llm.blocks import BlockTable
 _USED_MAX = 16_384  # handles remembered as used; far more than can be alive at once
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Owner:
-    """Whose engine this is."""
+    """Whose engine this is; it may outlive an epoch of its worker."""
 
     worker_id: str
     worker_epoch: int
@@ -44,8 +44,10 @@ class HeldKv:
     def hold(self, engine_request_id: str, held: Held) -> None:
         self._held[engine_request_id] = held
 
-    def has(self, engine_request_id: str) -> bool:
-        return engine_request_id in self._held
+    def blocks_of(self, engine_request_id: str) -> Sequence[int]:
+        """Its blocks; none when it is unknown."""
+        held = self._held.get(engine_request_id)
+        return held.table.blocks if held is not None else ()
 
     def take(self, engine_request_id: str) -> Held | None:
         """Give up one; None when it is unknown, so that a repeated release is harmless."""
@@ -92,15 +94,18 @@ class HandleRules:
         return self._use(kv, now_ms)
 
     def use_target(self, kv: KvHandle, prompt_tokens: int, now_ms: int) -> TriviumError | None:
-        """Mark blocks that may be written to as used; returns why they must not be."""
-        misfit = self.misfit(kv, prompt_tokens) if kv.block_ids else None
+        """Mark blocks that may be written to, or a promise of them, as used; returns why they must
+        not be.
+        """
+        promised = not kv.block_ids and 0 <= kv.tokens <= prompt_tokens
+        misfit = None if promised else self.misfit(kv, prompt_tokens)
         return misfit or self._use(kv, now_ms)
 
     def misfit(self, target: KvHandle, prompt_tokens: int) -> TriviumError | None:
         """Why a prompt cannot be written to these blocks, if so."""
         blocks, found = -(-prompt_tokens // self._block_size), len(target.block_ids)
         if found == blocks and not target.tokens % self._block_size:
-            if target.tokens <= prompt_tokens:
+            if 0 <= target.tokens <= prompt_tokens:
                 return None
         return KvUnavailable(
             f"{target.engine_request_id}: expected {blocks} blocks for {prompt_tokens} tokens, "
@@ -126,12 +131,13 @@ class HandleRules:
         return str(error) if error is not None else ""
 
     def saw(self, worker_id: str, epoch: int, engine_id: str) -> str | None:
-        """A worker lives in this epoch; returns its earlier engine, to be forgotten.
+        """A worker lives in this epoch; returns the engine of its last one, to be forgotten.
 
-        "" when there was none, None when this is no news.
+        "" when there was none, None when this is no news. A worker that lost its lease has the same
+        engine again, but what it was doing is over.
         """
         latest, known = self._epochs.get(worker_id, (0, ""))
-        if epoch < latest or engine_id == known:
+        if epoch < latest or (epoch, engine_id) == (latest, known):
             return None
         self._epochs[worker_id] = (epoch, engine_id)
         return known

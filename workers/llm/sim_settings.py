@@ -6,8 +6,14 @@ Nothing here is shared with the router's estimates: a simulation must not agree 
 from dataclasses import dataclass
 
 from schemas.errors import ConfigError
+from schemas.records import Orchestration
 
 TRANSFERS = ("nixl", "memory", "none")
+ORCHESTRATIONS = (
+    Orchestration.PREFILL_FIRST,
+    Orchestration.DECODE_FIRST,
+    Orchestration.CONCURRENT,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +38,7 @@ class SimSettings:
     tensor_parallel: int = 1  # ranks that share the KV heads of every block
     handle_ttl_ms: int = 30_000  # how long KV waits for its peer
     handle_margin_ms: int = 1_000  # a handle says that it expires this much earlier
+    kv_devices: str = "lo"  # UCX's names of network devices on which KV moves, with commas; or all
     transfer: str = "nixl"  # or memory (inside one process), none
     transfer_timeout_ms: int = 2_000
     transfer_tries_max: int = 4  # of one move or notice
@@ -75,6 +82,11 @@ class SimSettings:
             )
         if self.decode_step_ms <= 0:
             raise ConfigError(f"sim.decode_step_ms: expected above 0, found {self.decode_step_ms}")
+
+    @property
+    def orchestrations(self) -> tuple[Orchestration, ...]:
+        """What an engine with these settings can do."""
+        return ORCHESTRATIONS if self.transfer != "none" else ()
 
     def prefill_s(self, tokens: int, cached_tokens: int) -> float:
         """How long computing a prompt takes."""

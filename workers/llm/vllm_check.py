@@ -6,9 +6,12 @@ error. So nothing reaches it that is not exactly what a peer's engine returned.
 """
 
 import json
+import math
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
 
+from schemas.codec import pack_tokens
 from schemas.errors import (
     InvalidRequest,
     KvUnavailable,
@@ -16,13 +19,16 @@ from schemas.errors import (
     StaleEpoch,
     TriviumError,
 )
-from schemas.prefix import extend
 from schemas.records import KvHandle
 from workers.llm.engine import Job
 
 _USED_MAX = 16_384  # handles remembered as used; far more than can be alive at once
 _PORT_MAX = 65_535
-PREFIX_HASH = "prefix_hash"  # added to what vLLM returned: of the tokens behind kept KV
+_RANKS_MAX = 4_096  # of each kind of parallelism; vLLM makes something for each
+_BLOCK_ID_MAX = 2**31 - 1
+# Added to what vLLM returned: which tokens are behind kept KV, and the key of that, drawn for each
+# handle, so that nobody can look for other tokens with the same mark.
+PREFIX_KEY, PREFIX_MARK = "prefix_key", "prefix_mark"
 # Fields of `kv_transfer_params` and their types. What else a peer sends is dropped.
 _FIELDS: dict[str, type] = {
     "do_remote_prefill": bool,
@@ -38,7 +44,8 @@ _FIELDS: dict[str, type] = {
     "remote_num_tokens": int,
     "transfer_mode": str,
 }
-_KEPT_FIELDS = {**_FIELDS, "remote_blocks_expiry_time": float, PREFIX_HASH: int}
+_KEPT_FIELDS = {**_FIELDS, "remote_blocks_expiry_time": float, PREFIX_KEY: str, PREFIX_MARK: str}
+_ASCII = ("remote_host", PREFIX_KEY, PREFIX_MARK)  # other texts are compared with known ones
 _PEER_FIELDS = {"remote_host": str, "remote_port": int, "tp_size": int}
 
 
@@ -93,7 +100,8 @@ class HandleGate:
                 f"found {kv.tokens}"
             )
         self._check_size(kv, kv.tokens, params)
-        if params.pop(PREFIX_HASH) != prefix_hash(prompt[: kv.tokens]):
+        key, mark = params.pop(PREFIX_KEY), params.pop(PREFIX_MARK)
+        if mark != prefix_mark(prompt[: kv.tokens], key):
             raise KvUnavailable(f"{kv.engine_request_id}: expected KV of the prompt's own tokens")
         self._claim(kv, now_ms)
         return params
@@ -161,9 +169,9 @@ class HandleGate:
             del self._used[next(iter(self._used))]
 
 
-def prefix_hash(tokens: Sequence[int]) -> int:
-    """One hash of all these tokens."""
-    return extend(None, tokens, 0)
+def prefix_mark(tokens: Sequence[int], key: str) -> str:
+    """Keyed BLAKE2b of all these tokens: nothing else compares them where KV is read."""
+    return blake2b(pack_tokens(tokens), key=key.encode()[:64], digest_size=32).hexdigest()
 
 
 def checked_params(kv: KvHandle, mode: str = "pull", *, is_kept: bool = False) -> dict[str, Any]:
@@ -191,7 +199,7 @@ def checked_params(kv: KvHandle, mode: str = "pull", *, is_kept: bool = False) -
 def _fields(name: str, data: bytes, kinds: dict[str, type]) -> dict[str, Any]:
     try:
         found = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise KvUnavailable(f"{name}: expected params as JSON, found {data[:80]!r}") from None
     if not isinstance(found, dict):
         raise KvUnavailable(f"{name}: expected params as an object, found {data[:80]!r}")
@@ -199,7 +207,13 @@ def _fields(name: str, data: bytes, kinds: dict[str, type]) -> dict[str, Any]:
     for field, kind in kinds.items():
         value = params[field]
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise KvUnavailable(f"{name}: expected {field} as {kind.__name__}, found {value!r}")
+            raise KvUnavailable(
+                f"{name}: expected {field} as {kind.__name__}, found {value!r:.200}"
+            )
+        if isinstance(value, str) and field in _ASCII and not value.isascii():
+            raise KvUnavailable(f"{name}: expected {field} in ASCII, found {value!r:.200}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise KvUnavailable(f"{name}: expected {field} as a finite number, found {value}")
     return params
 
 
@@ -207,17 +221,20 @@ def _check_address(name: str, params: dict[str, Any]) -> None:
     if not params["remote_host"] or not 0 < params["remote_port"] <= _PORT_MAX:
         raise KvUnavailable(
             f"{name}: expected a host and a port, "
-            f"found {params['remote_host']!r} and {params['remote_port']}"
+            f"found {params['remote_host']!r:.200} and {params['remote_port']}"
         )
     for field in ("tp_size", "dcp_size", "pp_size"):
-        if params.get(field, 1) < 1:
-            raise KvUnavailable(f"{name}: expected {field} of at least 1, found {params[field]}")
+        if not 0 < params.get(field, 1) <= _RANKS_MAX:
+            raise KvUnavailable(
+                f"{name}: expected {field} from 1 to {_RANKS_MAX}, found {params[field]!r:.200}"
+            )
 
 
 def _check_blocks(name: str, params: dict[str, Any]) -> None:
     groups = params["remote_block_ids"]
     if not groups or not all(isinstance(group, list) and group for group in groups):
-        raise KvUnavailable(f"{name}: expected lists of block ids, found {groups!r}")
+        raise KvUnavailable(f"{name}: expected lists of block ids, found {groups!r:.200}")
     for block in (block for group in groups for block in group):
-        if isinstance(block, bool) or not isinstance(block, int) or block < 0:
-            raise KvUnavailable(f"{name}: expected block ids, found {block!r}")
+        is_id = isinstance(block, int) and not isinstance(block, bool)
+        if not is_id or not 0 <= block <= _BLOCK_ID_MAX:
+            raise KvUnavailable(f"{name}: expected block ids, found {block!r:.200}")

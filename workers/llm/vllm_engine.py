@@ -208,6 +208,10 @@ class VllmEngine:
         """The fleet knows this worker in this epoch; KV of an earlier one is refused."""
         self._receiver.gate.saw(worker_id, epoch)
 
+    def begin_life(self, epoch: int) -> None:
+        """Its worker has lost its lease and joined again; what it held was aborted."""
+        self._handover.begin_life(epoch)
+
     def load(self) -> EngineLoad:
         figures, runs = self._meter.figures, self._runs
         begun = sum(run.begun for run in runs)

@@ -9,13 +9,14 @@ ends, and an engine whose KV memory is all free holds nothing. Time is an argume
 import asyncio
 import json
 import logging
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from schemas.records import Capability, KvHandle, Sampling
 from workers.llm.text import StopText
-from workers.llm.vllm_check import PREFIX_HASH, prefix_hash
+from workers.llm.vllm_check import PREFIX_KEY, PREFIX_MARK, prefix_mark
 from workers.llm.vllm_settings import VllmSettings
 
 _TRIES, _PAUSE_S = 5, 0.05
@@ -56,7 +57,8 @@ class Handover:
         blocks = len(params["remote_block_ids"][0])
         if not 0 < count <= len(tokens) or blocks != -(-count // block_size):
             return None
-        named = {**params, PREFIX_HASH: prefix_hash(tokens[:count])}
+        key = secrets.token_hex(16)
+        named = {**params, PREFIX_KEY: key, PREFIX_MARK: prefix_mark(tokens[:count], key)}
         return self._made(request_id, named, now_ms, self._settings.keep_decoded_kv_ms)
 
     def _made(
@@ -78,6 +80,10 @@ class Handover:
             expires_at_ms=lease_ends_ms - self._settings.handle_margin_ms,
             params=json.dumps(params).encode(),
         )
+
+    def begin_life(self, epoch: int) -> None:
+        """Handles are of this epoch from now on."""
+        self._worker_epoch = epoch
 
     def taken_back(self, request_id: str) -> str:
         """The engine's id of what is held for a request, which is no longer; "" if nothing is."""

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from vllm.config import KVEventsConfig, KVTransferConfig
@@ -22,18 +23,29 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from schemas.records import Capability, Orchestration
+from schemas.records import Capability
 from schemas.settings import ModelSettings
+from workers.kv.network import LOOPBACK, ucx_variables
+from workers.kv.network import variables as environment_of
 from workers.llm.tiny import model_folder
 from workers.llm.vllm_api import Meter
 from workers.llm.vllm_fence import FENCE_VARIABLE, KvRelease
-from workers.llm.vllm_plugin import BIND_VARIABLE, OWNER_VARIABLE, SPIN_VARIABLE
+from workers.llm.vllm_plugin import (
+    BIND_VARIABLE,
+    NICE_VARIABLE,
+    OWNER_VARIABLE,
+    SPIN_VARIABLE,
+)
 from workers.llm.vllm_settings import VllmSettings
 
 _CONNECTORS = {"pull": "NixlConnector", "push": "NixlPushConnector"}
-_ORCHESTRATIONS = {
-    "pull": (Orchestration.PREFILL_FIRST,),
-    "push": (Orchestration.PREFILL_FIRST, Orchestration.CONCURRENT),
+_UNLESS_SET = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "OMP_NUM_THREADS": "1",
+    # One engine's processes are on one machine; nobody else is to reach what they listen on.
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": LOOPBACK,
+    "NCCL_SOCKET_IFNAME": LOOPBACK,
 }
 _environment = threading.Lock()
 _SPAWN_POLL_S = 0.05
@@ -60,7 +72,8 @@ def launch(
     meter = Meter(writes=settings.kv_transfer == "push")
     args = engine_args(settings, model, engine_id=engine_id, has_transfer=has_transfer)
     with _side_channel_port(settings) as port:
-        variables = environment(settings, side_channel_port=port if has_transfer else 0)
+        with _environment:  # else it may be another engine's
+            variables = environment(settings, side_channel_port=port if has_transfer else 0)
         llm = _constructed(args, meter, variables)
     meter.listen(llm.output_processor)
     config = llm.vllm_config
@@ -72,7 +85,7 @@ def launch(
         max_model_len=config.model_config.max_model_len,
         running_max=settings.running_max,
         kv_layout=_layout(config, settings.kv_transfer),
-        orchestrations=_ORCHESTRATIONS[settings.kv_transfer] if has_transfer else (),
+        orchestrations=settings.orchestrations if has_transfer else (),
         nixl_metadata=_peer_metadata(config, variables) if has_transfer else b"",
         tensor_parallel=config.parallel_config.tensor_parallel_size,
         kv_bytes_per_token=_bytes_per_token(config),
@@ -104,6 +117,8 @@ def engine_args(
         "disable_log_stats": True,
         "enable_log_requests": False,
     }
+    if not Path(args["model"]).is_dir():
+        args["revision"] = args["tokenizer_revision"] = model.pinned
     if settings.kv_cache_bytes:
         args["kv_cache_memory_bytes"] = settings.kv_cache_bytes
     if settings.kv_events:
@@ -132,15 +147,15 @@ def _connector_config(settings: VllmSettings) -> dict[str, Any]:
 
 
 def environment(settings: VllmSettings, *, side_channel_port: int) -> dict[str, str]:
-    """Variables for the engine's processes, where vLLM has no argument for it; port 0 where no KV
-    moves.
-    """
+    """Variables where vLLM has no argument for it; port 0 where no KV moves."""
     found = {
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
         OWNER_VARIABLE: str(os.getpid()),
+        NICE_VARIABLE: str(settings.nice),
+        **ucx_variables(settings.kv_devices),
     }
-    for name, value in {"VLLM_LOGGING_LEVEL": "ERROR", "OMP_NUM_THREADS": "1"}.items():
+    for name, value in _UNLESS_SET.items():
         found[name] = os.environ.get(name, value)
     if settings.cpu_bind:
         found[BIND_VARIABLE] = settings.cpu_bind
@@ -165,7 +180,8 @@ def end(launched: Launched, timeout_s: float) -> None:
 def forget(launched: Launched) -> None:
     """Drop what is left in this process after `end`; on the event loop, whose sockets these are."""
     resources = launched.llm.engine_core.resources
-    resources()  # vLLM's monitor may not have come to it, and an open socket holds the next line up
+    if "output_queue_task" in vars(resources):  # else no request ever came, and it was done
+        resources()  # vLLM's monitor may not have come to it, and an open socket waits below
     resources.ctx.destroy(linger=0)
     launched.llm = None  # its finalizer must not run when the interpreter is half gone
 
@@ -184,7 +200,7 @@ def _constructed(args: AsyncEngineArgs, meter: Meter, variables: Mapping[str, st
             result.append(error)
 
     thread = threading.Thread(target=construct, name="vllm-start", daemon=True)
-    with _environment, _variables(variables):
+    with _environment, environment_of(variables):
         before = {child.pid for child in multiprocessing.active_children()}
         thread.start()
         while thread.is_alive():
@@ -195,20 +211,6 @@ def _constructed(args: AsyncEngineArgs, meter: Meter, variables: Mapping[str, st
     if isinstance(result[0], BaseException):
         raise result[0]
     return result[0]
-
-
-@contextmanager
-def _variables(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _layout(config: Any, mode: str) -> str:

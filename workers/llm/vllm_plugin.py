@@ -6,12 +6,14 @@ Theory of operation, with what each costs unmended on one small machine:
 - Workers spin for a second after every step before they sleep (`calm_queues`).
 - NIXL's start pins every worker to the machine's last core, whatever was asked (`keep_binding`).
 - Engine processes outlive a killed parent, and take seconds to exit (`watch`, `exit_quickly`).
+- Engines take the time of whoever keeps the worker's lease, and of the broker (`give_way`).
 - A prefill engine may write KV long after its peer gave up (`vllm_fence.py`).
 The first two are always done, the others where `workers/llm/vllm_launch.py` asks for them by
 environment. What an unknown vLLM no longer has is left alone, and the log says so.
 """
 
 import atexit
+import contextlib
 import functools
 import importlib
 import logging
@@ -28,6 +30,7 @@ from typing import Any, NoReturn
 from workers.llm.vllm_fence import fence_writes
 
 OWNER_VARIABLE = "TRIVIUM_PLUGIN_OWNER_PID"
+NICE_VARIABLE = "TRIVIUM_PLUGIN_NICE"
 SPIN_VARIABLE = "TRIVIUM_PLUGIN_SPIN_MS"
 BIND_VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
 # The longest sleep of the progress thread. It wakes on events; this bounds the harm of a lost
@@ -51,11 +54,23 @@ def register() -> None:
     if owner.isdecimal() and int(owner) != os.getpid():
         watch(int(owner))
         exit_quickly()
+        give_way(int(os.environ.get(NICE_VARIABLE, "0")))
     for mend in (_calm_nixl_when_loaded, fence_writes, calm_waiting, calm_queues, keep_binding):
         try:
             mend()
         except (AttributeError, ImportError):
             log.warning("this vLLM cannot be mended by %s", mend.__name__)
+
+
+def give_way(nice: int) -> None:
+    """Run below processes of the usual priority: threads that are there, and all that they start.
+
+    Linux keeps priorities by thread. One that is lower already stays.
+    """
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            present = os.getpriority(os.PRIO_PROCESS, int(thread))
+            os.setpriority(os.PRIO_PROCESS, int(thread), max(nice, present))
 
 
 def calm_nixl(api: ModuleType, sleep_us: int = PROGRESS_SLEEP_US) -> None:

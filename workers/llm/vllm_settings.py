@@ -5,8 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from schemas.errors import ConfigError
+from schemas.records import Orchestration
 
 TRANSFERS = ("pull", "push", "off")
+_ORCHESTRATIONS = {
+    "pull": (Orchestration.PREFILL_FIRST,),
+    "push": (Orchestration.PREFILL_FIRST, Orchestration.CONCURRENT),
+}
 _KEEP_LEAST_MS = 5_000  # vLLM reads nothing that expires sooner
 _AT_LEAST = {
     "running_max": 1,
@@ -19,6 +24,7 @@ _AT_LEAST = {
     "shutdown_timeout_s": 1,
     "kv_cache_bytes": 0,
     "block_size": 1,
+    "nice": 0,
 }
 
 
@@ -33,11 +39,13 @@ class VllmSettings:
     enforce_eager: bool = True  # no compilation: a quick start, slower steps on GPUs
     cpu_bind: str = ""  # cores of the compute threads, as VLLM_CPU_OMP_THREADS_BIND; "": as set
     spin_ms: int = 0  # how long idle processes spin between steps; below 0: vLLM's second
+    nice: int = 10  # of the engine's processes, up to 19: whoever keeps leases goes first
     kv_transfer: str = "pull"  # decode reads; push: prefill writes; off. Replicas have none
     kv_lease_s: int = 30  # how long a prefilled prompt waits for its peer
     handle_margin_ms: int = 5_000  # a handle says that it expires this much earlier
     keep_decoded_kv_ms: int = 0  # how long KV waits for the next turn after a hand-over; pull only
     kv_events: bool = True  # tell what the prefix cache holds
+    kv_devices: str = "lo"  # UCX's names of network devices on which KV moves, with commas; or all
     side_channel_host: str = "localhost"  # where peers ask for NIXL metadata
     side_channel_port: int = 0  # 0: a free one
     first_token_timeout_ms: int = 30_000  # with no other request in the way
@@ -63,6 +71,11 @@ class VllmSettings:
                 f"found {self.handle_margin_ms} ms"
             )
         self.extra_args()
+
+    @property
+    def orchestrations(self) -> tuple[Orchestration, ...]:
+        """What an engine with these settings can do, in a role that hands KV over."""
+        return _ORCHESTRATIONS.get(self.kv_transfer, ())
 
     def _check_keeping(self) -> None:
         least = max(_KEEP_LEAST_MS, self.handle_margin_ms)

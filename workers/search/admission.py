@@ -1,12 +1,15 @@
 """Fills in a slot for a search: which way it goes, what it may return, where it begins.
 
-Three ways. A *scan of a list* where a filter allows few rows. A *scan of all rows* where the index
-is small. Otherwise a *walk*, with a routing list that is longer the more rows a filter excludes. A
-walk may end with fewer hits than there are, next to rows that a filter excludes or in a component
-that is too small: `rescanned` then makes it a scan, so that no search silently returns fewer than
-min(k, rows allowed). Which way depends on the request and the snapshot alone.
+Three ways. A *scan of a list* where a filter allows so few rows that a walk would cost more. A
+*scan of all rows* where the index is small. Otherwise a *walk*, with a routing list that is longer
+the more rows a filter excludes, so that twice as many hits as are wanted are to be expected in it.
+A walk may end with fewer hits than there are, or with hits that it met by chance far outside of its
+routing list, because what is near the query is excluded: `rescanned` then makes it a scan. So no
+search silently returns fewer than min(k, rows allowed), and a wrong guess costs at most the scan
+that it was to save. Which way depends on the request and the snapshot alone.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,6 +28,8 @@ Array = np.ndarray[Any, Any]
 
 SCANNED_ROWS_MAX = 1_024  # smaller indexes are scanned whole
 ENTRIES = 16  # representatives that a walk begins at
+_MARGIN = 2  # times as many rows in the routing list as would hold the wanted hits on average
+_SCANNED_PER_MEASURED = 2  # rows of a list in the time in which a walk meets a row
 TOP_M_MAX, K_MAX = 512, 512
 
 
@@ -39,6 +44,7 @@ class Limits(NamedTuple):
 
 
 _LIMITS = Limits()
+_NO_ROWS: Array = np.empty(0, np.int64)
 
 
 class Way(NamedTuple):
@@ -164,14 +170,18 @@ def _way(effort: Effort, view: IndexView, limits: Limits) -> Way:
         where = view.allowed(effort.where)
         row[fields.SCREENED], row[fields.ALLOWED] = 1, address(where.bits)
         allowed = where.count
-        if where.rows is not None:
+        longer = _longer(top_m, effort.k, where.count / view.count)
+        met = longer * view.graph.shape[1]
+        if longer > limits.top_m_max or where.count <= _SCANNED_PER_MEASURED * met:
             _list(row, where.rows)
         else:
-            top_m = min(limits.top_m_max, int(top_m * (view.live / where.count) ** 0.5))
+            top_m = longer
     row[fields.TOP_M], row[fields.HASH_MASK] = top_m, hash_places(top_m) - 1
     row[fields.ENTRIES] = min(ENTRIES, top_m)
+    if allowed < view.count:
+        row[fields.NEEDED] = min(effort.k, int(top_m * allowed / view.count / _MARGIN))
     if view.linked == 0 or view.count <= max(limits.scanned_rows_max, effort.k):
-        _all(row, view)
+        _scan(row, view, where)
     exact = bool(row[fields.LIST_COUNT]) or not row[fields.REPS_COUNT]
     seeds = row[fields.LIST_COUNT] or (
         row[fields.REPS_COUNT] + row[fields.LOOSE_LAST] - row[fields.LOOSE_FIRST]
@@ -183,14 +193,20 @@ def _way(effort: Effort, view: IndexView, limits: Limits) -> Way:
     )  # fmt: skip
 
 
+def _longer(top_m: int, k: int, share: float) -> int:
+    """A routing list for a walk in which only this share of rows may be returned."""
+    return math.ceil(max(top_m * share**-0.5, _MARGIN * k / share)) if share else top_m
+
+
 def _list(row: Array, rows: Array) -> None:
     row[fields.LIST], row[fields.LIST_COUNT] = address(rows), len(rows)
     row[fields.REPS_COUNT] = row[fields.LOOSE_LAST] = row[fields.LOOSE_FIRST] = 0
+    row[fields.WARM_COUNT] = row[fields.NEEDED] = 0
 
 
-def _all(row: Array, view: IndexView) -> None:
+def _scan(row: Array, view: IndexView, where: Allowed | None) -> None:
+    _list(row, _NO_ROWS if where is None else where.rows)
     if not row[fields.LIST_COUNT]:
-        row[fields.REPS_COUNT] = row[fields.LOOSE_FIRST] = row[fields.WARM_COUNT] = 0
         row[fields.LOOSE_LAST], row[fields.SCREENED] = view.count, 1
 
 
@@ -200,7 +216,7 @@ def rescanned(search: Search, slots: Slots, slot: int) -> bool:
     wanted = search.way.wanted
     if not wanted or keys_of(slots, slot)[wanted - 1] < EMPTY - FLAG:
         return False
-    _all(row, search.view)
+    _scan(row, search.view, search.where)
     row[fields.STATUS] = fields.FRESH
     return True
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.errors import InvalidRequest, TriviumError, UnknownCollection
-from schemas.records import CollectionState, Document
+from schemas.records import CollectionMade, CollectionState, Document
 from schemas.retrieval import unpack_vector
 from workers.search.columns import Value
 from workers.search.index import Index
@@ -31,6 +31,23 @@ class Collections:
     def __init__(self, settings: RetrievalSettings) -> None:
         self._settings = settings
         self.indexes: dict[str, Index] = {}
+        self._dims: dict[str, int] = {}  # as this shard has told them
+        self._dims_elsewhere: dict[str, int] = {}
+
+    def learn(self, made: CollectionMade, *, here: bool) -> None:
+        """What the log says of a collection; of this shard, or of another or a former one."""
+        (self._dims if here else self._dims_elsewhere)[made.collection] = made.dim
+
+    def settle(self) -> None:
+        """All that there was is read: from now on what has no documents binds nobody."""
+        self._dims_elsewhere.clear()
+        for name in [name for name in self._dims if not self.indexes.get(name)]:
+            del self._dims[name]
+
+    def untold(self) -> dict[str, int]:
+        """Dimensions that the log does not tell yet."""
+        held = {name: index.dim for name, index in list(self.indexes.items()) if len(index)}
+        return {name: dim for name, dim in held.items() if self._dims.get(name) != dim}
 
     def get(self, name: str) -> Index:
         """The index of a collection; raises UnknownCollection naming those there are."""
@@ -46,8 +63,12 @@ class Collections:
         """What is held, for the fleet."""
         return tuple(
             CollectionState(
-                name=name, dim=index.dim, metric=index.metric.value, documents=len(index)
-            )
+                name=name,
+                dim=index.dim,
+                metric=index.metric.value,
+                documents=len(index),
+                missed_share=index.audit.missed_share if index.audit else 0.0,
+            )  # fmt: skip
             for name, index in sorted(self.indexes.items())
         )
 
@@ -83,7 +104,10 @@ class Collections:
         documents = [each.document for each in group if each.document is not None]
         vectors = [unpack_vector(document.vector) for document in documents]
         index = self.indexes.get(name)
-        if not index:  # or an empty one, whose dimension binds nobody
+        if index is None:
+            known = self._dims.get(name) or self._dims_elsewhere.get(name)
+            index = self._make(name, known or len(vectors[0]))
+        elif not index:  # its dimension binds nobody
             index = self._make(name, len(vectors[0]))
         if any(len(vector) != index.dim for vector in vectors) and len(vectors) > 1:
             raise InvalidRequest("vectors of several dimensions")  # the caller goes one by one

@@ -2,7 +2,9 @@
 
 Farthest-point representatives (the k-center heuristic of Gonzalez, 1985): each one is the row that
 is farthest from all chosen so far. A search begins at those nearest to its query. Random entry
-points, as is usual, find a quarter of the neighbours where the data has separate clusters.
+points alone find a quarter of the neighbours where the data has separate clusters, representatives
+alone where outliers or wide clusters take them all; so there are as many of each. What neither
+reaches, an audit finds (`audit.py`).
 """
 
 from typing import Any
@@ -25,21 +27,22 @@ def representatives(
 ) -> Array:
     """Entry rows, ascending: shape (count,), int64.
 
-    About sqrt(rows) of them, from a sample where there are many rows, and the smallest row of
-    each weak component that has none.
+    About sqrt(rows) of them, from a sample where there are many rows, as many random ones, and the
+    smallest row of each weak component that has none.
     """
     rows, wanted = len(vectors), usual_count(len(vectors))
     if wanted >= rows:
         return np.arange(rows)
-    sampled = np.arange(rows)
+    random, sampled = np.random.default_rng(seed), np.arange(rows)
     if rows > wanted * _SAMPLED_PER_REPRESENTATIVE:
-        random = np.random.default_rng(seed)
         sampled = np.sort(random.choice(rows, wanted * _SAMPLED_PER_REPRESENTATIVE, replace=False))
-    return _covering(_farthest(stored_bits(vectors), sampled, wanted, metric, stored), graph)
+    spread = _farthest(stored_bits(vectors), sampled, wanted, metric, stored)
+    drawn = random.choice(rows, wanted, replace=False)
+    return _covering(np.union1d(spread, drawn), graph)
 
 
 def usual_count(rows: int) -> int:
-    """How many representatives an index begins with."""
+    """How many representatives an index begins with, and how many random entry points."""
     return int(np.clip(np.sqrt(rows), REPRESENTATIVES_MIN, REPRESENTATIVES_MAX))
 
 

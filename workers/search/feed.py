@@ -3,24 +3,29 @@
 The worker reads all partitions with no consumer group, since every replica of a shard needs every
 document of it; documents of other shards are skipped by their id. What is there at the start is
 read in the order of its timestamps: the oldest document of a collection fixes its dimension, for
-every replica and at every start.
+every replica and at every start. That document may be replaced one day and a wrong one be the
+oldest then, so a shard's first replica writes the dimension beside the documents, to partition 0;
+at a start it is read from there before them.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 from aiokafka import ConsumerRecord
+from aiokafka.errors import KafkaError
 
 from schemas.codec import Codec
-from schemas.errors import RecordError
+from schemas.errors import RecordError, TriviumError
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
-from schemas.records import Document
+from schemas.records import CollectionMade, Document
 from schemas.retrieval import shard_of
 from schemas.settings import LogSettings
-from schemas.topics import check_record, document_key
+from schemas.topics import check_record, collection_key, document_key
 from workers.search.collections import Change, Collections
 from workers.search.refusals import Refusals, is_first
 from workers.search.settings import ShardPlace
@@ -41,9 +46,11 @@ class DocumentFeed:
         place: ShardPlace,
         membership: Membership,
     ) -> None:
-        self._codec = codec
+        self._settings = settings
+        self._codec, self._producer = codec, producer
         self._collections = collections
         self._place = place
+        self.membership = membership  # of the present life
         partitions = range(settings.document_partitions)
         self._reader = AssignedReader(
             settings, "documents", partitions, client_id=f"{membership.member_id}-documents"
@@ -51,17 +58,19 @@ class DocumentFeed:
         self.refusals = Refusals(
             settings,
             producer,
-            is_first=lambda: is_first(membership.view, place, membership.member_id, wall_ms()),
+            is_first=self._is_first,
             client_id=membership.member_id,
         )
+        self._applying: asyncio.Future[Any] | None = None
         self.offsets: dict[int, int] = dict.fromkeys(partitions, 0)  # after the last one applied
 
     async def start(self, offsets: dict[int, int] | None = None) -> int:
         """Everything up to the end as of now, from `offsets` on; returns the number of records."""
         started_ms, count = wall_ms(), 0
+        await self._learn_dimensions(offsets or {})
         batch: list[ConsumerRecord] = []
         await self._reader.start(offsets or "earliest")
-        self.offsets.update(offsets or {})
+        self.offsets = dict.fromkeys(self.offsets, 0) | (offsets or {})
         ends = await self._reader.end_offsets()
         async for record in self._reader.by_time(ends):
             batch.append(record)
@@ -71,6 +80,7 @@ class DocumentFeed:
                 batch = []
         count += len(batch)
         await self._apply(batch)
+        self._collections.settle()
         log.info("read %d documents in %d ms", count, wall_ms() - started_ms)
         return count
 
@@ -86,20 +96,75 @@ class DocumentFeed:
     async def run(self) -> None:
         """Apply what comes."""
         while True:
+            await self._tell_dimensions()
             batch = await self._reader.batch(max_records=_BATCH_MAX)
             if batch:
                 await self._apply(batch)
 
     async def stop(self) -> None:
-        """Close."""
+        """Close; a batch that is being applied is waited for, since a thread cannot be stopped."""
+        if self._applying is not None:
+            await asyncio.wait([self._applying])
         await self.refusals.look()
         await self._reader.stop()
+
+    def _is_first(self) -> bool:
+        member = self.membership
+        return is_first(member.view, self._place, member.member_id, wall_ms())
+
+    async def _learn_dimensions(self, offsets: dict[int, int]) -> None:
+        """What collections are, before any document is looked at."""
+        reader = AssignedReader(
+            self._settings, "documents", [0], client_id=f"{self.membership.member_id}-made"
+        )
+        await reader.start({0: offsets[0]} if offsets else "earliest")
+        try:
+            every = reader.by_time(await reader.end_offsets())
+            made = [record async for record in every if (record.key or b"").startswith(b"/")]
+        finally:
+            await reader.stop()
+        for record in reversed(made):  # of several the oldest counts: later ones follow in time
+            with suppress(RecordError):  # buried where it is read with all others
+                self._learned(record)
+
+    def _learned(self, record: ConsumerRecord) -> bool:
+        """Whether a record is no document, but says what a collection is; raises RecordError."""
+        if not (record.key or b"").startswith(b"/"):
+            return False
+        if record.value:
+            made, place = self._codec.decode(record.value), self._place
+            if not isinstance(made, CollectionMade) or made.dim < 1:
+                raise RecordError(
+                    f"documents: expected a collection's dimension, found {made!r:.200}"
+                )
+            here = (made.shard, made.shards) == (place.shard, place.shards)
+            self._collections.learn(made, here=here)
+        return True
+
+    async def _tell_dimensions(self) -> None:
+        """Write down what new collections are; once more with the next documents if it fails."""
+        if not (untold := self._collections.untold()) or not self._is_first():
+            return
+        place = self._place
+        for name, dim in untold.items():
+            made = CollectionMade(
+                collection=name, dim=dim, shard=place.shard, shards=place.shards, at_ms=wall_ms()
+            )
+            key = collection_key(name, place.shard, place.shards)
+            try:
+                await (await self._producer.send("documents", made, key=key, partition=0))
+            except (TriviumError, KafkaError) as error:
+                log.warning("%s: its dimension is written later: %s", name, error)
+                return
+            self._collections.learn(made, here=True)
 
     async def _apply(self, batch: Sequence[ConsumerRecord]) -> None:
         """Records that cannot be used are their shard's to bury, or the first shard's."""
         changes: dict[tuple[str, str], tuple[Change, ConsumerRecord]] = {}
         for record in batch:
             try:
+                if self._learned(record):
+                    continue
                 change = self._change(record)
             except RecordError as error:
                 if self._place.shard == 0:
@@ -109,9 +174,11 @@ class DocumentFeed:
                 key = (change.collection, change.document_id)
                 changes.pop(key, None)  # it stands where it was written last
                 changes[key] = (change, record)
-        failed = await asyncio.to_thread(
+        work = asyncio.to_thread(
             self._collections.apply, [change for change, _ in changes.values()]
         )
+        self._applying = asyncio.ensure_future(work)
+        failed = await asyncio.shield(self._applying)
         for record in batch:
             self.offsets[record.partition] = record.offset + 1
         for change, wrong in failed:

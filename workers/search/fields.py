@@ -51,8 +51,9 @@
     SCREENED,  # whether `found` is kept: rows are scanned, or not every one may be returned
     FEED,  # address of a feed; 0: one search
     FEED_PLACE,  # which of its queries this is
-) = range(43)
-COUNT = 43
+    NEEDED,  # hits that must be nearer than the routing list's end, else the walk was in vain
+) = range(44)
+COUNT = 44
 
 # Columns of a feed: queries that slots take one after the other, int64.
 (

@@ -2,10 +2,11 @@
 
 `Equal("language", "it") & Range("year", low=2020) & ~OneOf("source", ["a", "b"])`. Filters are
 values: equal ones are the same filter, so that a snapshot compiles each once. A compiled filter is
-a bit set; where few rows are allowed it is their list too, and the search becomes an exact scan.
+a bit set, and the list of its rows where a search scans them (`admission.py`).
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,6 @@ import numpy as np
 from workers.search.columns import Columns, Value
 
 Array = np.ndarray[Any, Any]
-
-SCANNED_MAX = 4_096  # up to so many allowed rows a scan is faster than a walk
 
 
 class Filter:
@@ -104,13 +103,18 @@ class Other(Filter):
         return ~self.inner.mask(columns, count)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class Allowed:
     """A filter compiled for a snapshot: the live rows that it allows."""
 
     bits: Array  # uint32, one bit a row
     count: int
-    rows: Array | None  # int64, ascending; None where there are more than SCANNED_MAX
+    total: int  # rows of the snapshot
+
+    @cached_property
+    def rows(self) -> Array:
+        """The allowed rows, ascending, int64."""
+        return np.flatnonzero(unpacked(self.bits, self.total))
 
 
 def compiled(where: Filter, columns: Columns, alive: Array | None, count: int) -> Allowed:
@@ -118,9 +122,7 @@ def compiled(where: Filter, columns: Columns, alive: Array | None, count: int) -
     mask = where.mask(columns, count)
     if alive is not None:
         mask = mask & unpacked(alive, count)
-    allowed = int(np.count_nonzero(mask))
-    rows = np.flatnonzero(mask) if allowed <= SCANNED_MAX else None
-    return Allowed(packed(mask), allowed, rows)
+    return Allowed(packed(mask), int(np.count_nonzero(mask)), count)
 
 
 def packed(mask: Array) -> Array:

@@ -4,8 +4,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import CommitFailedError, KafkaError, UnknownMemberIdError
 
 from schemas.errors import BrokerUnavailable
-from schemas.log.clients import client_options, started
 from schemas.log.clock import wall_ms
+from schemas.log.connecting import client_options, started
 from schemas.settings import LogSettings
 from workers.search.settings import ShardPlace
 from workers.search.taking import TOPICS

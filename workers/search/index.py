@@ -5,7 +5,8 @@ ones are walked through and not returned. `link` gives edges to some of the new 
 drops the deleted ones; both may run on another thread, one at a time, while all else goes on.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from schemas.errors import InvalidRequest, WrongDimension
 from workers.search import admission, bulk, codes, entry, linking, metrics
+from workers.search.audit import Neighbours, audited, tried
 from workers.search.columns import Columns, Value
 from workers.search.graph import CANDIDATES, GraphOf, own_graph
 from workers.search.metrics import Metric, Storage
@@ -21,15 +23,16 @@ from workers.search.rows import Rows, check_ids
 from workers.search.view import IndexView
 
 if TYPE_CHECKING:
+    from workers.search.audit import Audit
     from workers.search.codes import Codes
 
 Array = np.ndarray[Any, Any]
-Neighbours = Callable[[IndexView, Array, Effort], Array]  # rows for prepared queries: (queries, k)
 
 DEGREE = 32
 DEGREE_MAX = int(admission.K_MAX / CANDIDATES)  # a link searches for a row's candidates
 LINK_BATCH = 1_024  # rows that are linked together are compared each with each
 _LINK_TOP_M = 96
+_ENTRIES_GROWN = 2  # times as many as the last audit left: they are chosen anew
 
 
 class Index:
@@ -53,6 +56,7 @@ class Index:
         self.graph: Array = np.empty((0, degree), np.uint32)
         self.entries: Array = np.empty(0, np.int64)
         self.codes: Codes | None = None  # of the rows that have edges
+        self.audit: Audit | None = None
         self._view: IndexView | None = None
         self._lock = Lock()  # rows, and what points to them
         self._upkeep = Lock()  # link and compact, one at a time
@@ -117,7 +121,7 @@ class Index:
                     dim=self.dim, metric=self.metric, storage=self.storage, count=rows.count,
                     linked=len(self.graph), live=len(self), vectors=rows.vectors, graph=self.graph,
                     alive=rows.alive(), entries=self.entries, ids=rows.ids, columns=rows.columns,
-                    epoch=self.epoch, codes=self.codes,
+                    epoch=self.epoch, codes=self.codes, audit=self.audit,
                 )  # fmt: skip
             return self._view
 
@@ -132,6 +136,11 @@ class Index:
         prepared = metrics.prepared(queries, self.dim, self.metric)
         found = bulk.search_all(effort, prepared, view, threads=self.threads)
         return found.rows, self.metric.shown(found.distances)
+
+    def missed_share(self) -> float:
+        """Of some rows, which are searched for now: who finds nothing as near as itself."""
+        view = self.view()
+        return tried(view, self._searched, np.random.default_rng(self.seed))[1]
 
     def ids_of(self, rows: Array) -> list[ExternalId]:
         """External ids of rows of the present view."""
@@ -150,20 +159,25 @@ class Index:
             loose = view.count - view.linked
             if loose == 0:
                 return 0
-            known = view.codes
+            neighbours = neighbours or self._searched
             if loose > view.linked // 2:
                 made, entries = self._built(view.vectors[: view.count])
-                known = None
+                known, before = None, None
             else:
                 last = view.linked + min(loose, batch)
-                made, entries = self._extended(view, last, neighbours or self._searched)
-            coded = codes.extended(
-                known, view.vectors[: len(made)], self.metric.kernel, threads=self.threads
-            )
+                made, entries = self._extended(view, last, neighbours)
+                known, before = view.codes, self.audit
+                if before is None or len(entries) > _ENTRIES_GROWN * before.entries:
+                    entries, before = self._entries(view.vectors[:last], made), None
+            kernel = self.metric.kernel
+            coded = codes.extended(known, view.vectors[: len(made)], kernel, threads=self.threads)
+            if before is None or before.is_old(len(made)):
+                now = view.linked_part(made, entries, coded)
+                entries, before = audited(now, neighbours, seed=self.seed)
             with self._lock:
-                self.graph, self.entries, self.codes = made, entries, coded
+                self.graph, self.entries, self.codes, self.audit = made, entries, coded, before
                 self._changed()
-            return self.loose
+                return self.loose
 
     def compact(self) -> None:
         """Drop deleted rows: the rest is renumbered, and the graph mended."""
@@ -180,13 +194,13 @@ class Index:
                 made = linking.mended(
                     view.graph, view.vectors, linked, *kernel, threads=self.threads
                 )
-                entries = entry.representatives(
-                    vectors[: len(linked)], made, *kernel, seed=self.seed
-                )
+                entries = self._entries(vectors[: len(linked)], made)
             coded = codes.coded(vectors[: len(linked)], self.metric.kernel, threads=self.threads)
+            now = replace(view, vectors=vectors).linked_part(made, entries, coded)
+            entries, audit = audited(now, self._searched, seed=self.seed)
             with self._lock:
                 self._replace(view, live, vectors)
-                self.graph, self.entries, self.codes = made, entries, coded
+                self.graph, self.entries, self.codes, self.audit = made, entries, coded, audit
                 self._changed()
 
     def _replace(self, view: IndexView, live: Array, vectors: Array) -> None:
@@ -212,7 +226,11 @@ class Index:
         if not len(vectors):
             return np.empty((0, self.degree), np.uint32), np.empty(0, np.int64)
         made = self.graph_of(vectors, self.degree, *kernel, seed=self.seed, threads=self.threads)
-        return made, entry.representatives(vectors, made, *kernel, seed=self.seed)
+        return made, self._entries(vectors, made)
+
+    def _entries(self, vectors: Array, made: Array) -> Array:
+        kernel = (self.metric.kernel, self.storage.kernel)
+        return entry.representatives(vectors, made, *kernel, seed=self.seed)
 
     def _searched(self, view: IndexView, queries: Array, effort: Effort) -> Array:
         return bulk.search_all(effort, queries, view, threads=self.threads).rows
@@ -220,19 +238,12 @@ class Index:
     def _extended(self, view: IndexView, last: int, neighbours: Neighbours) -> tuple[Array, Array]:
         kernel = (self.metric.kernel, self.storage.kernel)
         vectors, first = view.vectors[:last], view.linked
-        linked = IndexView(
-            dim=self.dim, metric=self.metric, storage=self.storage, count=first, linked=first,
-            live=first, vectors=view.vectors, graph=view.graph, alive=None, entries=view.entries,
-            ids=[], columns=Columns(), epoch=view.epoch, codes=view.codes,
-        )  # fmt: skip
+        linked = view.linked_part(view.graph, view.entries, view.codes)
         effort = Effort(k=int(self.degree * CANDIDATES), top_m=_LINK_TOP_M)
         queries = vectors[first:last].astype(np.float32)
         found = neighbours(linked, queries, effort)
         made = linking.extended(view.graph, vectors, found, *kernel, threads=self.threads)
-        entries = entry.extended(view.entries, first, vectors, made, *kernel)
-        if len(entries) > 2 * entry.usual_count(last) + len(made) // 100:
-            entries = entry.representatives(vectors, made, *kernel, seed=self.seed)
-        return made, entries
+        return made, entry.extended(view.entries, first, vectors, made, *kernel)
 
     def _changed(self) -> None:
         self.epoch += 1

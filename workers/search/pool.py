@@ -5,7 +5,8 @@ of `documents` and links what is new; then its Faust agents join the group of th
 and hand retrievals to the engine in the same process. It is ready once the group has given it
 partitions. Documents go on coming in, rows without edges are linked in the background, and the
 control loop moves the scheduler. To drain is to take no more, to answer what is under way, and to
-leave.
+leave. Where the log or the lease is lost, the worker joins again with all documents that it holds,
+and reads on where it stood.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.faust_app import add_agents, make_app, run_app
 from schemas.log.membership import Membership
+from schemas.log.patience import outlive
 from schemas.records import (
     Heartbeat,
     MemberKind,
@@ -36,7 +38,7 @@ from workers.search.fleet_figures import FleetFigures
 from workers.search.query import Kind
 from workers.search.serving import Server, Serving
 from workers.search.settings import RetrievalSettings, ShardPlace
-from workers.search.snapshots import Snapshots
+from workers.search.snapshots import AGE_MAX_MS, Snapshots
 from workers.search.steering import Steering
 from workers.search.taking import TOPICS, Taking
 from workers.search.upkeep import Upkeep
@@ -61,7 +63,7 @@ async def run_retrieval(
 
 
 class RetrievalWorker:
-    """One life of a retrieval worker; `run` once."""
+    """The documents and the engine of one process, and its life in the fleet; `run` once."""
 
     def __init__(
         self,
@@ -74,55 +76,82 @@ class RetrievalWorker:
         self._log = log_settings
         self._settings = settings
         self._place = place
+        self._worker_id = worker_id
+        self._codec = codec
         self._producer = LogProducer(log_settings, codec, durable=True, client_id=worker_id)
         self._figures = FleetFigures()
-        self.membership = Membership(
-            log_settings,
-            codec,
-            self._producer,
-            member_id=worker_id,
-            kind=MemberKind.WORKER,
-            roles=[Role.RETRIEVAL],
-            on_record=self._fleet_record,
-        )
         self.collections = Collections(settings)
         self.engine = SearchEngine(
-            EngineSettings(scheduler=settings.scheduler(), device=settings.device)
+            EngineSettings(
+                places=settings.places,
+                slots=settings.slots,
+                device=settings.device,
+                scheduler=settings.scheduler(),
+            )  # fmt: skip
         )
         server = Server(worker_id=worker_id, place=place)
         self.serving = Serving(self.engine, self.collections, settings, server)
-        self._feed = DocumentFeed(
-            log_settings, codec, self._producer, self.collections, place, self.membership
-        )
         self._snapshots = Snapshots(
             settings, self.collections, place, worker_id, lambda: dict(self._feed.offsets)
         )
         self._upkeep = Upkeep(settings, self.collections, self.engine.neighbours)
+        self.membership = self._new_membership()
+        self._feed = DocumentFeed(
+            log_settings, codec, self._producer, self.collections, place, self.membership
+        )
+        self._steady = tasks.Tasks()  # what goes on from life to life
+        self._left_ms = 0  # when the last life ended
+        self._tasks = tasks.Tasks()
+
+    def _new_membership(self, former_epoch: int = 0) -> Membership:
+        return Membership(
+            self._log,
+            self._codec,
+            self._producer,
+            member_id=self._worker_id,
+            kind=MemberKind.WORKER,
+            roles=[Role.RETRIEVAL],
+            on_record=self._fleet_record,
+            former_epoch=former_epoch,
+        )
+
+    def _begin(self) -> None:
+        """Make what belongs to one life."""
+        self.membership = self._feed.membership = self._new_membership(self.membership.epoch)
         self._taking = Taking(
-            log_settings, codec, self._producer, self.serving, settings.pending_max
+            self._log, self._codec, self._producer, self.serving, self._settings.pending_max
         )
         self._steering = Steering(
-            settings.control(),
+            self._settings.control(),
             self.engine,
-            settings.share,
-            settings.flush_ms,
+            self._settings.share,
+            self._settings.flush_ms,
             self._figures,
             self.membership,
             self._producer,
         )
         self._app = make_app(
-            log_settings,
-            group=group.group_id(log_settings, place),
-            member_id=worker_id,
+            self._log,
+            group=group.group_id(self._log, self._place),
+            member_id=self._worker_id,
             buffer_max=_BUFFERED_MAX,
             leaves_group=True,
         )
-        add_agents(self._app, log_settings.topic_prefix, "retrieval", tuple(TOPICS), self._taking)
+        add_agents(self._app, self._log.topic_prefix, "retrieval", tuple(TOPICS), self._taking)
         self._owned: set[tuple[str, int]] = set()  # topic and partition
         self._tasks = tasks.Tasks()
+        self._drained = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """The whole life."""
+        """Life after life, with the same documents and engine, until one is drained."""
+        try:
+            await outlive(self._worker_id, lambda: self._live(stop), stop)
+        finally:
+            await self._steady.cancel()
+            await tasks.close("engine", self.engine.close(), self._settings.close_timeout_ms)
+
+    async def _live(self, stop: asyncio.Event) -> None:
+        self._begin()
         try:
             await self._join()
             if not await self._load_unless(stop):
@@ -160,13 +189,25 @@ class RetrievalWorker:
         return True
 
     async def _load(self) -> None:
-        offsets = await asyncio.to_thread(self._snapshots.load)
-        if offsets is not None and not await self._feed.fits(offsets):
-            log.warning("no snapshot is used: the topic `documents` is another one")
-            self.collections.indexes.clear()
+        """Read what is missing: all but a snapshot the first time, what came since the next ones.
+
+        Too long after a life the log may have forgotten what was deleted.
+        """
+        offsets: dict[int, int] | None = dict(self._feed.offsets)
+        if not any(self._feed.offsets.values()):
+            offsets = await asyncio.to_thread(self._snapshots.load)
+        elif wall_ms() - self._left_ms > AGE_MAX_MS:
             offsets = None
+        if offsets is not None and not await self._feed.fits(offsets):
+            log.warning("what is held is dropped: the topic `documents` is another one")
+            offsets = None
+        if offsets is None:
+            self.collections.indexes.clear()
         await self._feed.start(offsets)
-        await self._upkeep.finish()
+        if not self._steady.names:
+            await self._upkeep.finish()
+            self._steady.spawn("snapshots", self._snapshots.run())
+            self._steady.spawn("upkeep", self._upkeep.run())
         await group.begin(self._log, self._place)
 
     def _serve(self) -> None:
@@ -174,8 +215,7 @@ class RetrievalWorker:
         self._app.on_partitions_revoked.connect(self._revoked)
         self._tasks.spawn("documents", self._feed.run())
         self._tasks.spawn("refusals", self._feed.refusals.run())
-        self._tasks.spawn("snapshots", self._snapshots.run())
-        self._tasks.spawn("upkeep", self._upkeep.run())
+        self._tasks.spawn("steady", self._steady.until(_for_ever()))
         self._tasks.spawn("control", self._steering.run())
         watching = watch(self._log, lambda: self._owned, self._taking.read)
         self._tasks.spawn("watchdog", watching)
@@ -230,14 +270,20 @@ class RetrievalWorker:
                 await self._tasks.until(self._taking.drain())
         except TimeoutError:
             log.warning("%s: retrievals left after the drain", self.membership.member_id)
+        self._drained = True
 
     async def _close(self) -> None:
-        """Commit and stop reading first, say goodbye last."""
+        """Commit and stop reading first, say goodbye last. A lost life writes no more hits."""
         close_ms = self._settings.close_timeout_ms
         await tasks.close("agents", self._app.stop(), close_ms)
         await self._taking.cancel()
         await self._tasks.cancel()
         await tasks.close("reader of documents", self._feed.stop(), close_ms)
         await tasks.close("membership", self.membership.leave(), close_ms)
-        await tasks.close("engine", self.engine.close(), close_ms)
-        await tasks.close("producer", self._producer.stop(), close_ms)
+        closing = self._producer.stop() if self._drained else self._producer.discard()
+        await tasks.close("producer", closing, close_ms)
+        self._left_ms = wall_ms()
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()

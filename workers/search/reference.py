@@ -58,6 +58,10 @@ class Reference:
         self._measure(np.arange(row[fields.LOOSE_FIRST], row[fields.LOOSE_LAST]), 0)
         self.met = {_row(key) for key in self.top}
         self._walk()
+        needed, m = int(row[fields.NEEDED]), int(row[fields.TOP_M])
+        if needed and len(self.top) >= m:
+            if len(self.found) < needed or self.found[needed - 1] > self.top[m - 1]:
+                self.found = []
         return self._hits()
 
     def _walk(self) -> None:

@@ -87,6 +87,7 @@ class Serving:
             k=request.k,
             top_m=request.top_m or self._settings.top_m,
             width=request.width or self._settings.width,
+            patience=request.patience or self._settings.patience,
             where=expressions.parse(request.filter) if request.filter else None,
             seeds=[row for seed in request.seeds if (row := row_of.get(seed)) is not None],
             kind=kind,

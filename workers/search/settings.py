@@ -1,7 +1,7 @@
 """Section [retrieval] of the settings: what a retrieval worker holds, and how it serves."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import ConfigError
@@ -20,6 +20,19 @@ _AT_LEAST = {
     "degree": 2,
     "top_m": 1,
     "width": 1,
+    "patience": 0,
+    "places": 1,
+    "gather_min": 1,
+    "queue_max": 1,
+    "parked_max": 0,
+    "global_flush_ms": 0,
+    "share_gain": 0,
+    "flush_gain": 0,
+    "dead_band": 0,
+    "share_step_max": 0,
+    "link_weight": 0,
+    "wait_weight": 0,
+    "stall_weight": 0,
     "pending_max": 1,
     "collections_max": 1,
     "snapshot_interval_s": 1,
@@ -46,14 +59,34 @@ class RetrievalSettings:
     width: int = 1  # entries expanded per extend where a retrieval names none
     collections_max: int = 256
     pending_max: int = 4_096  # retrievals taken and not acknowledged; then the log waits
-    share: float = 0.5  # of free slots, reserved for prefill, until the control loop moves it
-    flush_ms: float = (
-        5.0  # the longest that a prefill search waits, until the control loop moves it
-    )
+    patience: int = 0  # extends without change after which a search stops, likewise; 0: never
+    places: int = 12  # searches that a core advances together; of device cpu, as slots are
+    slots: int = 32  # of a core: places, and room for searches that gave theirs away
+    # Half of the places for prefill, and 5 ms, missed four times as many deadlines: a prefill
+    # search takes a place in time by its slack (LOG.md, "What the reserved share costs").
+    share: float = 0.0  # of free places, reserved for prefill, until the control loop moves it
+    flush_ms: float = 50.0  # the longest that a prefill search waits, until the loop moves it
+    gather_min: int = 1  # searches that are admitted together where places are free
+    global_flush_ms: float = 20.0  # the longest that any search waits for others to gather
+    queue_max: int = 4_096  # waiting searches of a class
+    parked_max: int = 64
+    drops_late: bool = False  # refuse prefill searches that can no longer meet their deadline
     control_interval_ms: int = 300
     link_target_bytes_per_s: float = 0.0  # of all KV moved between workers; 0: not watched
-    wait_target_ms: float = 2.0  # prefill's wait for a slot, 95th percentile
-    stall_target: float = 0.05  # share of decode time that waits for retrievals
+    wait_target_ms: float = 20.0  # prefill's wait for a slot, 95th percentile
+    stall_target: float = 0.2  # share of decode time that waits for retrievals
+    link_weight: float = 1.0  # of each signal's excess over its target
+    wait_weight: float = 1.0
+    stall_weight: float = 1.0
+    share_gain: float = 0.1  # of the share, per error
+    flush_gain: float = 0.3  # of the flush timeout's logarithm
+    share_min: float = 0.0
+    share_max: float = 0.9
+    flush_min_ms: float = 0.2
+    flush_max_ms: float = 50.0
+    dead_band: float = 0.1  # of the error
+    share_step_max: float = 0.1  # slew: of one move
+    flush_factor_max: float = 2.0  # likewise
     upkeep_interval_ms: int = 500  # between looks for documents to link
     compact_share: float = 0.2  # of deleted rows, from which an index is compacted
     snapshot_folder: str = ""  # empty: no snapshots, an index is rebuilt from `documents`
@@ -76,6 +109,11 @@ class RetrievalSettings:
             raise ConfigError(
                 f"retrieval.width: expected at most {TASKS_MAX // self.degree} with degree "
                 f"{self.degree}, found {self.width}"
+            )
+        if self.slots < self.places or self.slots & (self.slots - 1):
+            raise ConfigError(
+                f"retrieval.slots: expected a power of two, and at least retrieval.places "
+                f"({self.places}), found {self.slots}"
             )
         if self.device not in DEVICES:
             raise ConfigError(
@@ -101,15 +139,16 @@ class RetrievalSettings:
         """The queues' part."""
         from workers.search.scheduler import SchedulerSettings
 
-        return SchedulerSettings(share=self.share, flush_ms=self.flush_ms)
+        return SchedulerSettings(**self._like(SchedulerSettings))
 
     def control(self) -> ControlSettings:
         """The control loop's part."""
-        targets: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in ("link_target_bytes_per_s", "wait_target_ms", "stall_target")
-        }
-        return ControlSettings(interval_ms=self.control_interval_ms, **targets)
+        return ControlSettings(interval_ms=self.control_interval_ms, **self._like(ControlSettings))
+
+    def _like(self, kind: Any) -> dict[str, Any]:
+        """Settings that another class has under the same names."""
+        ours = {each.name for each in fields(self)}
+        return {each.name: getattr(self, each.name) for each in fields(kind) if each.name in ours}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,22 +2,26 @@
 
 Layout: 8 bytes of magic, format version and header length (uint32 each), SHA-256 of the header, the
 header in JSON, then sections that begin at pages. The header names each section's kind, place and
-BLAKE2b sum. All numbers are little-endian. A loaded index reads vectors and graph from the mapped
+BLAKE2b sum. All numbers are little-endian. Whoever wrote a file, nothing of it is used before
+`snapshot_checks.py` has looked at it. A loaded index reads vectors and graph from the mapped
 file; the first upsert copies the vectors.
 """
 
 import hashlib
 import json
+import math
 import os
 import struct
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from schemas.errors import InvalidRequest, SnapshotError
-from workers.search import codes
+from workers.search import codes, snapshot_checks
+from workers.search.audit import Audit
 from workers.search.columns import Columns
 from workers.search.index import Index
 from workers.search.metrics import Metric, Storage
@@ -30,7 +34,8 @@ Array = np.ndarray[Any, Any]
 MAGIC = b"TRIVIDX\n"
 VERSION = 1
 _HEAD = struct.Struct("<8sII32s")
-_PAGE = 4_096
+_PAGE = snapshot_checks.PAGE
+_CRAFTED = (KeyError, TypeError, ValueError, AttributeError, RecursionError, InvalidRequest)
 
 
 def save(index: Index, path: Path, notes: Mapping[str, Any] | None = None) -> None:
@@ -58,6 +63,7 @@ def save(index: Index, path: Path, notes: Mapping[str, Any] | None = None) -> No
         "epoch": view.epoch,
         "rows": view.count,
         "live": view.live,
+        "audit": view.audit and asdict(view.audit),
         "labels": {field: list(labels) for field, labels in view.columns.labels.copy().items()},
         "notes": dict(notes or {}),
         "sections": sections,
@@ -76,8 +82,8 @@ def load(path: Path, *, verify: bool = True, threads: int = 0) -> Index:
     try:
         arrays = {each["name"]: _section(path, begin, each, verify) for each in header["sections"]}
         return _index(header, arrays, threads)
-    except (KeyError, TypeError, ValueError, InvalidRequest) as error:
-        raise _refused(path, f"its header does not make sense: {error!r}") from error
+    except _CRAFTED as error:
+        raise _refused(path, f"it does not make sense: {error!r}") from error
 
 
 def _arrays(view: IndexView) -> dict[str, Array]:
@@ -156,18 +162,23 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
         if len(head) < _HEAD.size or head[:8] != MAGIC:
             raise _refused(path, f"it does not begin with {MAGIC!r}")
         _, version, length, digest = _HEAD.unpack(head)
+        length = min(length, path.stat().st_size)
         if version != VERSION:
             raise _refused(path, f"expected format version {VERSION}, found {version}")
         text = file.read(length)
     if len(text) < length or hashlib.sha256(text).digest() != digest:
         raise _refused(path, "its header is damaged or cut off")
-    header: dict[str, Any] = json.loads(text)
+    try:
+        header: dict[str, Any] = json.loads(text)
+        snapshot_checks.header(header)
+    except _CRAFTED as error:
+        raise _refused(path, f"its header does not make sense: {error!r}") from error
     return header, -(-(_HEAD.size + length) // _PAGE) * _PAGE
 
 
 def _section(path: Path, begin: int, section: dict[str, Any], verify: bool) -> Array:
     dtype, shape = np.dtype(section["dtype"]), tuple(section["shape"])
-    first, size = begin + section["offset"], int(np.prod(shape)) * dtype.itemsize
+    first, size = begin + section["offset"], math.prod(shape) * dtype.itemsize
     if not size:
         return np.empty(shape, dtype)
     found = path.stat().st_size
@@ -182,6 +193,7 @@ def _section(path: Path, begin: int, section: dict[str, Any], verify: bool) -> A
 
 
 def _index(header: dict[str, Any], arrays: dict[str, Array], threads: int) -> Index:
+    snapshot_checks.arrays(header, arrays)
     index = Index(
         header["dim"], metric=Metric(header["metric"]), storage=Storage(header["storage"]),
         degree=header["degree"], seed=header["seed"], threads=threads,
@@ -196,10 +208,13 @@ def _index(header: dict[str, Any], arrays: dict[str, Array], threads: int) -> In
     for field, labels in header["labels"].items():
         columns.labels[field] = {label: code for code, label in enumerate(labels)}
     ids = _unpacked_ids(arrays["ids"], arrays["id_bytes"])
-    index.rows = Rows(arrays["vectors"], ids, columns, arrays["dead"].tolist())
+    dead = arrays["dead"].tolist()
+    snapshot_checks.ids(ids, dead)
+    index.rows = Rows(arrays["vectors"], ids, columns, dead)
     index.graph, index.entries = arrays["graph"], arrays["entries"]
     linked = index.rows.vectors[: len(index.graph)]
     index.codes = codes.coded(linked, index.metric.kernel, threads=threads)
+    index.audit = Audit(**found) if (found := header.get("audit")) else None
     index.epoch = header["epoch"]
     return index
 

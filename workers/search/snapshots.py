@@ -54,7 +54,7 @@ class Snapshots:
                 found = {int(partition): at for partition, at in notes["offsets"].items()}
                 offsets = {p: min(at, (offsets or found)[p]) for p, at in found.items()}
                 log.info("%s: %d documents of %s", path, len(index), notes["collection"])
-        except (SnapshotError, OSError, KeyError) as error:
+        except (SnapshotError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
             log.warning("no snapshot is used: %s", error)
             return None
         self._collections.indexes.update(loaded)

@@ -81,9 +81,11 @@ def advance(
             f, keys, hits, seen, work = _places(rows, top, found, visited, tasks, active[i])
             if get_i64(f, fields.TASKS) >= 0:
                 _merge(f, keys, hits, work)
-            if get_i64(f, fields.STATUS) == fields.DONE and not _fed(f, keys, hits):
-                finished[ended] = active[i]
-                ended += 1
+            if get_i64(f, fields.STATUS) == fields.DONE:
+                _doubt(f, keys, hits)
+                if not _fed(f, keys, hits):
+                    finished[ended] = active[i]
+                    ended += 1
         if ended > 0 or attention[0] != 0:
             break
     return ended, extends
@@ -116,6 +118,15 @@ def _clear(f: int, keys: int, hits: int, seen: int, tasks: int) -> None:
             get_i64(f, fields.QUERY), get_i64(f, fields.RULER), get_i64(f, fields.LENGTH),
             get_i64(f, fields.METRIC), tasks + _CODED_QUERY, tasks,
         )  # fmt: skip
+
+
+@kernel
+def _doubt(f: int, keys: int, hits: int) -> None:
+    """Forget hits that were met by chance: too few of them are nearer than the list's end."""
+    needed = get_i64(f, fields.NEEDED)
+    if needed and get_u64(hits, needed - 1) > get_u64(keys, get_i64(f, fields.TOP_M) - 1):
+        for i in range(get_i64(f, fields.K)):
+            put_u64(hits, i, EMPTY)
 
 
 @kernel

@@ -4,9 +4,9 @@ Nothing in a view changes once it is made. Upserts, deletes, linking and compact
 searches that run keep theirs, and with it the memory that their slots point to.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from workers.search.columns import Columns
 from workers.search.filters import Allowed, Filter, compiled, packed, unpacked
 from workers.search.metrics import Metric, Storage
 from workers.search.query import ExternalId
+
+if TYPE_CHECKING:
+    from workers.search.audit import Audit
 
 Array = np.ndarray[Any, Any]
 
@@ -40,6 +43,7 @@ class IndexView:
     columns: Columns
     epoch: int
     codes: Codes | None = None  # of the linked rows
+    audit: "Audit | None" = None  # of the entry points; None: not made yet
     ways: dict[Any, Any] = field(default_factory=dict)  # of `admission.py`
     _filters: dict[str, Allowed] = field(default_factory=dict)
 
@@ -76,6 +80,13 @@ class IndexView:
         if self.alive is not None:
             row[fields.ALIVE] = address(self.alive)
         return row
+
+    def linked_part(self, graph: Array, entries: Array, coded: Codes | None) -> "IndexView":
+        """Nothing but the first rows, deleted or not, with this graph over them."""
+        return replace(
+            self, count=len(graph), linked=len(graph), live=len(graph), graph=graph, alive=None,
+            entries=entries, ids=[], columns=Columns(), codes=coded, ways={}, _filters={},
+        )  # fmt: skip
 
     def allowed(self, where: Filter) -> Allowed:
         """A filter compiled for these rows."""

@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 
 from schemas.errors import BrokerUnavailable
-from schemas.log.clients import client_options, started
+from schemas.log.connecting import client_options, started
 from schemas.settings import LogSettings
 from workers.search.receipts import Place
 

@@ -38,7 +38,7 @@ EFFORTS = [
     Effort(k=10, top_m=64, width=2, patience=3),
     Effort(k=30, top_m=16),
     Effort(k=5, where=Equal("part", 3)),
-    Effort(k=5, where=~OneOf("part", [1, 2, 3])),
+    Effort(k=5, top_m=24, where=~OneOf("part", [1, 2, 3])),
     Effort(k=90, where=Range("part", 3, 3) & Equal("kind", "odd")),
 ]
 
@@ -99,6 +99,26 @@ def test_searches_equal_the_cpus_and_the_reference(
             same = bulk.search_all(effort, search.query, view, scanned_rows_max=scanned_max)
             assert rows == same.rows.tobytes()
             assert counts[0] == same.extends
+
+
+def test_walks_in_vain_are_told_alike(device: Device) -> None:
+    """What is near the first query is deleted, so that its hits are a matter of chance: they are
+    dropped, and the rest is scanned (issue 10, 31)."""
+    index = clustered_index()
+    queries = metrics.prepared(gaussian(6, 20, seed=2), 20, Metric.SQEUCLIDEAN)
+    index.delete(nearest(index.view().vectors[:, :20], queries[:1, :20], 500)[0].tolist())
+    view, effort = index.view(), Effort(k=10, top_m=32)
+    wanted = searches(view, effort, scanned_rows_max=0)
+    found = run(Batch(device, SIZES), wanted)
+    for search, (rows, distances, _) in zip(wanted, found, strict=True):
+        expected = Reference(search).run()
+        assert (rows, distances) == (expected[0].tobytes(), expected[1].tobytes())
+    assert (np.frombuffer(found[0][0], np.int64) == -1).all()
+    cpu = bulk.search_all(effort, queries, view, scanned_rows_max=0)
+    gpu = feeds.search_all(Batch(device, SIZES), effort, queries, view, scanned_rows_max=0)
+    exact = bulk.search_all(effort, queries[:1], view, scanned_rows_max=view.count)
+    assert cpu.rows.tobytes() == gpu.rows.tobytes()
+    assert cpu.rows[0].tobytes() == exact.rows[0].tobytes()
 
 
 @pytest.mark.parametrize("order", [1, 2, 17, 12_345, 99_999])

@@ -1,5 +1,6 @@
 """Documents that are there already, from a broker that hands them over in any order."""
 
+import asyncio
 import random
 from types import SimpleNamespace
 from typing import Any
@@ -9,14 +10,15 @@ import pytest
 from aiokafka import TopicPartition
 
 from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable
 from schemas.log import clients
 from schemas.log.clients import AssignedReader
-from schemas.records import Document
+from schemas.records import CollectionMade, Document
 from schemas.retrieval import pack_vector
 from schemas.settings import LogSettings
-from schemas.topics import document_key
+from schemas.topics import collection_key, document_key
 from workers.search import feed as module
-from workers.search.collections import Collections
+from workers.search.collections import Change, Collections
 from workers.search.feed import DocumentFeed
 from workers.search.settings import RetrievalSettings, ShardPlace
 
@@ -60,22 +62,28 @@ class Broker:
         return {place: found} if found else {}
 
 
+def document_of(name: str, vector: Any, at_ms: int = 1) -> Document:
+    return Document(document_id=name, collection="c", vector=pack_vector(vector), at_ms=at_ms)
+
+
 def log_of(*written: tuple[int, int, str, Any]) -> dict[int, list[Any]]:
     """Partitions with documents: partition, timestamp, id and vector (or None) of each."""
     log: dict[int, list[Any]] = {p: [] for p in range(SETTINGS.document_partitions)}
     for partition, timestamp, name, vector in written:
         value = None
         if vector is not None:
-            packed = pack_vector(vector)
-            value = CODEC.encode(
-                Document(document_id=name, collection="c", vector=packed, at_ms=timestamp)
-            )
+            value = CODEC.encode(document_of(name, vector, timestamp))
         record = SimpleNamespace(
             topic="documents", partition=partition, offset=len(log[partition]),
             timestamp=timestamp, key=document_key("c", name).encode(), value=value,
         )  # fmt: skip
         log[partition].append(record)
     return log
+
+
+def feed_of(collections: Collections, producer: Any) -> DocumentFeed:
+    member: Any = SimpleNamespace(member_id="r")
+    return DocumentFeed(SETTINGS, CODEC, producer, collections, ShardPlace(0, 1), member)
 
 
 async def read(
@@ -85,9 +93,7 @@ async def read(
     """Dimension and documents of each collection, and what was refused."""
     chance = random.Random(seed)
     patch.setattr(clients, "AIOKafkaConsumer", lambda **_: Broker(log, chance))
-    member: Any = SimpleNamespace(member_id="r")
-    producer: Any = None
-    feed = DocumentFeed(SETTINGS, CODEC, producer, collections, ShardPlace(0, 1), member)
+    feed = feed_of(collections, None)
     assert await feed.start(offsets) == sum(
         len(records) - (offsets or {}).get(partition, 0) for partition, records in log.items()
     )
@@ -141,3 +147,58 @@ async def test_few_records_wait_for_older_ones(monkeypatch: pytest.MonkeyPatch) 
         if record.partition == 0:
             assert broker._at[1] <= 12, "those held, and the last that came"
     assert seen == [*range(50), *range(100, 200)]
+
+
+async def test_a_dimension_outlives_the_documents_that_fixed_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Compaction leaves a refused document as the oldest: it decides nothing, since the shard
+    has written the dimension down (issue 10, 23)."""
+    held = Collections(RetrievalSettings())
+    await read(log_of((1, 10, "a", GOOD), (2, 20, "bad", BAD)), 0, monkeypatch, held)
+    assert held.untold() == {"c": 4}
+    log = log_of((2, 20, "bad", BAD), (0, 30, "a", GOOD), (1, 31, "b", GOOD))
+    made = CollectionMade(collection="c", dim=4, shard=0, shards=1, at_ms=40)
+    key = collection_key("c", 0, 1).encode()
+    log[0].append(
+        SimpleNamespace(
+            topic="documents", partition=0, offset=len(log[0]), timestamp=40, key=key,
+            value=CODEC.encode(made),
+        )
+    )  # fmt: skip
+    for seed in range(20):
+        again = Collections(RetrievalSettings())
+        assert await read(log, seed, monkeypatch, again) == ({"c": (4, 2)}, ["c/bad"])
+        assert again.untold() == {}
+        again.apply([Change("c", name, None) for name in ("a", "b")])
+        again.apply([Change("c", "new", document_of("new", BAD))])
+        assert again.untold() == {"c": 3}, "without documents it takes the dimension of the next"
+
+
+async def test_the_first_replica_writes_dimensions_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, in partition 0; a broker that does not take it is asked again (issue 10, 23)."""
+    sent: list[tuple[Any, str, int]] = []
+
+    class Producer:
+        broken = True
+
+        async def send(self, topic: str, record: Any, *, key: str, partition: int) -> Any:
+            if self.broken:
+                raise BrokerUnavailable("away")
+            sent.append((record, key, partition))
+            taken = asyncio.get_running_loop().create_future()
+            taken.set_result(None)
+            return taken
+
+    held = Collections(RetrievalSettings())
+    change = feed_of(held, producer := Producer())
+    held.apply([Change("c", "a", document_of("a", GOOD))])
+    monkeypatch.setattr(change, "_is_first", lambda: False)
+    await change._tell_dimensions()
+    monkeypatch.setattr(change, "_is_first", lambda: True)
+    await change._tell_dimensions()
+    producer.broken = False
+    for _ in range(2):
+        await change._tell_dimensions()
+    ((made, key, partition),) = sent
+    assert (made.collection, made.dim, key, partition) == ("c", 4, "/0/1/c", 0)

@@ -9,8 +9,9 @@ import pytest
 from schemas.errors import ConfigError, EngineDead, InvalidRequest
 from tests.waiting import until
 from tests.workers.search.scenes import overlapping
+from workers.search.audit import Neighbours
 from workers.search.engine import EngineSettings, SearchEngine
-from workers.search.index import Index, Neighbours
+from workers.search.index import Index
 from workers.search.query import Kind, Query
 from workers.search.queues import Item
 from workers.search.scheduler import Running, Scheduler, SchedulerSettings

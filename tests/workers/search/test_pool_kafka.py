@@ -16,6 +16,7 @@ from schemas.errors import (
     EngineDead,
     InvalidRequest,
     InvalidVector,
+    LeaseError,
     TriviumError,
     UnknownCollection,
     UnknownFilterField,
@@ -176,6 +177,33 @@ async def bad_records(books: Library, running: RetrievalWorker) -> None:
 
     await until(all_buried)
     await until(lambda: running.serving.misses_total > misses)
+
+
+async def test_a_worker_that_lost_its_lease_keeps_its_documents(
+    kafka: LogSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It joins again in a higher epoch, and reads on where it stood (issue 10, 4)."""
+    caplog.set_level("INFO", "trivium.retrieval")
+    vectors = {f"d{i}": row for i, row in enumerate(gaussian(20, DIM))}
+    async with library(kafka) as books, worker(kafka, "r") as running:
+        await ready(books, 1)
+        await books.put(vectors)
+        await held(running, 20)
+        index, former = running.collections.get("books"), running.membership
+        running._tasks.spawn("cut", _lost())
+        await until(lambda: running.membership is not former)
+        await until(lambda: running.membership.state is MemberState.READY)
+        assert running.membership.epoch > former.epoch
+        assert running.collections.get("books") is index
+        assert "read 0 documents" in [r.getMessage() for r in caplog.records if "read" in r.msg][-1]
+        await books.put({"late": vectors["d0"]})
+        await held(running, 21)
+        await ready(books, 1)
+        assert set(await books.ids(vectors["d0"], k=2)) == {"d0", "late"}
+
+
+async def _lost() -> None:
+    raise LeaseError("silent for too long")
 
 
 async def test_a_worker_that_is_stopped_while_it_loads_leaves_and_says_so(

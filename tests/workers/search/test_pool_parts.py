@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,14 @@ from tests.waiting import until
 from tests.workers.search.scenes import gaussian
 from workers.search import admission, index, slots, watchdog
 from workers.search.collections import Change, Collections
+from workers.search.control import ControlSettings
 from workers.search.engine import EngineSettings, SearchEngine
 from workers.search.fleet_figures import FleetFigures, stalled_share
 from workers.search.metrics import Metric
+from workers.search.query import Kind
+from workers.search.queues import NEVER_MS, Item
 from workers.search.receipts import Receipts
+from workers.search.scheduler import Scheduler, SchedulerSettings
 from workers.search.settings import (
     DEGREE_MAX,
     METRICS,
@@ -247,3 +252,33 @@ def test_a_shard_is_named_by_its_number_and_how_many_there_are() -> None:
     for text in ("", "1", "3/3", "-1/2", "a/b", "1/0"):
         with pytest.raises(ConfigError, match="expected SHARD/SHARDS"):
             ShardPlace.parse(text)
+
+
+def test_every_knob_of_scheduler_and_control_loop_is_a_setting() -> None:
+    """Gains, bounds, dead band, slew, places, slots and gathering, from [retrieval] to where they
+    act; only what is measured is none (issue 10, 27)."""
+    names = {each.name for each in fields(RetrievalSettings)}
+    of_scheduler = {each.name for each in fields(SchedulerSettings)} - {"ms_per_extend"}
+    of_control = {each.name for each in fields(ControlSettings)} - {"interval_ms"}
+    assert of_scheduler | of_control | {"places", "slots", "patience"} <= names
+    changed: dict[str, Any] = {
+        "share_gain": 0.7, "dead_band": 0.4, "share_step_max": 0.2, "share_max": 0.6,
+        "flush_factor_max": 1.5, "parked_max": 3, "drops_late": True,
+    }  # fmt: skip
+    settings = RetrievalSettings(**changed)
+    found = asdict(settings.scheduler()) | asdict(settings.control())
+    assert {name: found[name] for name in changed} == changed
+    for wrong in ({"places": 40}, {"slots": 33}, {"gather_min": 0}, {"share_min": 0.95}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            RetrievalSettings(**wrong)
+
+
+def test_the_global_flush_ends_gathering() -> None:
+    """With `gather_min`, a search waits for others to be admitted with, and at most
+    `global_flush_ms` (issue 10, 27)."""
+    settings = RetrievalSettings(gather_min=3, global_flush_ms=15)
+    queues = Scheduler(settings.scheduler())
+    queues.arrive(Item(kind=Kind.DECODE, extends=10, arrived_ms=0, deadline_ms=NEVER_MS), 0)
+    waits = queues.plan(0, 8, 8)
+    assert (waits.admit, waits.wake_ms) == ([], 15)
+    assert len(queues.plan(15, 8, 8).admit) == 1

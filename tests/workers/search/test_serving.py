@@ -201,3 +201,13 @@ def test_the_first_replica_that_lives_buries_for_its_shard() -> None:
 
     assert first(1_000) == ["a", "d"]
     assert first(5_000) == ["a", "b", "d"], "a is lost, and does not know it"
+
+
+async def test_patience_of_a_retrieval_ends_its_search_early(serving: Serving) -> None:
+    """The routing list unchanged for so many extends is the end; without, the worker's setting
+    counts (issue 10, 27)."""
+    patient = await serving.hits(request(top_m=256), Kind.DECODE)
+    hasty = await serving.hits(request(top_m=256, patience=1), Kind.DECODE)
+    assert hasty.error is None
+    assert hasty.extends < patient.extends / 2
+    assert hasty.document_ids[0] == patient.document_ids[0] == "b0"

@@ -44,7 +44,7 @@ class Copies:
             row[fields.ALIVE] = self.address(view.alive)
         if where is not None:
             row[fields.ALLOWED] = self.address(where.bits)
-            if where.rows is not None and row[fields.LIST_COUNT]:
+            if row[fields.LIST_COUNT]:
                 row[fields.LIST] = self.address(where.rows)
         return row
 

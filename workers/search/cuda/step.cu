@@ -171,6 +171,15 @@ __device__ void absorb(const Machine* m, Work& w, int pending) {
     }
 }
 
+// Forget hits that were met by chance: too few of them are nearer than the list's end.
+__device__ void doubt(Work& w) {
+    i64* f = w.f;
+    bool vain = f[NEEDED] && w.hits[f[NEEDED] - 1] > w.list[f[TOP_M] - 1];
+    __syncthreads();
+    for (int i = threadIdx.x; vain && i < f[K]; i += blockDim.x) w.hits[i] = EMPTY;
+    __syncthreads();
+}
+
 // Tell the host that the slot's search, or its feed, is at its end.
 __device__ void report(const Machine* m, Work& w) {
     i64* f = w.f;
@@ -193,6 +202,7 @@ __device__ void report(const Machine* m, Work& w) {
 // Give a query's hits to the feed and take the next one; without one, or a feed, tell the host.
 __device__ void finish(const Machine* m, Work& w) {
     i64 *f = w.f, *feed = (i64*)f[FEED], place = f[FEED_PLACE], k = f[K];
+    doubt(w);
     if (!feed) return report(m, w);
     for (int i = threadIdx.x; place >= 0 && i < k; i += blockDim.x) {
         u64 key = f[SCREENED] ? w.hits[i] : i < f[TOP_M] ? w.list[i] : EMPTY;

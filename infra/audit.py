@@ -1,0 +1,194 @@
+"""An audit of what must hold whatever died in between, recomputed from the raw topics.
+
+A second program: it shares no state with what it judges. The end-to-end tests and the benchmarks
+that kill processes use it.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiokafka import ConsumerRecord
+
+from schemas.errors import RecordError
+from schemas.log.clients import AssignedReader
+from schemas.outcomes import counting
+from schemas.records import Decision, Orchestration, Outcome, Phase, PhaseKind, Request, TokenFrame
+from schemas.registry import make_codec
+from schemas.settings import LogSettings
+from schemas.topics import TOPICS
+
+PAIRINGS = (Orchestration.CONCURRENT, Orchestration.DECODE_FIRST)
+SETTLE_S = 60.0  # what is under way may take so long to end
+_POLL_S = 0.2
+_NAMED_MAX = 5  # requests that a violation names
+
+
+async def read_raw(log: LogSettings, topic: str) -> list[ConsumerRecord]:
+    """All records of a topic, in the order of each partition."""
+    dead = topic.endswith(".dlq")
+    count = 1 if dead else log.partitions(TOPICS[topic].group)
+    reader = AssignedReader(log, topic, range(count), client_id="audit")
+    await reader.start("earliest")
+    try:
+        return await reader.read_to_end()
+    finally:
+        await reader.stop()
+
+
+async def read_topic(log: LogSettings, topic: str) -> list[Any]:
+    """The same, decoded."""
+    return [record for _, record in await with_offsets(log, topic)]
+
+
+async def with_offsets(log: LogSettings, topic: str) -> list[tuple[int, Any]]:
+    """The same, each with its offset; what cannot be decoded is left out."""
+    codec, found = await asyncio.to_thread(make_codec, log), []
+    for record in await read_raw(log, topic):
+        with contextlib.suppress(RecordError):  # what a test poisoned
+            found.append((record.offset, codec.decode(record.value)))
+    return found
+
+
+@dataclass
+class Ends:
+    """No token of an attempt follows that attempt's end, and its numbers have no gap.
+
+    Both workers of a pair say the first token, and prefill's may reach the log after an end
+    that decode wrote; a frame without acknowledgement is sent again. Gateways drop both.
+    """
+
+    says_first: dict[tuple[str, int], str]  # prefill worker of each attempt by a pair
+    violations: list[str] = field(default_factory=list)
+    _ended: set[tuple[str, int]] = field(default_factory=set)
+    _said: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+
+    def read(self, frame: TokenFrame) -> None:
+        """The next frame of its partition."""
+        columns = (frame.first_seqs, frame.token_counts, frame.first_chars, frame.texts)
+        rows = zip(frame.request_ids, frame.attempts, *columns, strict=True)
+        for request_id, attempt, first, count, char, text in rows:
+            stream = (request_id, attempt)
+            tokens, chars = self._said.get(stream, (0, 0))
+            late_copy = frame.worker_id == self.says_first.get(stream) and first + count == 1
+            is_repeat = first + count <= tokens and char + len(text) <= chars
+            if stream in self._ended and not late_copy and not is_repeat:
+                self.violations.append(f"{stream}: after the end")
+            if first > tokens:
+                self.violations.append(f"{stream}: gap before {first}")
+            self._said[stream] = (max(tokens, first + count), max(chars, char + len(text)))
+        self._ended.update((end.request_id, end.attempt) for end in frame.ends)
+
+
+@dataclass
+class Audit:
+    """What the raw topics say."""
+
+    requests: dict[str, Request]
+    outcomes: dict[str, list[Outcome]]
+    decisions: dict[str, list[Decision]]
+    phases: dict[str, list[Phase]]
+    frames: list[TokenFrame]
+
+    def check(self) -> None:
+        """The invariants; a failure names the requests."""
+        violations = list(self.violations())
+        assert not violations, "\n".join(violations)
+
+    def violations(self) -> Iterator[str]:
+        """What does not hold, each with its requests."""
+        counts = {
+            request_id: _counting(self.outcomes.get(request_id, ())) for request_id in self.requests
+        }
+        yield from _named("without an outcome", (r for r, n in counts.items() if n == 0))
+        yield from _named("with several outcomes", (r for r, n in counts.items() if n > 1))
+        yield from _named("an outcome of no request", set(self.outcomes) - set(self.requests))
+        for request_id, decisions in self.decisions.items():
+            placed = [d.attempt for d in decisions if d.kind in ("place", "replace")]
+            if placed != sorted(set(placed)):
+                yield f"{request_id}: attempts {placed}"
+            if any(d.reason == "unknown" or not d.policy for d in decisions):
+                yield f"{request_id}: a decision without reason or policy"
+        yield from self._ends()
+
+    def _ends(self) -> Iterator[str]:
+        says_first = {
+            (decision.request_id, decision.attempt): decision.prefill_worker
+            for decisions in self.decisions.values()
+            for decision in decisions
+            if decision.orchestration in PAIRINGS
+        }
+        ends = Ends(says_first)
+        for frame in self.frames:
+            ends.read(frame)
+        yield from ends.violations
+
+    def kinds(self) -> Counter[str]:
+        """How many requests ended in each way."""
+        ends = (counting(outcomes) for outcomes in self.outcomes.values())
+        return Counter(end.kind.value for end in ends if end is not None)
+
+    def of_kind(self, kind: str) -> list[Decision]:
+        """All decisions of one kind."""
+        return [d for decisions in self.decisions.values() for d in decisions if d.kind == kind]
+
+    def kv_bytes(self) -> int:
+        """Bytes that decode workers received over NIXL."""
+        return sum(
+            phase.kv_bytes
+            for phases in self.phases.values()
+            for phase in phases
+            if phase.kind is PhaseKind.KV_RECEIVED
+        )
+
+
+def _counting(outcomes: Collection[Outcome]) -> int:
+    """How many of a request's outcomes claim to be the one that counts; a record may come twice."""
+    end = counting(outcomes)
+    return len({repr(each) for each in outcomes if end and each.attempt == end.attempt})
+
+
+def _named(what: str, request_ids: Iterable[str]) -> Iterator[str]:
+    found = sorted(request_ids)
+    if found:
+        more = ", ..." if len(found) > _NAMED_MAX else ""
+        yield f"{len(found)} {what}: {', '.join(found[:_NAMED_MAX])}{more}"
+
+
+async def settled(log: LogSettings, *, seconds: float = SETTLE_S) -> bool:
+    """Wait until every accepted request has its outcome; False if some have none by then."""
+    end_s = time.monotonic() + seconds
+    while True:
+        requests = await read_topic(log, "requests")
+        outcomes = await read_topic(log, "outcomes")
+        if {r.request_id for r in requests} <= {o.request_id for o in outcomes}:
+            return True
+        if time.monotonic() > end_s:
+            return False
+        await asyncio.sleep(_POLL_S)
+
+
+async def read_audit(log: LogSettings) -> Audit:
+    """What the log says now, not judged."""
+    topics = ("requests", "outcomes", "decisions", "phases", "tokens")
+    read = await asyncio.gather(*(read_topic(log, topic) for topic in topics))
+    grouped: list[dict[str, list[Any]]] = []
+    for records in read[1:4]:
+        by_id: dict[str, list[Any]] = defaultdict(list)
+        for record in records:
+            by_id[record.request_id].append(record)
+        grouped.append(by_id)
+    requests = {request.request_id: request for request in read[0]}
+    return Audit(requests, grouped[0], grouped[1], grouped[2], read[4])
+
+
+async def audit(log: LogSettings) -> Audit:
+    """Read the log once every accepted request has its outcome, or after a while, and check it."""
+    await settled(log)
+    found = await read_audit(log)
+    found.check()
+    return found

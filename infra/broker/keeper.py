@@ -1,0 +1,58 @@
+"""Keeps a stack's broker running: starts it, and starts it again, at the same address, if it dies.
+
+Called by `infra/launcher.py`. Clients know one address, so no other port will do, however long the
+former one is taken: by a client, say, that tried to connect to it from that very port.
+"""
+
+import asyncio
+import logging
+
+from infra.broker.process import Broker
+from schemas.errors import TriviumError
+from schemas.log.patience import Pauses
+
+log = logging.getLogger("trivium.broker")
+_POLL_S, _LOOK_S = 0.1, 0.5
+
+
+class BrokerKeeper:
+    """`start`, then `keep` until cancelled, then `stop`; one that ran before is left alone."""
+
+    def __init__(self, broker: Broker, start_timeout_s: float) -> None:
+        self._broker = broker
+        self._start_timeout_s = start_timeout_s
+        self._is_ours = False
+
+    async def start(self) -> str:
+        """The address of a broker that answers; raises BrokerUnavailable or TimeoutError."""
+        self._is_ours = not self._broker.runs()
+        bootstrap = self._broker.spawn()
+        async with asyncio.timeout(self._start_timeout_s):
+            while not self._broker.answers():  # noqa: ASYNC110 - asking is the only way to know
+                await asyncio.sleep(_POLL_S)
+        return bootstrap
+
+    async def keep(self) -> None:
+        """Start it again whenever it is gone, after pauses that grow while that does not help."""
+        loop, pauses = asyncio.get_running_loop(), Pauses()
+        began_s = loop.time()
+        while self._is_ours:
+            await asyncio.sleep(_LOOK_S)
+            if self._broker.runs():
+                continue
+            pause_s = pauses.after(loop.time() - began_s)
+            try:
+                self._broker.spawn(same_port=True)
+            except (TriviumError, OSError) as error:
+                log.warning("the broker is not back yet: %s", error)
+            began_s = loop.time()
+            await asyncio.sleep(pause_s)
+
+    def runs(self) -> bool:
+        """Whether its process lives."""
+        return self._broker.runs()
+
+    def stop(self) -> None:
+        """Stop it if it is ours."""
+        if self._is_ours:
+            self._broker.stop()

@@ -1,0 +1,161 @@
+"""Records that mean harm, as faults drawn from a seed: repeated, forged and oversized ones.
+
+What is forged is about work that some worker has at that time, and passes every check of form; only
+what it says is wrong. Nothing here forges what nobody could tell from the truth.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from infra.simulator.cluster import PARTITION, Cluster, Fault
+from infra.simulator.job import Job
+from infra.simulator.script import Turn, conversation
+from infra.simulator.workload import unlike_others
+from schemas.records import (
+    Cancellation,
+    CancelReason,
+    Endpoint,
+    OutcomeKind,
+    PhaseKind,
+    Priority,
+    Request,
+    WireError,
+)
+from schemas.topics import WORK_TOPICS
+from streams.core.events import (
+    CancellationArrived,
+    OutcomeArrived,
+    PhaseArrived,
+    RequestArrived,
+)
+
+Draw = np.random.Generator
+TOPICS = ("requests", "phases", "outcomes", "tokens", "fleet", "prefixes", *WORK_TOPICS.values())
+LARGE_PROMPT_TOKENS = 16
+NEAR_BYTES = 600  # a large request is so far below its limit at most: work of it fits, or just not
+_NUMBERS = (0, 1, -1, (1 << 31) - 1, -(1 << 31))
+_FLOATS = (0.5, 1e9, 1e300, -1.0, float("nan"), float("inf"))
+
+
+def hostile(
+    seed: int, *, count: int, begin_ms: float, end_ms: float, record_bytes_max: int
+) -> tuple[Fault, ...]:
+    """So many of all kinds within a time; large requests are near the limit, or above it."""
+    draw = np.random.default_rng([seed, count])
+    kinds: tuple[Callable[[Draw, float], Fault], ...] = (
+        lambda draw, at_ms: twice(at_ms, str(draw.choice(TOPICS))),
+        lambda draw, at_ms: forged(at_ms, draw),
+        lambda draw, at_ms: large(at_ms, record_bytes_max - int(draw.integers(NEAR_BYTES))),
+    )
+    times = sorted(draw.uniform(begin_ms, end_ms, count).tolist())
+    return tuple(kinds[int(draw.integers(len(kinds)))](draw, at_ms) for at_ms in times)
+
+
+def twice(at_ms: float, topic: str) -> Fault:
+    """The topic's next record is delivered twice."""
+    return Fault(at_ms, lambda cluster: cluster.bus.twice.add(topic))
+
+
+def large(at_ms: float, grammar_chars: int) -> Fault:
+    """A client asks for an answer by a grammar of such a length."""
+
+    def strike(cluster: Cluster) -> None:
+        turn = Turn(prompt_tokens=LARGE_PROMPT_TOKENS, output_tokens=4, grammar_chars=grammar_chars)
+        tokens = unlike_others(int(at_ms), LARGE_PROMPT_TOKENS + 4)
+        block_tokens = cluster.setup.block_tokens
+        cluster.clients.start([conversation(f"large-{at_ms}", at_ms, [turn], tokens, block_tokens)])
+
+    return Fault(at_ms, strike)
+
+
+def forged(at_ms: float, draw: Draw) -> Fault:
+    """Somebody writes a record about a piece of work that some worker has then."""
+
+    def strike(cluster: Cluster) -> None:
+        busy = [list(worker.jobs.values()) for worker in cluster.workers.values() if worker.jobs]
+        if busy:
+            jobs = busy[int(draw.integers(len(busy)))]
+            job = jobs[int(draw.integers(len(jobs)))]
+            make = _FORGERIES[int(draw.integers(len(_FORGERIES)))]
+            make(cluster, job, draw)
+
+    return Fault(at_ms, strike)
+
+
+def _foreign_phase(cluster: Cluster, job: Job, draw: Draw) -> None:
+    """Of a request, attempt or worker that is not the one."""
+    wrongs: tuple[dict[str, Any], ...] = (
+        {"request_id": "nobody"},
+        {"worker_id": "stranger"},
+        {"worker_epoch": job.work.worker_epoch + 1},
+        {"attempt": job.work.attempt - 1},
+        {"attempt": job.work.attempt + 1},
+    )
+    kind = list(PhaseKind)[int(draw.integers(len(PhaseKind)))]
+    error = WireError(code="forged", message="\x1b[2J" * 99) if kind is PhaseKind.FAILED else None
+    kv = job.handle(int(draw.choice(_NUMBERS)), 0, 0)
+    phase = job.phase(kind, cluster.clock.now_ms, kv=kv, error=error)
+    phase = replace(phase, **wrongs[int(draw.integers(len(wrongs)))])
+    cluster.forge("phases", phase, PhaseArrived(phase, PARTITION))
+
+
+def _senseless_phase(cluster: Cluster, job: Job, draw: Draw) -> None:
+    """Of the attempt's own worker, with numbers that say nothing."""
+    kind = PhaseKind.KV_RECEIVED
+    if job.prefill and job.paired:
+        kind = PhaseKind.PREFILL_DONE  # of other attempts it would be the truth, too early
+    phase = job.phase(
+        kind,
+        float(draw.choice(_NUMBERS[:2])),
+        prompt_tokens=int(draw.choice(_NUMBERS)),
+        cached_tokens=int(draw.choice(_NUMBERS)),
+        kv_bytes=int(draw.choice(_NUMBERS)),
+        transfer_ms=float(draw.choice(_FLOATS)),
+    )
+    cluster.forge("phases", phase, PhaseArrived(phase, PARTITION))
+
+
+def _outcome(cluster: Cluster, job: Job, draw: Draw) -> None:
+    """Of an attempt that was not the last, or of no request."""
+    outcome = job.outcome(OutcomeKind.COMPLETED, cluster.clock.now_ms)
+    wrong = {"attempt": job.work.attempt - 1} if draw.random() < 0.5 else {"request_id": "nobody"}
+    outcome = replace(outcome, **wrong)
+    cluster.forge("outcomes", outcome, OutcomeArrived(outcome, PARTITION))
+
+
+def _request(cluster: Cluster, job: Job, draw: Draw) -> None:
+    """Another one under the name of one that was accepted."""
+    work = job.work
+    request = Request(
+        request_id=work.request_id,
+        parent_id="",
+        session_id=work.session_id,
+        endpoint=Endpoint.COMPLETION,
+        priority=Priority.BATCH,
+        model="none",
+        prompt_tokens=b"",
+        sampling=work.sampling,
+        arrived_ms=int(draw.choice(_NUMBERS)),
+        deadline_ms=0,
+        gateway_id="stranger",
+        gateway_partition=int(draw.choice(_NUMBERS[:2])),
+    )
+    cluster.forge("requests", request, RequestArrived(request, PARTITION))
+
+
+def _cancellation(cluster: Cluster, job: Job, draw: Draw) -> None:
+    """Of a request that nobody made."""
+    at_ms = int(draw.choice(_NUMBERS))
+    cancellation = Cancellation(
+        request_id="nobody",
+        session_id=job.work.session_id,
+        reason=CancelReason.CLIENT_GONE,
+        at_ms=at_ms,
+    )
+    cluster.forge("cancellations", cancellation, CancellationArrived(cancellation, PARTITION))
+
+
+_FORGERIES = (_foreign_phase, _senseless_phase, _outcome, _request, _cancellation)

@@ -1,0 +1,66 @@
+"""How aiokafka clients connect: their options, their start, and words for where none answers."""
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiokafka.errors import BrokerResponseError, KafkaConnectionError, KafkaError
+
+from schemas.errors import BrokerUnavailable
+from schemas.settings import LogSettings
+
+
+def client_options(settings: LogSettings) -> dict[str, Any]:
+    """Connection and security options of any aiokafka client."""
+    options: dict[str, Any] = {
+        "bootstrap_servers": settings.bootstrap,
+        "security_protocol": settings.security_protocol,
+        "request_timeout_ms": settings.request_timeout_ms,
+        "metadata_max_age_ms": 30_000,
+        "retry_backoff_ms": 50,
+    }
+    if settings.security_protocol.endswith("SSL"):
+        options["ssl_context"] = ssl.create_default_context(cafile=settings.tls_ca_file or None)
+    if settings.security_protocol.startswith("SASL"):
+        options["sasl_mechanism"] = settings.sasl_mechanism
+        options["sasl_plain_username"] = settings.sasl_username
+        options["sasl_plain_password"] = settings.sasl_password
+    return options
+
+
+async def started(
+    start: Callable[[], Awaitable[object]], stop: Callable[[], Awaitable[object]]
+) -> None:
+    """Start an aiokafka client, or stop it again where that fails or is cancelled.
+
+    A start that is cancelled forgets its first connection (aiokafka 0.14), so it is waited for:
+    about as long as a request may take.
+    """
+    starting = asyncio.ensure_future(start())
+    try:
+        await asyncio.shield(starting)
+    except BaseException:
+        await asyncio.wait([starting])
+        if not starting.cancelled():
+            starting.exception()  # that it failed as well is of no interest any more
+        await stop()
+        raise
+
+
+def no_broker(bootstrap: str, error: KafkaError) -> BrokerUnavailable:
+    """What a client raises that could not start; aiokafka's own words name its addresses only."""
+    silent = isinstance(error, KafkaConnectionError)
+    found = "nobody answers there as Kafka does" if silent else error
+    return BrokerUnavailable(
+        f"no broker at {bootstrap}: {found}; start one with `trivium broker start` or "
+        "`trivium up`, or name another with --bootstrap"
+    )
+
+
+def is_away(error: BaseException | None) -> bool:
+    """Whether a failed send says that no broker answers; else one did, and refused this record."""
+    if isinstance(error, BrokerUnavailable) and error.__cause__ is not None:
+        error = error.__cause__
+    refused = isinstance(error, BrokerResponseError) and not error.retriable
+    return not (refused or isinstance(error, AssertionError))  # an unknown partition

@@ -1,0 +1,65 @@
+"""How any process outlives a log that is away: life after life, with pauses that grow in between.
+
+A life is one membership with its clients. What is dear (engine, model, caches, indexes) belongs to
+the process and is kept. Used by workers of every kind, routers and gateways.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from aiokafka.errors import KafkaError
+
+from schemas.errors import BrokerUnavailable, LeaseError, NameTaken
+
+log = logging.getLogger("trivium.log")
+PAUSE_S, PAUSE_MAX_S = 0.25, 5.0  # before the second life, and at most
+STABLE_S = 15.0  # after so long a life the pauses start anew
+# What lies outside a process and passes by itself.
+TROUBLE = (BrokerUnavailable, LeaseError, KafkaError, OSError)
+
+
+class Pauses:
+    """How long to wait before the next try."""
+
+    def __init__(self) -> None:
+        self._next_s = PAUSE_S
+
+    def after(self, tried_s: float) -> float:
+        """The pause after a try that lasted so long."""
+        if tried_s > STABLE_S:
+            self._next_s = PAUSE_S
+        pause_s, self._next_s = self._next_s, min(2 * self._next_s, PAUSE_MAX_S)
+        return pause_s
+
+
+async def outlive(member_id: str, life: Callable[[], Awaitable[None]], stop: asyncio.Event) -> None:
+    """Live until a life ends by itself or `stop` is set; one that the log ended is followed by
+    another. Raises what ended a life otherwise, and NameTaken.
+    """
+    loop, pauses = asyncio.get_running_loop(), Pauses()
+    while True:
+        began_s = loop.time()
+        try:
+            await life()
+            return
+        except NameTaken:
+            raise
+        except TROUBLE as error:
+            if stop.is_set():  # it could not be drained
+                raise
+            pause_s = pauses.after(loop.time() - began_s)
+            found = f"{type(error).__name__}: {error}"
+            log.warning("%s: %s; joins again in %g s", member_id, found, pause_s)
+        if await stopped_within(stop, pause_s):
+            return
+
+
+async def stopped_within(stop: asyncio.Event, pause_s: float) -> bool:
+    """Wait for so long, or until `stop` is set; whether it is."""
+    try:
+        async with asyncio.timeout(pause_s):
+            await stop.wait()
+    except TimeoutError:
+        return False
+    return True

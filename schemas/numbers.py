@@ -1,0 +1,31 @@
+"""Which numbers of a worker's report can be meant: the one rule, kept by whoever reads it.
+
+A schema lets through what no worker can mean, such as a transfer of NaN ms or -1 tokens; whoever
+works with it fails, or writes what fits no schema. Nothing here does I/O.
+"""
+
+from typing import Any, get_type_hints
+
+from schemas.errors import RecordError
+from schemas.records import Outcome, Phase
+
+NUMBER_MAX = 1 << 53  # of ms, bytes and attempts; as a float it is still exact
+TOKENS_MAX = 1 << 30  # the sum of two fits an int of a schema
+
+
+def check_numbers(record: Any) -> None:
+    """Raise RecordError unless every number of a phase or an outcome is finite, from 0 on."""
+    for name, most in _MOST.get(type(record), ()):
+        if not 0 <= (found := getattr(record, name)) <= most:  # NaN is neither
+            raise RecordError(
+                f"{type(record).__name__} {record.request_id[:64]}: expected {name} from 0 to "
+                f"{most}, found {found}; the worker that wrote it is at fault"
+            )
+
+
+def _most(kind: type[Any]) -> list[tuple[str, int]]:
+    numbers = [name for name, hint in get_type_hints(kind).items() if hint in (int, float)]
+    return [(name, TOKENS_MAX if name.endswith("_tokens") else NUMBER_MAX) for name in numbers]
+
+
+_MOST = {kind: _most(kind) for kind in (Phase, Outcome)}

@@ -1,0 +1,59 @@
+"""How large what crosses the log may be: the one size rule, and who keeps it.
+
+Theory of operation. The broker takes no record above RECORD_BYTES_MAX, whoever sends it. Frames and
+journal batches are split by their writers; a request cannot be split, and its work repeats it, with
+a KV handle that some phase or outcome brought. So requests leave room for the largest report, and
+whatever names, headers and error a record has besides fits into REST_BYTES_MAX. Then no record that
+follows from one that was let in can be too large. `LogProducer.send` keeps the rule for what leaves
+a process, and whoever reads from others keeps it again. Nothing here does I/O.
+"""
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, get_type_hints
+
+from schemas.errors import RecordTooLarge
+from schemas.records import Cancellation, CancelWork, Outcome, Phase, Request, Work
+
+RECORD_BYTES_MAX = 8 << 20  # of a record with its headers; `max.message.bytes` of every topic
+REPORT_BYTES_MAX = 1 << 20  # of a phase or an outcome, most of which is its KV handle
+REST_BYTES_MAX = 64 << 10
+REQUEST_BYTES_MAX = RECORD_BYTES_MAX - REPORT_BYTES_MAX - REST_BYTES_MAX
+NAME_CHARS_MAX = 1_024  # of each id and name in a record about a request, a handle's worker too
+
+_BYTES_MAX: dict[type, int] = {
+    Request: REQUEST_BYTES_MAX,
+    Phase: REPORT_BYTES_MAX,
+    Outcome: REPORT_BYTES_MAX,
+}
+
+
+def check_size(record: Any, record_bytes: int) -> None:
+    """Raise RecordTooLarge unless a record of so many bytes, and all that follows from it, fits."""
+    kind = type(record)
+    most = _BYTES_MAX.get(kind, RECORD_BYTES_MAX)
+    if record_bytes > most:
+        subject = getattr(record, "request_id", "")[:64]
+        raise RecordTooLarge(
+            f"{kind.__name__} {subject}: expected at most {most} bytes, found {record_bytes}; "
+            "shorten the prompt, its schema or its lists"
+        )
+    names = _NAMES.get(kind)
+    if names is None:
+        return
+    longest = max(map(len, names(record)))
+    for handle in (getattr(record, "kv", None), getattr(record, "kv_target", None)):
+        if handle is not None:  # outcomes repeat its worker
+            longest = max(longest, len(handle.worker_id))
+    if longest > NAME_CHARS_MAX:
+        raise RecordTooLarge(f"{kind.__name__}: expected names of at most {NAME_CHARS_MAX} chars")
+
+
+def _names(kind: type[Any]) -> Callable[[Any], tuple[str, ...]]:
+    """All fields of a kind of record that are strings; there are several in each."""
+    texts = [name for name, hint in get_type_hints(kind).items() if hint is str]
+    return attrgetter(*texts)
+
+
+_ABOUT_REQUESTS = (Request, Cancellation, Work, CancelWork, Phase, Outcome)
+_NAMES = {kind: _names(kind) for kind in _ABOUT_REQUESTS}

@@ -1,0 +1,59 @@
+"""Records that only agents make, because the core knows neither gateways' streams nor what the log
+takes: the last frame of a stream, and the phase in place of work that could not be sent.
+"""
+
+from schemas.errors import RecordTooLarge
+from schemas.records import Phase, PhaseKind, StreamEnd, TokenFrame, Work
+from streams.core.effects import Dispatch, Effect, End
+
+
+def unsent_phase(effect: Effect | object, error: BaseException, now_ms: int) -> Phase | None:
+    """The word of a worker that could not be sent its work: another try would end like this one.
+
+    None for what is not work: nobody can speak for that, and the router cannot go on.
+    """
+    if not isinstance(effect, Dispatch) or not isinstance(effect.record, Work):
+        return None
+    work = effect.record
+    return Phase(
+        request_id=work.request_id,
+        session_id=work.session_id,
+        attempt=work.attempt,
+        router_id=work.router_id,
+        worker_id=work.worker_id,
+        worker_epoch=work.worker_epoch,
+        kind=PhaseKind.FAILED,
+        started_ms=now_ms,
+        ended_ms=now_ms,
+        error=RecordTooLarge(f"{work.request_id}: its work was not sent: {error}").to_wire(),
+    )
+
+
+def end_frame(end: End, router_id: str, now_ms: int) -> TokenFrame:
+    """The last word to the gateway; seq and chars of 0 mean as many as it has."""
+    outcome = end.outcome
+    last = StreamEnd(
+        request_id=outcome.request_id,
+        attempt=outcome.attempt,
+        seq=0,
+        chars=0,
+        kind=outcome.kind,
+        error=outcome.error,
+        prompt_tokens=outcome.prompt_tokens,
+        cached_tokens=outcome.cached_tokens,
+        mode=outcome.mode,
+        prefill_worker=outcome.prefill_worker,
+        decode_worker=outcome.decode_worker,
+    )
+    return TokenFrame(
+        worker_id=router_id,
+        at_ms=now_ms,
+        request_ids=(),
+        attempts=(),
+        first_seqs=(),
+        first_chars=(),
+        token_counts=(),
+        token_ids=(),
+        texts=(),
+        ends=(last,),
+    )

@@ -1,0 +1,115 @@
+"""The lives of a router: joins, routes until something ends it, winds up, and joins again.
+
+What it does in between is `streams/agents/router.py`'s. Called by the command line.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from schemas.codec import Codec
+from schemas.log.admin import check_retention, needs_of_requests
+from schemas.log.faust_app import run_app
+from schemas.log.patience import outlive
+from schemas.settings import LogSettings
+from schemas.topics import live_ms_max
+from streams.agents.app import add_agents, make_app
+from streams.agents.marks import keep_marks
+from streams.agents.router import RouterProcess
+from streams.agents.watchdog import watch_progress
+from streams.config import RouterSettings
+
+log = logging.getLogger(__name__)
+
+_WIND_UP_S = 15
+
+
+async def run_router(
+    log: LogSettings,
+    router: RouterSettings,
+    *,
+    router_id: str,
+    stop: asyncio.Event,
+    codec: Codec | None = None,
+    deadline_ms_max: int | None = None,
+) -> None:
+    """Route until `stop` is set, in as many lives as the log makes necessary; raises what ended
+    one otherwise, and ConfigError where the log keeps too little.
+
+    `deadline_ms_max` is the gateways'; without it, requests may live as long as any gateway lets
+    them.
+    """
+    epoch = 0
+    needs = needs_of_requests(deadline_ms_max or live_ms_max())
+    needs["sessions"] = ("router.session_ttl_ms", router.session_ttl_ms)
+
+    async def life() -> None:
+        nonlocal epoch
+        if not epoch:
+            await check_retention(log, needs)
+        process = RouterProcess(log, router, router_id=router_id, codec=codec, former_epoch=epoch)
+        try:
+            await process.join()
+            epoch = process.membership.epoch
+            await _route(process, stop)
+        finally:
+            await process.leave()
+
+    await outlive(router_id, life, stop)
+
+
+async def _route(process: RouterProcess, stop: asyncio.Event) -> None:
+    app = make_app(process.log, process.router_id)
+    add_agents(app, process.log.topic_prefix, process)
+
+    async def on_assigned(sender: Any, assigned: Any, **_: Any) -> None:
+        process.assigned({tp.partition for tp in assigned})
+
+    async def on_revoked(sender: Any, revoked: Any, **_: Any) -> None:
+        await process.revoked()
+
+    app.on_partitions_assigned.connect(on_assigned)
+    app.on_partitions_revoked.connect(on_revoked)
+    lives: Sequence[Any] = (
+        process.outbox.run(),
+        process.membership.run(),
+        process.prefixes.run(),
+        process.tick(),
+        watch_progress(process.log, process.settings, process),
+        keep_marks(process.log, process),
+        process.failure(),
+        run_app(app),
+        stop.wait(),
+    )
+    tasks = [asyncio.create_task(life) for life in lives]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        await _wind_up(process, app, tasks)
+
+
+async def _wind_up(process: RouterProcess, app: Any, tasks: Sequence[asyncio.Task[Any]]) -> None:
+    """Stop reading, and let what was decided out while the lease stands. Bounded: the log has
+    everything else.
+    """
+    outbox, membership, *others = tasks
+    for task in others:
+        task.cancel()
+    if not process.membership.is_valid():  # another may route in its place
+        outbox.cancel()
+        process.outbox.drop()
+    try:
+        async with asyncio.timeout(_WIND_UP_S):
+            await app.stop()
+            await process.stop_takeover()
+            process.flush()
+            if not outbox.done():
+                await process.outbox.drain()
+    except TimeoutError:
+        log.warning("%s: gave up winding down after %d s", process.router_id, _WIND_UP_S)
+    for task in (outbox, membership):  # not the others again: they may be closing connections
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,65 @@
+"""What a stream has taken so far: for comparing what is repeated, and for resuming elsewhere.
+
+Attempts compute the same answer anew, and small differences of a batch can turn a token. So what a
+later row repeats is compared with what was delivered, and each event id carries a digest of all
+that its client has, which any gateway computes again from the log.
+
+The digest is CRC-32 over token ids and over text, joined by xor: it finds accidents. Nobody gains
+by forging one but a client that wants its own answer wrong. Pure; belongs to one `Stream`.
+"""
+
+from array import array
+from collections.abc import Sequence
+from zlib import crc32
+
+
+class Delivered:
+    """Token ids and texts of one answer, from its start; who adds to it appends to both."""
+
+    __slots__ = ("_ids_crc", "_ids_done", "_text_crc", "ids", "texts")
+
+    def __init__(self) -> None:
+        self.ids = array("q")
+        self.texts: list[str] = []
+        self._ids_done = 0  # so many are in the sums below
+        self._ids_crc = self._text_crc = 0
+
+    def given_out(self, text: str) -> None:
+        """The next text leaves, and all ids so far count as given out with it."""
+        count = len(self.ids)
+        if count != self._ids_done:
+            self._ids_crc = crc32(self.ids[self._ids_done :], self._ids_crc)
+            self._ids_done = count
+        if text:
+            self._text_crc = crc32(_bytes(text), self._text_crc)
+
+    @property
+    def digest(self) -> int:
+        """Of what was given out."""
+        return self._ids_crc ^ self._text_crc
+
+    def resumed(self, chars: int) -> None:
+        """So much text was given out by another gateway."""
+        self._text_crc = crc32(_bytes("".join(self.texts)[:chars]))
+
+    def digest_of(self, tokens: int, chars: int) -> int:
+        """Of its first tokens and characters."""
+        return crc32(self.ids[:tokens]) ^ crc32(_bytes("".join(self.texts)[:chars]))
+
+    def differs(
+        self, first_seq: int, token_ids: Sequence[int], first_char: int, text: str
+    ) -> int | None:
+        """The number of the first token that is another here, as far as both reach.
+
+        Where only the text differs, that of the first of these tokens.
+        """
+        mine = self.ids[first_seq : first_seq + len(token_ids)]
+        if mine != array("q", token_ids[: len(mine)]):
+            pairs = enumerate(zip(mine, token_ids, strict=False), first_seq)
+            return next(seq for seq, (one, other) in pairs if one != other)
+        said = "".join(self.texts)[first_char : first_char + len(text)]
+        return None if text.startswith(said) else first_seq
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

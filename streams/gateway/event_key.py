@@ -1,0 +1,50 @@
+"""The key that event ids are signed with: one per deployment, so that any gateway knows the others'
+ids.
+
+Setting `event_key` (by environment or file, as every secret), else the file `event.key` in the
+state folder, which the first gateway there makes and only its owner can read. Gateways on several
+hosts need the setting, or a copy of that file.
+"""
+
+import os
+import secrets
+from pathlib import Path
+
+from schemas.errors import ConfigError
+from streams.gateway.config import EVENT_KEY_CHARS_MIN
+
+FILE_NAME = "event.key"
+
+
+def event_key(setting: str, folder: Path) -> str:
+    """The setting, or what is in the folder; raises ConfigError for a file without a key."""
+    return setting or _from_folder(folder / FILE_NAME)
+
+
+def _from_folder(path: Path) -> str:
+    try:
+        if not path.exists():
+            _make(path)
+        found = path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: the key of event ids cannot be read: {error}") from error
+    if len(found) < EVENT_KEY_CHARS_MIN:
+        raise ConfigError(
+            f"{path}: expected a key of at least {EVENT_KEY_CHARS_MIN} characters, found "
+            f"{len(found)}; delete the file"
+        )
+    return found
+
+
+def _make(path: Path) -> None:
+    """Written whole or not at all, and by one of those who start at the same time."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    new = path.with_name(f"{FILE_NAME}.{secrets.token_hex(8)}")
+    with open(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+        file.write(secrets.token_hex(32) + "\n")
+    try:
+        os.link(new, path)
+    except FileExistsError:
+        pass  # another one was first
+    finally:
+        new.unlink()

@@ -1,0 +1,86 @@
+"""A stack that loses its only broker several times, once for long, under load: nothing is lost."""
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from infra.alone import alone
+from infra.audit import audit
+from infra.bench.fault_plan import BROKER, KILL, Blow, Killer
+from infra.broker.settings import BrokerSettings
+from infra.launcher import Stack
+from infra.plan import Plan
+from infra.statefile import NO_BROKER, read_state
+from schemas.errors import ConfigError
+from schemas.settings import LogSettings
+from tests.e2e.harness import Answer, Client, sim_settings
+from tests.waiting import until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+
+TOKENS, STREAMS = 300, 6
+AWAY_S = (0.0, 0.0, 20.0)  # how long the broker stays away, time after time
+PLAN = Plan(prefill=1, decode=2, retrieval=1)
+
+
+async def test_a_broker_that_dies_often_and_for_long_costs_no_request_and_no_process(
+    tmp_path: Path,
+) -> None:
+    """Every answer is right and whole, and every process is the one it was (issue 10, 4)."""
+    log = LogSettings(session_partitions=1, worker_partitions=4, gateway_partitions=2)
+    own = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=180.0)
+    settings = replace(sim_settings(log, decode_step_ms=5.0), broker=own)
+    stack = Stack(settings, PLAN, folder=tmp_path)
+    try:
+        await stack.start(timeout_s=240)
+        before = {name: process.pid for name, process in stack.processes.items()}
+        async with Client(stack.gateway_urls[0], settings.model.served_name) as client:
+            answers = await _asked_meanwhile(stack, client)
+        found = await audit(stack.settings.log)
+        expected = await alone(stack.settings, found.requests.values())
+        after = {name: process.pid for name, process in stack.processes.items()}
+        assert after == before
+        assert not any(process.restarts for process in stack.processes.values())
+    except ConfigError as error:
+        if "broker.libs" not in error.message and "broker.java" not in error.message:
+            raise
+        pytest.skip(error.message)
+    finally:
+        await stack.stop(grace_s=10)
+    assert [answer.error for answer in answers if not answer.done] == []
+    for answer in answers:
+        assert answer.token_ids == expected[answer.headers["x-request-id"]].token_ids
+
+
+async def _asked_meanwhile(stack: Stack, client: Client) -> list[Answer]:
+    """Streams that are under way whenever the broker dies, and one after each of its returns."""
+    killer, answers = Killer(stack), list[Answer]()
+    for number, away_s in enumerate(AWAY_S):
+        seen = [Answer() for _ in range(STREAMS)]
+        tasks = [
+            asyncio.create_task(client.stream(f"{number} {n}", into=a, max_tokens=TOKENS))
+            for n, a in enumerate(seen)
+        ]
+        await until(partial(_underway, seen))
+        blow = asyncio.create_task(killer.deal(Blow(at_s=0, name=BROKER, how=KILL, lasts_s=away_s)))
+        if away_s:
+            await until(lambda: _told(stack) == {NO_BROKER})
+        await blow
+        answers += await asyncio.gather(*tasks)
+        await stack.wait_ready(timeout_s=120)
+        answers.append(await client.stream(f"After {number}"))
+    return answers
+
+
+def _underway(seen: list[Answer]) -> bool:
+    return all(len(answer.token_ids) > 20 for answer in seen)
+
+
+def _told(stack: Stack) -> set[str]:
+    """What `trivium status` says of all processes without a broker."""
+    state = read_state(stack.folder)
+    assert state is not None
+    return {row.state for row in state.processes}

@@ -1,0 +1,98 @@
+"""A stack over three brokers with copies of everything, of which leaders die under load.
+
+Takes minutes, so it runs by itself: `make test-brokers`.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+
+from infra.alone import alone
+from infra.audit import audit
+from infra.broker.cluster import Cluster
+from infra.broker.settings import BrokerSettings
+from schemas.errors import ConfigError
+from schemas.log.admin import create_topics
+from schemas.log.connecting import client_options
+from schemas.settings import LogSettings
+from tests.e2e.harness import Answer, Client, sim_settings, stack
+from tests.waiting import until
+
+pytestmark = [pytest.mark.brokers, pytest.mark.timeout(900)]
+SETTINGS = BrokerSettings(port=0, heap_mb=256, quick=True, start_timeout_s=200, stop_timeout_s=1)
+STREAMS, TOKENS = 12, 1_500
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    made = Cluster(SETTINGS, tmp_path / "brokers")
+    try:
+        made.start()
+    except ConfigError as error:  # no Java or no jars: the message says which
+        pytest.skip(str(error))
+    try:
+        yield made
+    finally:
+        made.reset()
+
+
+async def leader(log: LogSettings, topic: str) -> int:
+    """The node that leads most partitions of a topic; all of them have all copies in sync."""
+    admin = AIOKafkaAdminClient(**client_options(log), client_id="test-admin")
+    await admin.start()
+    leaders: list[int] = []
+    try:
+
+        async def whole() -> bool:
+            nonlocal leaders
+            (found,) = await admin.describe_topics([log.topic_prefix + topic])
+            leaders = [each["leader"] for each in found["partitions"]]
+            return all(len(each["isr"]) == log.replication_factor for each in found["partitions"])
+
+        await until(whole)
+        return max(leaders, key=leaders.count)
+    finally:
+        await admin.close()
+
+
+async def test_no_stream_is_lost_with_the_leader_of_what_it_needs(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Tokens' leader first, then requests', each back before the next goes (issue 10, 13)."""
+    log = LogSettings(
+        bootstrap=cluster.bootstrap,
+        topic_prefix="three.",
+        replication_factor=3,
+        worker_partitions=4,
+        gateway_partitions=2,
+        request_timeout_ms=30_000,
+    )
+    await create_topics(log)
+    settings = sim_settings(log, decode_step_ms=10.0)
+    async with (
+        stack(settings, tmp_path / "stack", prefill=1, decode=2) as running,
+        Client(running.gateway_urls[0], settings.model.served_name) as client,
+    ):
+        answers: list[Answer] = []
+        for topic in ("tokens", "requests", "fleet"):
+            seen = [Answer() for _ in range(STREAMS)]
+            tasks = [
+                asyncio.create_task(client.stream(f"{topic} {n}", into=each, max_tokens=TOKENS))
+                for n, each in enumerate(seen)
+            ]
+            await until(lambda seen=seen: all(len(each.token_ids) > 20 for each in seen))
+            broker = cluster.brokers[await leader(log, topic)]
+            os.kill(broker.pid, signal.SIGKILL)
+            late = asyncio.create_task(client.stream(f"{topic}: asked meanwhile"))
+            answers += [*await asyncio.gather(*tasks), await late]
+            broker.start()
+        found = await audit(log)
+        expected = await alone(running.settings, found.requests.values())
+    for answer in answers:
+        assert answer.done, answer
+        assert answer.token_ids == expected[answer.headers["x-request-id"]].token_ids

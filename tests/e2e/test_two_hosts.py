@@ -1,0 +1,115 @@
+"""Two hosts that share a log and hand KV over; the cable between them is cut, and mended."""
+
+import asyncio
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.audit import audit
+from infra.broker.settings import BrokerSettings
+from infra.fleet import FleetWatch
+from infra.launcher import Stack
+from infra.plan import Plan
+from infra.supervisor import Process, ProcessSpec, Supervisor
+from schemas.errors import ConfigError
+from schemas.fleet import Member
+from schemas.log.clock import wall_ms
+from schemas.records import MemberState
+from schemas.settings import LogSettings
+from tests.e2e.harness import Answer, Client, sim_settings
+from tests.e2e.hosts import DEVICE, HERE, Hosts, two_hosts
+from tests.waiting import pass_time, until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+
+CUT_S = 6.0  # more than two leases
+FAR, TOKENS, STREAMS = "far", 400, 4
+
+
+async def test_a_worker_that_was_cut_off_comes_back_with_its_engine(tmp_path: Path) -> None:
+    """The same process in a higher epoch, and KV crosses the cable again (issue 10, 4)."""
+    pytest.importorskip("nixl", reason="the NIXL library is missing")
+    log = LogSettings(session_partitions=1, worker_partitions=2, gateway_partitions=2)
+    own = BrokerSettings(host=HERE, port=0, heap_mb=384, quick=True, start_timeout_s=180.0)
+    settings = sim_settings(log, decode_step_ms=5.0, kv_devices=DEVICE)
+    with two_hosts() as hosts:
+        stack = Stack(replace(settings, broker=own), Plan(decode=0), folder=tmp_path)
+        stack._supervisor = OnHost(hosts, hosts.first)
+        other = OnHost(hosts, hosts.second)
+        try:
+            await stack.start(timeout_s=240)
+            far = other.start(_worker(tmp_path))
+            fleet = FleetWatch(stack.settings.log)
+            await fleet.start()
+            following = asyncio.create_task(fleet.follow())
+            await until(lambda: _serving(fleet) is not None)
+            first, pid = _serving(fleet), far.pid
+            async with Client(stack.gateway_urls[0], settings.model.served_name) as client:
+                answers = await _asked_over_a_cut(hosts, client, fleet)
+            again, last_pid = _serving(fleet), far.pid
+            found = await audit(stack.settings.log)
+            following.cancel()
+            await fleet.stop()
+        except ConfigError as error:
+            if "broker.libs" not in error.message and "broker.java" not in error.message:
+                raise
+            pytest.skip(error.message)
+        finally:
+            await other.stop(grace_s=5)
+            await stack.stop(grace_s=10)
+    assert first is not None
+    assert again is not None
+    assert (last_pid, far.restarts) == (pid, 0)
+    assert again.epoch > first.epoch
+    assert again.registration.pid == first.registration.pid
+    assert [answer.error for answer in answers if not answer.done] == []
+    last = answers[-1].headers["x-request-id"]
+    (outcome,) = found.outcomes[last]
+    assert outcome.kv_bytes > 0, "not computed in place"
+
+
+class OnHost(Supervisor):
+    """Starts processes on one of the hosts."""
+
+    def __init__(self, hosts: Hosts, host: int) -> None:
+        super().__init__()
+        self._hosts, self._host = hosts, host
+
+    def start(self, spec: ProcessSpec) -> Process:
+        command = self._hosts.command(self._host, *spec.command)
+        return super().start(replace(spec, command=command))
+
+
+def _worker(folder: Path) -> ProcessSpec:
+    trivium = (sys.executable, "-m", "infra.cli.app", "worker", "--id", FAR, "--role", "decode")
+    config = ("--config", str(folder / "stack.toml"))
+    return ProcessSpec(name=FAR, command=trivium + config, log_file=folder / "logs" / "far.log")
+
+
+def _serving(fleet: FleetWatch) -> Member | None:
+    member = fleet.view.members.get(FAR)
+    ready = member is not None and member.state is MemberState.READY and member.lives(wall_ms())
+    return member if ready else None
+
+
+async def _asked_over_a_cut(hosts: Hosts, client: Client, fleet: FleetWatch) -> list[Answer]:
+    """Streams that are under way when the cable is cut, and one when it is whole again."""
+
+    async def is_served() -> bool:
+        return (await client.http.get("/health/ready")).status_code == 200
+
+    await until(is_served)
+    seen = [Answer() for _ in range(STREAMS)]
+    tasks = [
+        asyncio.create_task(client.stream(f"Far {n}", into=answer, max_tokens=TOKENS))
+        for n, answer in enumerate(seen)
+    ]
+    await until(lambda: all(len(answer.token_ids) > 20 for answer in seen))
+    hosts.cable("down")
+    await pass_time(CUT_S)
+    hosts.cable("up")
+    answers = await asyncio.gather(*tasks)
+    await until(is_served)
+    return [*answers, await client.stream("Near again")]

@@ -1,0 +1,202 @@
+"""What gateways read from the log, with fields as nobody means them: frames, turns, the fleet.
+Calls end, and nothing ends a gateway (issue 10, 24)."""
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from aiokafka import ConsumerRecord
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import RecordError
+from schemas.fleet import FleetView
+from schemas.records import MemberKind, OutcomeKind, Request, TokenFrame
+from schemas.settings import LogSettings
+from streams.gateway.backend import LogBackend
+from streams.gateway.config import GatewaySettings
+from streams.gateway.hub import Hub
+from streams.gateway.metrics import Metrics
+from streams.gateway.sessions import Sessions
+from streams.gateway.turns import Turns
+from tests.fuzz.drawn import CODEC, examples, record_bytes, unstalled
+from tests.schemas.examples import instances
+from tests.streams.gateway_fakes import Rig, chat, ended, events_of, frame
+
+MINE = "the call's own stream"  # its id is known when it is sent
+NUMBERS = st.sampled_from([-(2**31), -1, 0, 1, 2, 3, 2**31 - 1])
+FLOATS = st.sampled_from([float("nan"), float("inf"), float("-inf"), -1e308, 0.5])
+ENDS = st.builds(
+    dataclasses.replace,
+    instances("trivium.StreamEnd"),
+    request_id=st.just(MINE),
+    attempt=NUMBERS,
+    seq=NUMBERS,
+    chars=NUMBERS,
+    kind=st.sampled_from(OutcomeKind),
+)
+STARTS = st.builds(
+    dataclasses.replace, instances("trivium.StreamStart"), request_id=st.just(MINE), attempt=NUMBERS
+)
+TOPS = st.builds(dataclasses.replace, instances("trivium.TokenLogprob"), logprob=FLOATS)
+LOGPROBS = st.builds(
+    dataclasses.replace,
+    instances("trivium.StreamLogprobs"),
+    request_id=st.just(MINE),
+    attempt=NUMBERS,
+    first_seq=NUMBERS,
+    tokens=st.lists(TOPS, max_size=3),
+)
+
+
+def backend() -> LogBackend:
+    return LogBackend(
+        LogSettings(),
+        GatewaySettings(),
+        gateway_id="gateway-a",
+        url="",
+        models=frozenset({"tiny"}),
+        hub=Hub(),
+        metrics=Metrics(),
+        codec=CODEC,
+    )
+
+
+def record_of(value: bytes | None) -> ConsumerRecord:
+    size = len(value or b"")
+    return ConsumerRecord("tokens", 0, 0, 0, 0, b"k", value, None, 1, size, ())
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> TokenFrame:
+    """Rows of one stream and of others, of equal columns mostly."""
+    rows = draw(st.integers(0, 4))
+
+    def column(one: st.SearchStrategy[Any]) -> Sequence[Any]:
+        return draw(st.lists(one, min_size=rows, max_size=rows))
+
+    counts = column(st.integers(0, 3))
+    return TokenFrame(
+        worker_id="w",
+        at_ms=draw(st.sampled_from([0, -(2**63), 2**63 - 1])),
+        request_ids=column(st.sampled_from([MINE, MINE, "", "another"])),
+        attempts=column(NUMBERS),
+        first_seqs=column(NUMBERS),
+        first_chars=column(NUMBERS),
+        token_counts=draw(st.just(counts) | st.lists(NUMBERS, max_size=4)),
+        token_ids=draw(
+            st.lists(st.integers(-(2**31), 2**31 - 1), min_size=sum(counts), max_size=sum(counts))
+        ),
+        texts=column(st.text(max_size=3)),
+        logprobs=draw(st.lists(LOGPROBS, max_size=2)),
+        ends=draw(st.lists(ENDS, max_size=1)),
+        starts=draw(st.lists(STARTS, max_size=2)),
+    )
+
+
+def named(found: TokenFrame, request_id: str) -> TokenFrame:
+    """The same of this stream."""
+
+    def mine(one: Any) -> Any:
+        return dataclasses.replace(one, request_id=request_id)
+
+    return dataclasses.replace(
+        found,
+        request_ids=[request_id if name == MINE else name for name in found.request_ids],
+        logprobs=[mine(one) for one in found.logprobs],
+        ends=[mine(one) for one in found.ends],
+        starts=[mine(one) for one in found.starts],
+    )
+
+
+def no_constant(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
+@examples(150)
+@given(
+    st.lists(frames(), max_size=4),
+    st.fixed_dictionaries(
+        {"stream": st.booleans()},
+        optional={"logprobs": st.just(True), "return_token_ids": st.just(True)},
+    ),
+)
+async def test_a_call_ends_whatever_frames_say(
+    drawn: list[TokenFrame], fields: dict[str, Any]
+) -> None:
+    rig, reads = Rig(), backend()
+
+    def answer(request: Request) -> None:
+        now_s = asyncio.get_running_loop().time()
+        last = ended(request.request_id, attempt=2**31 - 1, kind=OutcomeKind.FAILED)
+        good = frame(request.request_id, ["a", "b"], attempt=2**31 - 1, end=last)
+        for one in [*(named(each, request.request_id) for each in drawn), good]:
+            try:
+                found = reads._frame(record_of(CODEC.encode(one)))
+            except RecordError:
+                continue
+            rig.log.hub.apply(found, now_s)
+
+    rig.log.on_request = answer
+    async with rig.client() as client:
+        got = await unstalled(client.post("/v1/chat/completions", json=chat(**fields)))
+    if got.headers["content-type"].startswith("application/json"):
+        json.loads(got.content, parse_constant=no_constant)
+    else:
+        assert events_of(got.text)
+    assert not len(rig.log.hub)
+
+
+@examples(150)
+@given(
+    st.lists(
+        instances("trivium.TurnBatch").map(CODEC.encode)
+        | record_bytes(("TurnBatch", "TokenFrame"))
+        | st.binary(max_size=40),
+        max_size=6,
+    )
+)
+async def test_turns_that_somebody_else_tells(values: list[bytes]) -> None:
+    buried: list[RecordError] = []
+
+    async def bury(_: ConsumerRecord, error: RecordError) -> None:
+        buried.append(error)
+
+    turns = Turns(LogSettings(), CODEC, gateway_id="g", back_ms=1, producer=lambda: None, bury=bury)
+    sessions = Sessions(entries_max=4, idle_ms=1_000)
+    turns.heard = sessions.learn
+    for value in values:
+        await turns._take(record_of(value))
+    assert len(sessions) <= 4
+    found = sessions.find("", [{"role": "assistant", "content": "x"}], 5)
+    assert found.session_id
+
+
+@examples(150)
+@given(
+    st.lists(
+        st.tuples(
+            st.builds(
+                lambda one, name, epoch: dataclasses.replace(one, member_id=name, epoch=epoch),
+                instances("trivium.Registration") | instances("trivium.Heartbeat"),
+                st.sampled_from(["a", "b", "", "gateway-a"]),
+                st.sampled_from([-(2**63), -1, 0, 1, 2**63 - 1]),
+            ),
+            st.sampled_from([None, -(2**63), 0, 2**63 - 1]),
+        ),
+        max_size=12,
+    )
+)
+def test_a_fleet_of_members_that_say_anything(said: list[tuple[Any, int | None]]) -> None:
+    view, now_ms = FleetView(), 1_000
+    for offset, (record, logged_ms) in enumerate(said):
+        view.apply(record, offset, now_ms, logged_ms)
+    for kind in MemberKind:
+        for member in view.living(kind, now_ms):
+            assert view.apart_ms(member.member_id, "a") >= 0
+    for topic in ("tokens", "prefill", "decode"):
+        assert set(view.free_partitions(topic, 4, now_ms)) <= set(range(4))
+    view.forget(0, now_ms + 1)
+    assert not view.members

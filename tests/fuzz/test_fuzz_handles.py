@@ -1,0 +1,144 @@
+"""KV handles as nobody means them: each passes whole, or is refused with its layer's errors and
+leaves no trace (issue 10, 24)."""
+
+import dataclasses
+import json
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import InvalidRequest, KvUnavailable, PromptTooLong, StaleEpoch, TriviumError
+from schemas.records import KvHandle, Sampling
+from tests.fuzz.drawn import JSON, changed_bytes, examples, text_of
+from tests.schemas.examples import instances
+from tests.workers.engines import PREFILL, answered, job, prompt, start_sim
+from tests.workers.test_vllm_check import PARAMS, gate, handle
+from workers.llm.sim_handles import HandleRules
+from workers.llm.vllm_check import PREFIX_KEY, PREFIX_MARK, HandleGate, job_problem, prefix_mark
+
+PROMPT = list(range(40))
+BLOCKS = 2
+REFUSED = (KvUnavailable, StaleEpoch)
+EDGES = st.sampled_from([-(2**31), -64, -32, -1, 0, 1, 32, 39, 40, 41, 64, 2**31 - 1])
+DEEP = b"[" * 5_000
+KEPT = {
+    **PARAMS,
+    "do_remote_prefill": False,
+    "do_remote_decode": True,
+    "remote_blocks_expiry_time": 9.5,
+    PREFIX_KEY: "k",
+    PREFIX_MARK: prefix_mark(PROMPT, "k"),
+}
+FIELDS: dict[str, st.SearchStrategy[Any]] = {
+    "worker_id": st.sampled_from(["prefill-0", "", "decode-0", "x" * 2_000]),
+    "worker_epoch": EDGES,
+    "engine_id": st.sampled_from(["engine-p", "engine-d", "", "\x00"]),
+    "engine_request_id": st.sampled_from(["r1-abcd0123", "", "another"]),
+    "tokens": EDGES,
+    "block_size": EDGES,
+    "block_ids": st.lists(EDGES, max_size=3).map(tuple),
+    "expires_at_ms": st.sampled_from([-(2**63), 0, 899, 900, 901, 2**63 - 1]),
+}
+
+
+def forged(params: dict[str, Any]) -> st.SearchStrategy[KvHandle]:
+    """A good handle, with fields and parameters that somebody changed."""
+    changed = st.dictionaries(
+        st.sampled_from(sorted(params)) | st.text(max_size=5), JSON, max_size=2
+    )
+    raw = changed.map(lambda changes: text_of({**params, **changes}))
+    bytes_of = raw | changed_bytes(json.dumps(params).encode()) | st.just(DEEP)
+    return st.builds(
+        lambda changes, data: dataclasses.replace(handle(), **{**changes, "params": data}),
+        st.fixed_dictionaries({}, optional=FIELDS),
+        st.just(json.dumps(params).encode()) | bytes_of,
+    ) | instances("trivium.KvHandle")
+
+
+def passes_or_is_refused(one: HandleGate, use: str, kv: KvHandle, *args: Any) -> None:
+    try:
+        params = getattr(one, use)(kv, *args)
+    except REFUSED:
+        assert not one._used
+        return
+    assert kv.expires_at_ms > 900 and kv.engine_id != "engine-d"
+    assert (kv.engine_id, kv.engine_request_id) in one._used
+    for field, value in params.items():
+        assert isinstance(value, type(KEPT[field])), field
+    assert params["remote_host"].isascii() and 0 < params["remote_port"] < 65_536
+    assert all(0 < params.get(name, 1) <= 4_096 for name in ("tp_size", "dcp_size", "pp_size"))
+    for block in (block for group in params.get("remote_block_ids", ()) for block in group):
+        assert 0 <= block < 2**31
+    try:
+        getattr(one, use)(kv, *args)
+    except REFUSED:
+        return
+    raise AssertionError("a handle passed twice")
+
+
+@examples(300)
+@given(forged(PARAMS))
+def test_forged_handles_do_not_reach_vllm(kv: KvHandle) -> None:
+    passes_or_is_refused(gate(), "use", kv, len(PROMPT), 900)
+
+
+@examples(300)
+@given(forged(KEPT))
+def test_forged_handles_of_kept_kv_do_not_reach_vllm(kv: KvHandle) -> None:
+    passes_or_is_refused(gate(), "use_kept", kv, [*PROMPT, 41], 900)
+
+
+@examples(300)
+@given(forged(PARAMS), st.none() | forged(PARAMS).map(lambda kv: kv.params))
+def test_forged_promises_do_not_reach_vllm(kv: KvHandle, peer: bytes | None) -> None:
+    passes_or_is_refused(gate(), "promise", kv, len(PROMPT), peer, 900)
+
+
+@examples(300)
+@given(
+    st.lists(st.integers(-(2**31), 2**31 - 1), max_size=3) | st.just(PROMPT),
+    instances("trivium.Sampling"),
+    st.text(max_size=3),
+)
+def test_jobs_are_taken_or_refused(tokens: list[int], sampling: Sampling, name: str) -> None:
+    one = dataclasses.replace(job(tokens), request_id=name, sampling=sampling)
+    error = job_problem(one, max_model_len=64, vocab_size=500)
+    if error is None:
+        assert name and 0 < len(tokens) < 64 and sampling.max_tokens > 0
+    else:
+        assert isinstance(error, InvalidRequest | PromptTooLong)
+
+
+@examples(300)
+@given(st.lists(forged(PARAMS), min_size=1, max_size=4), st.integers(0, 2))
+def test_the_simulated_engine_uses_no_forged_handle(found: list[KvHandle], kind: int) -> None:
+    rules = HandleRules(32)
+    rules.saw("prefill-0", 5, "engine-p")
+    for kv in [*found, found[0]]:
+        use = (rules.use, rules.use_promise, rules.use_target)[kind]
+        before = dict(rules._used)
+        error: TriviumError | None = use(kv, len(PROMPT), 900)
+        if error is not None:
+            assert isinstance(error, REFUSED) and rules._used == before
+            continue
+        assert (kv.engine_id, kv.engine_request_id) not in before
+        assert kv.expires_at_ms > 900 and kv.block_size == 32 and 0 <= kv.tokens <= len(PROMPT)
+        assert len(kv.block_ids) in (0, BLOCKS)
+
+
+async def test_only_blocks_that_a_handle_holds_are_copied() -> None:
+    """An engine takes its own blocks' numbers from nobody (issue 10, 24)."""
+    engine = await start_sim()
+    try:
+        other = prompt(40, salt=1)
+        right = await answered(engine, job(other))
+        for wrong in (-1, 9, 2**31 - 1):
+            first = job(prompt(40), PREFILL)
+            kv = (await answered(engine, first)).last.kv
+            assert kv is not None
+            false = dataclasses.replace(kv, block_ids=(wrong,) * len(kv.block_ids))
+            found = await answered(engine, job(other, request_id=first.request_id, kv=false))
+            assert found.error_code == "kv_unavailable" or found.token_ids == right.token_ids
+    finally:
+        await engine.close()

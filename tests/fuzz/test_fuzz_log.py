@@ -1,0 +1,61 @@
+"""Every topic's bytes as somebody else writes them: buried or ignored, never the end of a reader
+(issue 10, 24)."""
+
+import asyncio
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import ClientError, RecordError
+from schemas.topics import TOPICS, check_record
+from streams.agents.app import TOPICS as ROUTED
+from streams.gateway.event_id import EventIds
+from tests.fuzz.drawn import CODEC, changed_bytes, examples, record_bytes, unstalled
+from tests.streams.gateway_fakes import EVENT_KEY
+from tests.streams.router_fakes import FakeEvent, process_with_partition
+
+ALL_KINDS = tuple(sorted({kind for topic in TOPICS.values() for kind in topic.records}))
+INTS = st.integers(-(2**31), 2**31 - 1) | st.integers(-2, 2)
+
+
+@examples(400)
+@given(st.binary(max_size=60) | record_bytes(ALL_KINDS))
+def test_bytes_are_a_record_or_an_error_that_says_so(value: bytes) -> None:
+    try:
+        found = CODEC.decode(value)
+    except RecordError:
+        return
+    for topic in TOPICS:
+        try:
+            check_record(topic, found)
+        except RecordError:
+            continue
+
+
+@examples(60)
+@given(
+    st.lists(st.tuples(st.sampled_from(ROUTED), record_bytes(ALL_KINDS)), min_size=4, max_size=8)
+)
+async def test_a_router_outlives_its_topics(records: list[tuple[str, bytes]]) -> None:
+    process, producer = await process_with_partition()
+    outbox = asyncio.create_task(process.outbox.run())
+    for offset, (topic, value) in enumerate(records):
+        event = FakeEvent(value, offset)
+        event.topic = f"test.{topic}"
+        await unstalled(process.take(topic, event))
+        assert not process._failed.done()
+    await unstalled(process.outbox.drain())
+    assert not outbox.done(), outbox
+    outbox.cancel()
+
+
+@examples(300)
+@given(st.text(max_size=80), st.data())
+def test_event_ids_are_signed_or_refused(text: str, data: st.DataObject) -> None:
+    ids = EventIds(EVENT_KEY, choices_max=4)
+    value = data.draw(changed_bytes(text.encode("utf-8", "replace"))).decode("latin-1")
+    try:
+        ids.parse(value, "")
+    except ClientError:
+        return
+    raise AssertionError(f"{value!r} was taken for an id")

@@ -1,0 +1,60 @@
+"""The clock that durations are taken from, whatever happens to the host's."""
+
+import pytest
+
+from schemas.log.clock import LASTING_MS, SLEWED_MS, SteadyClock
+
+MS = 1_000_000
+T0 = 1_700_000_000_000
+
+
+class Host:
+    """A host whose wall clock is off by `off_ms`, and its steady clock."""
+
+    def __init__(self) -> None:
+        self.now_ms, self.off_ms = 5_000, 0
+        self.clock = SteadyClock(
+            lambda: (T0 + self.now_ms + self.off_ms) * MS, lambda: self.now_ms * MS
+        )
+
+    def pass_ms(self, passed_ms: int, step_ms: int = 50) -> list[int]:
+        """What the clock says, asked regularly."""
+        told = []
+        for _ in range(passed_ms // step_ms):
+            self.now_ms += step_ms
+            told.append(self.clock.ms())
+        return told
+
+
+@pytest.mark.parametrize("jump_ms", [3_600_000, -3_600_000, SLEWED_MS + 1])
+def test_a_jump_for_a_second_moves_nothing(jump_ms: int) -> None:
+    """Else router time would stand until the wall clock has caught up (issue 10, 10)."""
+    host = Host()
+    host.pass_ms(1_000)
+    host.off_ms = jump_ms
+    told = host.pass_ms(1_000)
+    host.off_ms = 0
+    told += host.pass_ms(1_000)
+    assert told == list(range(T0 + 6_050, T0 + 8_001, 50))
+
+
+@pytest.mark.parametrize("off_ms", [3_600_000, -3_600_000])
+def test_a_new_time_is_followed_once_it_has_lasted(off_ms: int) -> None:
+    """(issue 10, 10)"""
+    host = Host()
+    host.off_ms = off_ms
+    told = host.pass_ms(LASTING_MS)
+    assert told == list(range(T0 + 5_050, T0 + 5_001 + LASTING_MS, 50))
+    host.pass_ms(50)
+    assert host.clock.ms() == T0 + host.now_ms + off_ms
+
+
+@pytest.mark.parametrize("off_ms", [SLEWED_MS, -SLEWED_MS])
+def test_small_differences_are_followed_slowly_and_never_backwards(off_ms: int) -> None:
+    """(issue 10, 10)"""
+    host = Host()
+    host.off_ms = off_ms
+    told = host.pass_ms(LASTING_MS + 1_000)
+    steps = [after - before for before, after in zip(told, told[1:], strict=False)]
+    assert 47 <= min(steps) and max(steps) <= 53
+    assert told[-1] == T0 + host.now_ms + off_ms

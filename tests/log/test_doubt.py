@@ -1,0 +1,174 @@
+"""What a member in doubt of its lease knows, and from where; no broker, and virtual time."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+from aiokafka import ConsumerRecord
+from aiokafka.errors import KafkaTimeoutError
+
+from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable, LeaseError, NameTaken, TopicError
+from schemas.fleet import LEASE_MS
+from schemas.log.clients import AssignedReader, LogProducer
+from schemas.log.membership import LEASES_MAX, Membership
+from schemas.log.patience import outlive
+from schemas.records import Heartbeat, MemberKind, Registration
+from schemas.settings import LogSettings
+from tests.virtual import virtual
+from tests.waiting import pass_time, until
+
+CODEC, EPOCH = Codec(), 5
+
+
+@dataclass
+class Log:
+    """Takes records; `answers` says whether it acknowledges them."""
+
+    sent: list[Any] = field(default_factory=list)
+    answers: bool = True
+
+    async def send(self, topic: str, record: Any, **_: Any) -> "asyncio.Future[Any]":
+        ack = asyncio.get_running_loop().create_future()
+        if self.answers:
+            self.sent.append(record)
+            ack.set_result(None)
+        return ack
+
+
+def member(log: Log) -> Membership:
+    found = Membership(
+        LogSettings(), CODEC, cast(LogProducer, log), member_id="w", kind=MemberKind.WORKER
+    )
+    found.epoch = EPOCH
+    return found
+
+
+async def read(found: Membership, record: Any, logged_ms: int) -> None:
+    """It finds the record in the log."""
+    value = CODEC.encode(record)
+    fields = ("fleet", 0, 0, logged_ms, 1, b"w", value, None, 1, len(value))
+    await found._fold(ConsumerRecord(*fields, ()), logged_ms)
+
+
+async def in_doubt() -> tuple[Membership, Log, Heartbeat]:
+    """A member whose last beat was acknowledged too late to tell, and that beat."""
+    log = Log()
+    found = member(log)
+    joined = Registration(member_id="w", epoch=EPOCH, kind=MemberKind.WORKER, started_ms=1)
+    await read(found, joined, 1_000)
+    await found.beat_now()
+    await read(found, log.sent[0], 1_000)
+    assert found.is_valid()
+    await pass_time(LEASE_MS / 1000 + 0.1)
+    assert not found.is_valid()
+    await found.beat_now()
+    assert not found.is_valid(), "an acknowledgement does not tell when it was written"
+    return found, log, log.sent[1]
+
+
+@virtual
+async def test_doubt_ends_when_the_log_shows_that_the_lease_stood() -> None:
+    """Whoever waited goes on (issue 10, 4)."""
+    found, _, beat = await in_doubt()
+    waiting = asyncio.create_task(found.stands())
+    await pass_time(0.1)
+    assert not waiting.done()
+    await read(found, beat, 1_000 + LEASE_MS)
+    await waiting
+    assert found.is_valid()
+
+
+@virtual
+async def test_doubt_ends_the_life_when_the_log_shows_a_gap() -> None:
+    """The beat came, and too late (issue 10, 4)."""
+    found, _, beat = await in_doubt()
+    with pytest.raises(LeaseError, match="fenced"):
+        await read(found, beat, 1_001 + LEASE_MS)
+    assert not found.is_valid()
+
+
+@virtual
+async def test_without_any_word_the_lease_is_given_up_after_two_lengths() -> None:
+    log = Log()
+    found = member(log)
+    await found.beat_now()
+    log.answers = False
+    began_s = asyncio.get_running_loop().time()
+    with pytest.raises(LeaseError, match="no acknowledged heartbeat"):
+        await found._beat_forever()
+    lasted_ms = (asyncio.get_running_loop().time() - began_s) * 1000
+    assert LEASES_MAX * LEASE_MS < lasted_ms <= (LEASES_MAX + 1) * LEASE_MS
+
+
+@virtual
+async def test_lives_follow_each_other_until_one_is_drained_or_the_name_is_taken() -> None:
+    """Whatever the trouble is, if it lies outside (issue 10, 4)."""
+    troubles: list[BaseException | None] = [
+        BrokerUnavailable("x"),
+        OSError(),
+        LeaseError("x"),
+        None,
+    ]
+    lives = len(troubles)
+
+    async def life() -> None:
+        nonlocal lives
+        lives -= 1
+        if (trouble := troubles.pop(0)) is not None:
+            raise trouble
+
+    await outlive("w", life, asyncio.Event())
+    assert lives == 0
+    for ends in (NameTaken("two have its name"), ValueError("a bug")):
+        troubles.append(ends)
+        with pytest.raises(type(ends)):
+            await outlive("w", life, asyncio.Event())
+
+
+@virtual
+async def test_waiting_for_a_broker_can_be_stopped() -> None:
+    stop = asyncio.Event()
+
+    async def life() -> None:
+        raise BrokerUnavailable("nobody answers")
+
+    waiting = asyncio.create_task(outlive("w", life, stop))
+    await pass_time(20)
+    assert not waiting.done()
+    stop.set()
+    await until(waiting.done)
+    waiting.result()
+
+
+class Silent:
+    """A consumer of a broker that is away, or that has no such topic."""
+
+    def __init__(self, topics: Callable[[], set[str]]) -> None:
+        self._topics = topics
+
+    async def end_offsets(self, _: Any) -> Any:
+        raise KafkaTimeoutError
+
+    async def topics(self) -> set[str]:
+        return self._topics()
+
+
+def _nobody() -> set[str]:
+    raise KafkaTimeoutError
+
+
+@pytest.mark.parametrize(
+    ("topics", "error"),
+    [(_nobody, BrokerUnavailable), (lambda: {"fleet"}, BrokerUnavailable), (set, TopicError)],
+)
+async def test_silence_is_not_taken_for_a_missing_topic(
+    topics: Callable[[], set[str]], error: type[Exception]
+) -> None:
+    """The one passes by itself, the other ends a start (issue 10, 4)."""
+    reader = AssignedReader(LogSettings(), "fleet", [0], client_id="test")
+    reader._consumer = Silent(topics)  # as much of one as is asked
+    with pytest.raises(error, match="fleet: cannot be read"):
+        await reader.end_offsets()

@@ -1,0 +1,101 @@
+"""The size rule: what is let in leaves room for everything that follows from it."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from schemas.codec import Codec
+from schemas.errors import MESSAGE_CHARS_MAX, EngineFailed, RecordTooLarge, clipped
+from schemas.records import KvHandle, Phase, PhaseKind, Request, Role
+from schemas.sizes import (
+    NAME_CHARS_MAX,
+    RECORD_BYTES_MAX,
+    REPORT_BYTES_MAX,
+    REQUEST_BYTES_MAX,
+    REST_BYTES_MAX,
+    check_size,
+)
+from streams.core.recovery import arrived
+from streams.core.writing import work
+from tests.schemas.examples import RECORDS, TRACEPARENT, class_of, example
+from tests.streams import builders
+
+CODEC = Codec()
+LONG_NAME = "n" * NAME_CHARS_MAX
+
+
+def filled(record: Any, most: int, fill: Any) -> Any:
+    """The largest record of the kind that keeps the rule: filled up to the last byte."""
+    size = most - len(CODEC.encode(fill(record, 0)))
+    while len(CODEC.encode(fill(record, size))) > most:
+        size -= 1
+    found = fill(record, size)
+    check_size(found, len(CODEC.encode(found)))
+    return found
+
+
+def with_prompt(request: Request, size: int) -> Request:
+    return replace(request, prompt_tokens=bytes(size))
+
+
+def with_handle(phase: Phase, size: int) -> Phase:
+    assert phase.kv is not None
+    return replace(phase, kv=replace(phase.kv, params=bytes(size)))
+
+
+def test_the_work_of_the_largest_request_with_the_largest_handle_fits() -> None:
+    """Whatever a gateway lets in can be sent to a worker (issue 10, 15)."""
+    one = builders.request("r1", 8)
+    one = replace(one, request_id=LONG_NAME, parent_id=LONG_NAME, session_id=LONG_NAME)
+    one = replace(one, tenant=LONG_NAME, model=LONG_NAME, gateway_id=LONG_NAME)
+    request = filled(one, REQUEST_BYTES_MAX, with_prompt)
+    kv = example("trivium.KvHandle")
+    assert isinstance(kv, KvHandle)
+    report = replace(example("trivium.Phase"), kind=PhaseKind.PREFILL_DONE, kv=kv)
+    report = filled(report, REPORT_BYTES_MAX, with_handle)
+    live = arrived(request, 0)
+    live.prefill = live.decode = (LONG_NAME, 1)
+    worker: Any = SimpleNamespace(
+        worker_id=LONG_NAME, epoch=1, role=Role.DECODE, topic="decode", partition=0
+    )
+    record = work(LONG_NAME, live, worker, builders.T0, kv=report.kv).record
+    headers = sum(map(len, (TRACEPARENT, LONG_NAME))) + 500
+    assert len(CODEC.encode(record)) + headers <= RECORD_BYTES_MAX
+    check_size(record, len(CODEC.encode(record)))
+
+
+@pytest.mark.parametrize("kind", [name for name in RECORDS if name in ("Request", "Phase")])
+def test_what_would_leave_no_room_is_refused(kind: str) -> None:
+    record = example(f"trivium.{kind}")
+    most = {"Request": REQUEST_BYTES_MAX, "Phase": REPORT_BYTES_MAX}[kind]
+    check_size(record, most)
+    with pytest.raises(RecordTooLarge, match=f"expected at most {most} bytes, found {most + 1}"):
+        check_size(record, most + 1)
+
+
+@pytest.mark.parametrize(
+    "kind", ["Request", "Cancellation", "Work", "CancelWork", "Phase", "Outcome"]
+)
+def test_names_are_bounded_in_what_is_about_requests(kind: str) -> None:
+    record = example(f"trivium.{kind}")
+    check_size(replace(record, request_id=LONG_NAME), 1)
+    with pytest.raises(RecordTooLarge, match="expected names of at most"):
+        check_size(replace(record, request_id=LONG_NAME + "n"), 1)
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_everything_else_may_fill_a_record(name: str) -> None:
+    record = example(f"trivium.{name}")
+    assert isinstance(record, class_of(name))
+    with pytest.raises(RecordTooLarge):
+        check_size(record, RECORD_BYTES_MAX + 1)
+
+
+def test_messages_that_travel_are_clipped() -> None:
+    """An error fits beside whatever else a record has, however much it quotes."""
+    assert clipped("short") == "short"
+    wire = EngineFailed("x" * 9_000_000).to_wire()
+    assert len(wire.message) == MESSAGE_CHARS_MAX and wire.message.endswith("...")
+    assert MESSAGE_CHARS_MAX * 4 < REST_BYTES_MAX

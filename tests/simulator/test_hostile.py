@@ -1,0 +1,111 @@
+"""A log with limits, and records that mean harm: the router goes on, and nobody else suffers."""
+
+from typing import Any
+
+import pytest
+
+from infra.simulator.checkers import Credits, OneOutcome
+from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Cluster, Shape
+from infra.simulator.hostile import hostile, large
+from infra.simulator.latency import Setup
+from infra.simulator.workload import Profile, poisson
+from infra.simulator.workload import Shape as TurnShape
+from schemas.errors import RecordError, RecordTooLarge
+from schemas.sizes import RECORD_BYTES_MAX, REQUEST_BYTES_MAX
+from streams.config import RouterSettings
+
+SETUP = Setup()
+BROKER_BYTES = 64 << 10  # a broker whose own limit is far below the rule's
+DURATION_MS = 4_000.0
+PROFILE = Profile(
+    first=TurnShape(input_tokens=6_000, output_tokens=40),
+    later=TurnShape(input_tokens=200, output_tokens=60),
+)
+
+
+def serve(seed: int, *, count: int = 200) -> Cluster:
+    """Two-turn conversations among harmful records, under all checkers."""
+    faults = hostile(
+        seed,
+        count=count,
+        begin_ms=READY_MS,
+        end_ms=READY_MS + DURATION_MS,
+        record_bytes_max=BROKER_BYTES,
+    )
+    cluster = Cluster(
+        Shape(prefill=2, decode=2),
+        SETUP,
+        RouterSettings(policy="static", orchestration=ORCHESTRATIONS[seed % 3].value),
+        checkers=[OneOutcome(), Credits(SETUP)],
+        faults=faults,
+        record_bytes_max=BROKER_BYTES,
+    )
+    said = poisson(
+        PROFILE,
+        per_s=8.0,
+        duration_ms=DURATION_MS,
+        begin_ms=READY_MS,
+        block_tokens=SETUP.block_tokens,
+        seed=[seed],
+        name="c",
+    )
+    cluster.run(said)
+    cluster.finish()
+    return cluster
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_only_what_the_log_does_not_take_fails(seed: int) -> None:
+    """Each accepted request ends once, all others as usual (issue 10, 24)."""
+    cluster = serve(seed)
+    kinds: dict[str, set[str]] = {"c": set(), "large": set()}
+    for each in cluster.clients.served:
+        outcome, error = each.outcome, each.outcome and each.outcome.error
+        kind = "refused" if outcome is None else error.code if error else outcome.kind.value
+        kinds[each.request_id.partition("-")[0]].add(kind)
+    assert kinds["c"] == {"completed"}
+    assert kinds["large"] == {"completed", "refused", RecordTooLarge.code}
+    assert cluster.buried, "some reports made no sense"
+
+
+@pytest.mark.parametrize(
+    ("mend", "without", "crash"),
+    [
+        ("unsent_phase", lambda *_: None, RecordTooLarge),  # a failed send ends the router
+        ("check_numbers", lambda _: None, (ValueError, OverflowError, RecordError)),
+    ],
+)
+def test_a_seed_finds_what_is_not_mended(
+    mend: str, without: Any, crash: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The router stops over one record (issue 10, 15 and 24)."""
+    monkeypatch.setattr(f"infra.simulator.cluster.{mend}", without)
+    with pytest.raises(crash):
+        serve(2)
+
+
+def test_what_the_size_rule_lets_in_is_served() -> None:
+    """At the log's own limit: what follows from an accepted request fits (issue 10, 15 and 17)."""
+    sizes = (REQUEST_BYTES_MAX - 1_000, REQUEST_BYTES_MAX, RECORD_BYTES_MAX)
+    cluster = Cluster(
+        Shape(replica=1),
+        SETUP,
+        RouterSettings(policy="replica"),
+        checkers=[OneOutcome(), Credits(SETUP)],
+        record_bytes_max=RECORD_BYTES_MAX,
+    )
+    for number, chars in enumerate(sizes):
+        large(READY_MS + number, chars).strike(cluster)
+    cluster.run([])
+    cluster.finish()
+    assert [each.completed for each in cluster.clients.served] == [True, False, False]
+    assert [each.refused for each in cluster.clients.served] == [False, True, True]
+
+
+def test_without_a_limit_no_size_is_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Evaluations have none; a check that ran would raise."""
+    monkeypatch.delattr("infra.simulator.bus.check_size")
+    cluster = Cluster(Shape(replica=1), SETUP, RouterSettings(policy="replica"))
+    large(READY_MS, RECORD_BYTES_MAX).strike(cluster)
+    cluster.run([])
+    assert all(each.completed for each in cluster.clients.served)

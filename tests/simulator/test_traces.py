@@ -1,0 +1,71 @@
+"""Published traces as scripts: which requests are one session's turns."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from infra.simulator import traces
+from infra.simulator.traces import Arrival
+
+
+def test_traces_become_sessions(tmp_path: Path) -> None:
+    lines = [
+        {"timestamp": 0, "input_length": 1_200, "output_length": 5, "hash_ids": [0, 1, 2]},
+        {"timestamp": 900, "input_length": 300, "output_length": 0, "hash_ids": [3]},
+        {"timestamp": 2_000, "input_length": 1_700, "output_length": 9, "hash_ids": [0, 1, 4, 5]},
+    ]
+    file = tmp_path / "mooncake.jsonl"
+    file.write_text("\n".join(map(json.dumps, lines)))
+    said = traces.script(traces.mooncake(file), begin_ms=10.0, faster=2.0, block_tokens=64)
+    assert [(c.session_id, c.turns_before, c.at_ms) for c in said] == [
+        ("s0", 0, 10.0),
+        ("s1", 0, 460.0),
+        ("s0", 1, 1_010.0),
+    ]
+    assert said[2].hashes[:16] == said[0].hashes[:16]
+    assert said[2].hashes[16] != said[0].hashes[16]
+    rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,48,10\n"
+    file = tmp_path / "azure.csv"
+    file.write_text(rows + "2023-11-16 18:17:04.9799600,7,0\n")
+    arrivals = traces.azure(file)
+    assert [(a.at_ms, a.prompt_tokens, a.output_tokens) for a in arrivals] == [
+        (0.0, 48, 10),
+        (1_000.0, 7, 1),
+    ]
+    assert traces.window(arrivals, 2_000.0, 1) == arrivals
+
+
+def test_a_shared_opening_belongs_to_nobody() -> None:
+    """Block 0 begins every prompt, and some prompts are hardly more than that; only those that
+    extend another one as a whole go on with it (issue 10, 28)."""
+    prompts = (
+        (600, [0, 90]),  # the opening and some words
+        (1_200, [0, 1, 91]),
+        (1_400, [0, 2, 92]),
+        (700, [0, 93]),
+        (1_900, [0, 1, 11, 94]),  # goes on with the second
+        (2_200, [0, 2, 12, 13, 95]),  # with the third
+        (2_600, [0, 1, 11, 14, 15, 96]),  # with the fifth
+        (1_100, [0, 3, 97]),
+    )
+    arrivals = [_arrival(at, length, blocks) for at, (length, blocks) in enumerate(prompts)]
+    expected = [(0, 0), (1, 0), (2, 0), (3, 0), (1, 1), (2, 1), (1, 2), (7, 0)]
+    assert traces.sessions(arrivals) == expected
+
+
+def test_prompts_that_part_are_no_turns_of_each_other() -> None:
+    """Three questions about one document, the last asked again, and a longer one that has no
+    room for the answer before it (issue 10, 28)."""
+    prompts = (
+        (1_600, [5, 6, 7, 80]),
+        (1_600, [5, 6, 8, 81]),
+        (1_600, [5, 6, 9, 82]),
+        (1_600, [5, 6, 9, 82]),
+        (1_640, [5, 6, 9, 83]),
+    )
+    arrivals = [_arrival(at, length, blocks) for at, (length, blocks) in enumerate(prompts)]
+    assert traces.sessions(arrivals) == [(number, 0) for number in range(5)]
+
+
+def _arrival(at_s: int, prompt_tokens: int, blocks: Sequence[int]) -> Arrival:
+    return Arrival(at_ms=1e3 * at_s, prompt_tokens=prompt_tokens, output_tokens=100, blocks=blocks)

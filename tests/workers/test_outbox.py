@@ -1,0 +1,54 @@
+"""Reports that are too large to travel: what a worker says instead."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from schemas.errors import RecordTooLarge
+from schemas.records import Outcome, OutcomeKind, Phase, PhaseKind
+from schemas.sizes import NAME_CHARS_MAX, REPORT_BYTES_MAX
+from tests.schemas.examples import example
+from tests.workers.fakes import FakeLog, FakeProducer, handle
+from workers.outbox import Outbox
+
+HUGE = replace(handle(1), params=bytes(REPORT_BYTES_MAX))
+
+
+async def standing() -> None:
+    """The lease stands."""
+
+
+async def sent(*records: Phase | Outcome) -> list[Any]:
+    """What an outbox writes of these."""
+    log = FakeLog()
+    producer = FakeProducer(log)
+    await producer.start()
+    outbox = Outbox(producer, standing, pending_max=9, tries_max=1)  # type: ignore[arg-type]  # a fake
+    for record in records:
+        outbox.add(record)
+    sending = asyncio.ensure_future(outbox.run())
+    flushed = asyncio.ensure_future(outbox.flushed())
+    await asyncio.wait([sending, flushed], return_when=asyncio.FIRST_COMPLETED)
+    flushed.cancel()
+    if sending.done():
+        sending.result()
+    sending.cancel()
+    return [record for *_, record, _ in log.sent]
+
+
+async def test_a_handle_that_is_too_large_costs_its_request_and_not_the_worker() -> None:
+    """Reports are bounded, because their handles travel on with work (issue 10, 15)."""
+    phase = replace(example("trivium.Phase"), kind=PhaseKind.PREFILL_DONE, error=None, kv=HUGE)
+    outcome = replace(example("trivium.Outcome"), kind=OutcomeKind.COMPLETED, error=None, kv=HUGE)
+    failed, completed = await sent(phase, outcome)
+    assert (failed.kind, failed.kv) == (PhaseKind.FAILED, None)
+    assert failed.error is not None and failed.error.code == "record_too_large"
+    assert completed == replace(outcome, kv=None)
+
+
+async def test_a_report_that_is_too_large_without_its_handle_ends_the_worker() -> None:
+    phase = replace(example("trivium.Phase"), request_id="r" * (NAME_CHARS_MAX + 1))
+    with pytest.raises(RecordTooLarge):
+        await sent(phase)

@@ -1,0 +1,50 @@
+"""Prefill jobs on their way into an engine: at most so many prompts are computed there at once.
+
+What waits does so here, in order of arrival, whatever the engine; a prompt is computed when its
+first token is there, so KV that waits for its peer keeps nobody. Pure; `workers/llm/held.py` calls.
+"""
+
+from schemas.records import WorkPhase
+from workers.llm.engine import Engine, Job
+
+
+class Prompts:
+    """A gate of `running_max` places in front of `engine`; 0: no gate."""
+
+    def __init__(self, engine: Engine, running_max: int) -> None:
+        self._engine, self._running_max = engine, running_max
+        self._running: set[str] = set()  # job ids
+        self._waiting: dict[str, Job] = {}
+
+    def __len__(self) -> int:
+        """Of those that wait."""
+        return len(self._waiting)
+
+    @property
+    def tokens(self) -> int:
+        """Of the prompts that wait."""
+        return sum(len(job.prompt_tokens) for job in self._waiting.values())
+
+    def add(self, job: Job) -> None:
+        """Give the engine a job, now or when a prompt before it is computed."""
+        if job.phase is not WorkPhase.PREFILL or not self._running_max:
+            self._engine.add(job)
+            return
+        self._waiting[job.request_id] = job
+        self._go_on()
+
+    def left(self, job_id: str) -> None:
+        """This prompt is computed, or given up; unless it is no prefill job."""
+        self._running.discard(job_id)
+        self._waiting.pop(job_id, None)
+        self._go_on()
+
+    def clear(self) -> None:
+        """Forget what waits; everything is being given up."""
+        self._waiting.clear()
+
+    def _go_on(self) -> None:
+        while self._waiting and len(self._running) < self._running_max:
+            job_id = next(iter(self._waiting))
+            self._running.add(job_id)
+            self._engine.add(self._waiting.pop(job_id))
