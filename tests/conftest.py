@@ -4,7 +4,6 @@ Nothing stays behind: the broker ends with the session, and with the test proces
 """
 
 import asyncio
-import functools
 import itertools
 import os
 import shutil
@@ -13,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 from hypothesis import settings as hypothesis_settings
 
 # vLLM starts three processes that import all of it anew; without a bytecode cache that doubles
@@ -93,7 +93,7 @@ def bootstrap(trivium_home: Path) -> Iterator[str]:
     if given := os.environ.get("TEST_KAFKA_BOOTSTRAP"):
         yield given
         return
-    settings = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=110.0)
+    settings = BrokerSettings(port=0, heap_mb=512, quick=True, start_timeout_s=110.0)
     broker = Broker(settings, trivium_home / "broker", tethered=True)
     try:
         address = broker.start()
@@ -118,13 +118,36 @@ async def _fresh_topics(bootstrap: str, **changes: object) -> LogSettings:
     return settings
 
 
+async def _delete_topics(made: list[LogSettings]) -> None:
+    """A broker of few hundred MiB holds some thousand partitions, then fences itself for ever."""
+    from schemas.log.admin import wanted_topics
+    from schemas.log.connecting import client_options
+
+    for settings in made:
+        client = AIOKafkaAdminClient(**client_options(settings))
+        try:
+            await client.start()
+            await client.delete_topics(list(wanted_topics(settings)), timeout_ms=30_000)
+        finally:
+            await client.close()
+
+
 @pytest.fixture
-def kafka_with(bootstrap: str) -> Callable[..., Awaitable[LogSettings]]:
+def kafka_with(bootstrap: str) -> Iterator[Callable[..., Awaitable[LogSettings]]]:
     """A function to await: fresh topics, with any field of LogSettings changed."""
-    return functools.partial(_fresh_topics, bootstrap)
+    made: list[LogSettings] = []
+
+    async def make(**changes: object) -> LogSettings:
+        made.append(await _fresh_topics(bootstrap, **changes))
+        return made[-1]
+
+    yield make
+    asyncio.run(_delete_topics(made))
 
 
 @pytest.fixture
-def kafka(bootstrap: str) -> LogSettings:
+def kafka(bootstrap: str) -> Iterator[LogSettings]:
     """A real broker with fresh topics: 2 session, 4 worker and 2 gateway partitions."""
-    return asyncio.run(_fresh_topics(bootstrap))
+    made = asyncio.run(_fresh_topics(bootstrap))
+    yield made
+    asyncio.run(_delete_topics([made]))
