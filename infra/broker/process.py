@@ -123,6 +123,7 @@ class Broker:
 
         With `same_port` it raises BrokerUnavailable where it cannot have its former port.
         """
+        self._check_folder()
         private_folder(self.folder)
         with self._locked():
             state = self._read_state()
@@ -183,6 +184,13 @@ class Broker:
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _check_folder(self) -> None:
+        if "," in str(self._data):
+            raise ConfigError(
+                f"{self.folder}: expected a folder without a comma in its path, at which Kafka would "
+                "cut it in two; name another with TRIVIUM_HOME"
+            )
+
     def _reap(self) -> None:
         """Take note of the end of a child of ours; until then it stays a zombie."""
         if self._child is not None:
@@ -240,7 +248,7 @@ class Broker:
             "{host}": self._settings.host,
             "{port}": str(port),
             "{controller_port}": str(controller_port),
-            "{data}": str(self._data),
+            "{data}": _property(self._data),
         }
         for name, value in values.items():
             template = template.replace(name, value)
@@ -312,6 +320,13 @@ class Broker:
 def new_cluster_id() -> str:
     """As Kafka makes them, told apart by their beginning."""
     return base64.urlsafe_b64encode(b"tri" + uuid.uuid4().bytes[3:]).decode().rstrip("=")
+
+
+def _property(path: Path) -> str:
+    """The path as Java reads it from property files: in Latin-1, with backslashes as escapes."""
+    units = memoryview(str(path).encode("utf-16-le", "surrogatepass")).cast("H")
+    plain = [chr(each) if each < 128 and each != ord("\\") else f"\\u{each:04x}" for each in units]
+    return "".join(plain)
 
 
 def _folder_bytes(folder: Path) -> int:

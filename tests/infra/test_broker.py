@@ -82,6 +82,26 @@ def test_jars_and_java_that_are_missing_are_named(tmp_path: Path) -> None:
         no_java.start()
 
 
+def test_a_comma_in_the_folders_path_is_refused(tmp_path: Path) -> None:
+    """Kafka would cut `log.dirs` in two, and scatter its data over both."""
+    folder = tmp_path / "this, that" / "broker"
+    with pytest.raises(ConfigError, match="this, that.*without a comma.*TRIVIUM_HOME"):
+        Broker(BrokerSettings(port=0, java="false"), folder).start()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_of_any_other_name_is_kafkas(tmp_path: Path) -> None:
+    """Java reads property files in Latin-1, and takes a backslash for an escape."""
+    folder = tmp_path / "a b\\c \u00e9 \U0001f600" / "broker"
+    broker = Broker(BrokerSettings(port=0), folder)
+    folder.mkdir(parents=True)
+    broker._write_properties(1, 2)
+    lines = (folder / "server.properties").read_text().splitlines()
+    (found,) = [line.partition("=")[2] for line in lines if line.startswith("log.dirs=")]
+    read = found.encode("latin-1").decode("unicode_escape")
+    assert read.encode("utf-16", "surrogatepass").decode("utf-16") == str(folder / "data")
+
+
 def test_storage_that_cannot_be_formatted_is_told(tmp_path: Path, bootstrap: str) -> None:
     if shutil.which("false") is None:
         pytest.skip("no `false` command to stand in for a broken Java")
