@@ -8,7 +8,8 @@ One stack per state folder: a lock in it is held for as long as the stack lives.
 import asyncio
 import dataclasses
 import signal
-from collections.abc import Coroutine
+import time
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,11 +22,11 @@ from infra.plan import Plan, check_wishes, process_specs, with_roles
 from infra.served import is_served
 from infra.statefile import NO_BROKER, ProcessRow, StackFiles
 from infra.supervisor import Process, Supervisor
-from schemas.errors import BrokerUnavailable, ConfigError, NotReady
+from schemas.errors import ConfigError, NotReady
 from schemas.fleet import FleetView
 from schemas.log.admin import create_topics
 from schemas.log.clock import wall_ms
-from schemas.log.patience import outlive
+from schemas.log.patience import insist
 from schemas.records import MemberKind, MemberState
 from schemas.registry import make_codec
 from schemas.settings import home
@@ -45,6 +46,7 @@ class Stack:
         self.plan = plan
         self.folder = (folder or home()).absolute()
         self.ready = False
+        self.waits_for = ""  # what the start is held up by outside of it
         self._supervisor = Supervisor()
         self._broker: BrokerKeeper | None = None
         self._fleet: FleetWatch | None = None
@@ -76,30 +78,34 @@ class Stack:
         return [row.url for row in self.rows() if row.kind == MemberKind.GATEWAY and row.url]
 
     async def start(self, *, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Start everything and wait until it is ready; raises a TriviumError if it cannot be."""
+        """Start everything and wait until it is ready; raises a TriviumError if it cannot be.
+
+        The broker has `timeout_s` to come and to answer, and the processes then have as long.
+        """
+        end_s = time.monotonic() + timeout_s
         self._files.lock()
         self._spawn(self._write_state())
         await self._start_broker()
-        await create_topics(self.settings.log)
+        await self._insist(lambda: create_topics(self.settings.log), end_s)
         await self._resolve_model()
         codec = await asyncio.to_thread(make_codec, self.settings.log)
         self._fleet = FleetWatch(self.settings.log, codec)
-        await self._see_fleet(self._fleet, timeout_s)
+        await self._insist(self._fleet.start, end_s)
         self._spawn(self._fleet.follow(self._keep_roles))
         self._config.write_text(config.dump(self.settings))
         self._start_missing()
         await self.wait_ready(timeout_s=timeout_s)
         self.ready = True
 
-    async def _see_fleet(self, fleet: FleetWatch, timeout_s: float) -> None:
-        """A broker that has just begun on a busy machine may be too slow at first."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await outlive("launcher", fleet.start, asyncio.Event())
-        except TimeoutError:
-            raise BrokerUnavailable(
-                f"the broker at {self.bootstrap} did not say who is there within {timeout_s:g} s"
-            ) from None
+    async def _insist(self, ask: Callable[[], Awaitable[object]], end_s: float) -> None:
+        """A cluster may come after its deployment, and a broker that has just begun on a busy
+        machine may be too slow at first.
+        """
+
+        def told(trouble: str) -> None:
+            self.waits_for = trouble
+
+        await insist(ask, told, end_s - time.monotonic())
 
     async def scale(self, *, timeout_s: float = READY_TIMEOUT_S, **counts: int) -> None:
         """Other counts of the plan from now on: the last ones are drained, or more are started.
@@ -257,6 +263,7 @@ class Stack:
             self._files.write(
                 bootstrap=self.bootstrap,
                 ready=self.ready,
+                waits_for=self.waits_for,
                 gateways=self.gateway_urls,
                 processes=self.rows(),
             )

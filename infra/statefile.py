@@ -42,6 +42,7 @@ class StackState:
     ready: bool
     gateways: list[str]
     processes: list[ProcessRow]
+    waits_for: str = ""  # what holds up a start
 
 
 def read_state(folder: Path | None = None) -> StackState | None:
@@ -78,7 +79,13 @@ class StackFiles:
         self._lock = lock
 
     def write(
-        self, *, bootstrap: str, ready: bool, gateways: list[str], processes: list[ProcessRow]
+        self,
+        *,
+        bootstrap: str,
+        ready: bool,
+        gateways: list[str],
+        processes: list[ProcessRow],
+        waits_for: str = "",
     ) -> None:
         """Write the file anew if anything in it changed."""
         me = identify(os.getpid())
@@ -89,6 +96,7 @@ class StackFiles:
             "ready": ready,
             "gateways": gateways,
             "processes": [asdict(row) for row in processes],
+            "waits_for": waits_for,
         }
         text = json.dumps(content, indent=2)
         if text == self._written:

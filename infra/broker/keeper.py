@@ -8,7 +8,7 @@ import asyncio
 import logging
 
 from infra.broker.process import Broker
-from schemas.errors import TriviumError
+from schemas.errors import BrokerUnavailable, TriviumError
 from schemas.log.patience import Pauses
 
 log = logging.getLogger("trivium.broker")
@@ -24,12 +24,18 @@ class BrokerKeeper:
         self._is_ours = False
 
     async def start(self) -> str:
-        """The address of a broker that answers; raises BrokerUnavailable or TimeoutError."""
+        """The address of a broker that answers; raises BrokerUnavailable."""
         self._is_ours = not self._broker.runs()
         bootstrap = self._broker.spawn()
-        async with asyncio.timeout(self._start_timeout_s):
-            while not self._broker.answers():  # noqa: ASYNC110 - asking is the only way to know
-                await asyncio.sleep(_POLL_S)
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                while not self._broker.answers():  # noqa: ASYNC110 - asking is the only way to know
+                    await asyncio.sleep(_POLL_S)
+        except TimeoutError:
+            raise BrokerUnavailable(
+                f"the broker at {bootstrap} did not answer within {self._start_timeout_s:g} s; see "
+                f"{self._broker.log_file}, or give it longer with broker.start_timeout_s"
+            ) from None
         return bootstrap
 
     async def keep(self) -> None:

@@ -187,8 +187,8 @@ class Broker:
     def _check_folder(self) -> None:
         if "," in str(self._data):
             raise ConfigError(
-                f"{self.folder}: expected a folder without a comma in its path, at which Kafka would "
-                "cut it in two; name another with TRIVIUM_HOME"
+                f"{self.folder}: expected a folder without a comma in its path; Kafka would cut it "
+                "in two there: name another with TRIVIUM_HOME"
             )
 
     def _reap(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -37,6 +38,7 @@ class PlainLines:
         self._stack = stack
         self._console = Console(highlight=False)
         self._shown: dict[str, str] = {}
+        self._held_up = ""
         self._began_s = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -68,10 +70,17 @@ class PlainLines:
         self._say("stopped; nothing of it runs any more")
 
     def _show_changes(self) -> None:
+        if self._held_up != self._stack.waits_for:
+            self._held_up = self._stack.waits_for
+            if self._held_up:
+                self._waits()
         for row in self._stack.rows():
             if self._shown.get(row.name) != row.state and row.state != "waiting":
                 self._shown[row.name] = row.state
                 self._changed(row)
+
+    def _waits(self) -> None:
+        self._say(f"waiting: {escape(self._held_up)}")
 
     def _changed(self, row: "ProcessRow") -> None:
         self._say(f"{row.name}: {row.state}" + (f", pid {row.pid}" * bool(row.pid)))
@@ -99,6 +108,9 @@ class JsonLines(PlainLines):
     def stopped(self) -> None:
         """The end."""
         self._tell("stopped")
+
+    def _waits(self) -> None:
+        self._tell("waiting", reason=self._held_up)
 
     def _changed(self, row: "ProcessRow") -> None:
         self._tell("process", **asdict(row))
@@ -151,4 +163,5 @@ class LiveTable(PlainLines):
             ProgressBar(total=len(rows), completed=done, width=30),
             f"{done} of {len(rows)} ready, {self._after_s():.0f} s",
         )
-        return Group(table, bar)
+        held_up = Text(f"waiting: {self._stack.waits_for}" * bool(self._stack.waits_for), "yellow")
+        return Group(table, bar, held_up)

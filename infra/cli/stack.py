@@ -171,6 +171,9 @@ def _detach(as_json: bool) -> None:
 
 
 def _show_new(state: StackState, shown: set[str]) -> None:
+    if state.waits_for and state.waits_for not in shown:
+        shown.add(state.waits_for)
+        print(f"waiting: {state.waits_for}", flush=True)
     for row in state.processes:
         if row.state == "ready" and row.name not in shown:
             shown.add(row.name)

@@ -4,14 +4,15 @@ routers and gateways at their start, and by tests.
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, for_code
+from aiokafka.errors import KafkaError, NodeNotReadyError, for_code
 
-from schemas.errors import ConfigError, TopicError
+from schemas.errors import BrokerUnavailable, ConfigError, TopicError
 from schemas.log.connecting import client_options, no_broker, started
 from schemas.settings import LogSettings
 from schemas.sizes import RECORD_BYTES_MAX
@@ -20,6 +21,8 @@ from schemas.topics import DEAD_LETTER_SUFFIX, HOUR_MS, REBUILT_FROM, TOPICS, To
 log = logging.getLogger("trivium.log")
 _UNKNOWN_TOPIC = 3
 _ALREADY_EXISTS = 36
+_FENCED = "currently fenced"  # of brokers that starve, in what Kafka says of copies
+_NAMED = 4  # of what is missing; the others are counted
 Needs = Mapping[str, tuple[str, int]]  # topic, and which setting has what is on it live how long
 
 
@@ -81,26 +84,81 @@ async def _admin(settings: LogSettings) -> AIOKafkaAdminClient:
 async def create_topics(settings: LogSettings) -> list[str]:
     """Create what is missing, check what is there; returns the names created. Safe to repeat.
 
-    Raises TopicError where an existing topic has another partition count.
+    Raises TopicError where an existing topic has another partition count or one is refused, and
+    BrokerUnavailable, naming what is missing, where the broker is too slow for now.
     """
-    client = await _admin(settings)
     wanted = wanted_topics(settings)
+    client = await _admin(settings)
+    made: list[str] = []
     try:
-        counts = await _partition_counts(client, wanted)
-        missing = [topic for name, topic in wanted.items() if name not in counts]
+        with _in_time(settings, "say which topics it has"):
+            counts = await _partition_counts(client, wanted)
+        missing = [name for name in wanted if name not in counts]
         if missing:
-            response = await client.create_topics(missing, timeout_ms=settings.request_timeout_ms)
-            for name, code, *rest in response.topic_errors:
-                if code not in (0, _ALREADY_EXISTS):
-                    raise TopicError(f"{name}: not created: {for_code(code).__name__} {rest}")
-            async with asyncio.timeout(settings.request_timeout_ms / 1000):
-                while len(await _partition_counts(client, wanted)) < len(wanted):  # noqa: ASYNC110
-                    # metadata follows the controller's answer; there is no event to wait for
-                    await asyncio.sleep(0.02)
+            with _in_time(settings, f"create {_some(missing)}"):
+                made = await _create(client, [wanted[name] for name in missing], settings)
+            counts = await _all_counts(client, wanted, settings)
     finally:
         await client.close()
-    await verify_topics(settings)
-    return [topic.name for topic in missing]
+    _check_counts(_rows(settings, counts))
+    return made
+
+
+async def _create(
+    client: AIOKafkaAdminClient, topics: list[NewTopic], settings: LogSettings
+) -> list[str]:
+    """The names that were not there."""
+    try:
+        response = await client.create_topics(topics, timeout_ms=settings.request_timeout_ms)
+    except AttributeError as error:  # aiokafka 0.14, where the brokers name no controller
+        raise NodeNotReadyError("no controller is known") from error
+    made = []
+    for name, code, *rest in response.topic_errors:
+        if code not in (0, _ALREADY_EXISTS):
+            refusal = for_code(code)
+            why = f"{refusal.__name__} {rest}"
+            if refusal.retriable or _FENCED in why:
+                raise refusal(why)
+            raise TopicError(f"{name}: not created: {why}")
+        made += [name] * (code == 0)
+    return made
+
+
+async def _all_counts(
+    client: AIOKafkaAdminClient, wanted: Iterable[str], settings: LogSettings
+) -> dict[str, int]:
+    """Wait until every topic has leaders: metadata follows the controller's answer."""
+    missing = list(wanted)
+    try:
+        async with asyncio.timeout(settings.request_timeout_ms / 1000):
+            while True:  # there is no event to wait for
+                counts = await _partition_counts(client, wanted)
+                if not (missing := [name for name in wanted if name not in counts]):
+                    return counts
+                await asyncio.sleep(0.02)
+    except (KafkaError, TimeoutError) as error:
+        raise _too_slow(settings, f"find leaders for {_some(missing)}", error) from error
+
+
+@contextmanager
+def _in_time(settings: LogSettings, what: str) -> Iterator[None]:
+    try:
+        yield
+    except (KafkaError, TimeoutError) as error:
+        raise _too_slow(settings, what, error) from error
+
+
+def _too_slow(settings: LogSettings, what: str, error: BaseException) -> BrokerUnavailable:
+    why = str(error) or type(error).__name__
+    return BrokerUnavailable(
+        f"the broker at {settings.bootstrap} did not {what}: {why}; try again, or give it longer "
+        f"than log.request_timeout_ms={settings.request_timeout_ms}"
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" * (len(names) > _NAMED)
+    return ", ".join(names[:_NAMED]) + more
 
 
 async def _partition_counts(client: AIOKafkaAdminClient, names: Iterable[str]) -> dict[str, int]:
@@ -114,14 +172,18 @@ async def _partition_counts(client: AIOKafkaAdminClient, names: Iterable[str]) -
 
 async def describe_topics(settings: LogSettings) -> list[TopicStatus]:
     """Every wanted topic beside what the broker has."""
-    wanted = wanted_topics(settings)
     client = await _admin(settings)
     try:
-        counts = await _partition_counts(client, wanted)
+        with _in_time(settings, "say which topics it has"):
+            counts = await _partition_counts(client, wanted_topics(settings))
     finally:
         await client.close()
+    return _rows(settings, counts)
+
+
+def _rows(settings: LogSettings, counts: Mapping[str, int]) -> list[TopicStatus]:
     rows = []
-    for name, topic in wanted.items():
+    for name, topic in wanted_topics(settings).items():
         own = name.removeprefix(settings.topic_prefix)
         table = TOPICS[own.removesuffix(DEAD_LETTER_SUFFIX)]
         rows.append(
@@ -139,7 +201,10 @@ async def describe_topics(settings: LogSettings) -> list[TopicStatus]:
 
 async def verify_topics(settings: LogSettings) -> None:
     """Raise TopicError, saying what to do, unless every topic is there with its partition count."""
-    rows = await describe_topics(settings)
+    _check_counts(await describe_topics(settings))
+
+
+def _check_counts(rows: Sequence[TopicStatus]) -> None:
     missing = [row.name for row in rows if row.found == 0]
     if missing:
         raise TopicError(f"missing: {', '.join(missing)}; create them with `trivium topics create`")
@@ -173,7 +238,8 @@ async def check_retention(settings: LogSettings, needs: Needs) -> None:
     ]
     client = await _admin(settings)
     try:
-        responses = await client.describe_configs(asked)
+        with _in_time(settings, "say how long it keeps topics"):
+            responses = await client.describe_configs(asked)
     finally:
         await client.close()
     for response in responses:

@@ -1,17 +1,20 @@
 """How any process outlives a log that is away: life after life, with pauses that grow in between.
 
 A life is one membership with its clients. What is dear (engine, model, caches, indexes) belongs to
-the process and is kept. Used by workers of every kind, routers and gateways.
+the process and is kept. Used by workers of every kind, routers and gateways; a deployment's start
+asks its broker in the same way, with a bound (`insist`).
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from aiokafka.errors import KafkaError
 
 from schemas.errors import BrokerUnavailable, LeaseError, NameTaken
 
+Result = TypeVar("Result")
 log = logging.getLogger("trivium.log")
 PAUSE_S, PAUSE_MAX_S = 0.25, 5.0  # before the second life, and at most
 STABLE_S = 15.0  # after so long a life the pauses start anew
@@ -53,6 +56,31 @@ async def outlive(member_id: str, life: Callable[[], Awaitable[None]], stop: asy
             log.warning("%s: %s; joins again in %g s", member_id, found, pause_s)
         if await stopped_within(stop, pause_s):
             return
+
+
+async def insist(
+    ask: Callable[[], Awaitable[Result]], told: Callable[[str], None], within_s: float
+) -> Result:
+    """Ask until there is an answer; each trouble is `told`, and an empty text when it is over.
+
+    Raises BrokerUnavailable with the last trouble when that takes longer than `within_s`.
+    """
+    pauses, last = Pauses(), "no answer"
+    try:
+        async with asyncio.timeout(within_s):
+            while True:
+                try:
+                    return await ask()
+                except NameTaken:
+                    raise
+                except TROUBLE as error:
+                    last = str(error) or type(error).__name__
+                told(last)
+                await asyncio.sleep(pauses.after(0))
+    except TimeoutError:
+        raise BrokerUnavailable(f"{last} (asked for {within_s:.0f} s)") from None
+    finally:
+        told("")
 
 
 async def stopped_within(stop: asyncio.Event, pause_s: float) -> bool:

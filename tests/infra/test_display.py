@@ -14,6 +14,7 @@ class Stacked:
     """A stack as displays see it."""
 
     bootstrap, folder, gateway_urls, ready = "k:9092", Path("/state"), ["http://g:1"], True
+    waits_for = ""
 
     def __init__(self) -> None:
         self.states = {"router-0": "waiting", "gateway-0": "starting"}
@@ -77,3 +78,17 @@ def test_a_table_shows_states_in_place(capsys: pytest.CaptureFixture[str]) -> No
     stack: Any = Stacked()
     lives(LiveTable(stack), stack)
     assert "gateway-0: " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [PlainLines, JsonLines, LiveTable])
+def test_what_holds_up_a_start_is_told(
+    capsys: pytest.CaptureFixture[str], kind: type[PlainLines]
+) -> None:
+    stack: Any = Stacked()
+    stack.waits_for, stack.ready = "no broker at [::1]:9092", False
+    with (display := kind(stack)):
+        for _ in range(2):
+            display._show_changes()
+        if isinstance(display, LiveTable):
+            display._live.update(display._picture(), refresh=True)
+    assert capsys.readouterr().out.count("no broker at [::1]:9092") == 1

@@ -2,7 +2,11 @@
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -20,7 +24,7 @@ from infra.fleet import FleetWatch
 from infra.launcher import Stack
 from infra.plan import Plan
 from infra.served import is_served
-from infra.statefile import NO_BROKER, ProcessRow, StackFiles
+from infra.statefile import NO_BROKER, ProcessRow, StackFiles, read_state
 from schemas.errors import BrokerUnavailable
 from schemas.log import patience
 from tests.infra.test_cli import trivium
@@ -53,6 +57,8 @@ def answering(status: int) -> Iterator[str]:
 
 class StubbornBroker:
     """Dies again and again, and sometimes cannot have its port at once."""
+
+    log_file = "x.log"
 
     def __init__(self) -> None:
         self.alive = False
@@ -87,6 +93,14 @@ async def test_a_broker_is_started_again_at_its_address_however_often_it_dies() 
     assert broker.spawns == [False] + [True] * sum(1 + number for number in range(3))
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+@virtual
+async def test_a_broker_that_never_answers_is_told_with_its_log() -> None:
+    broker = StubbornBroker()
+    broker.answers = lambda: False  # type: ignore[method-assign]  # as long as anybody asks
+    with pytest.raises(BrokerUnavailable, match="9092 did not answer within 10 s; see x.log"):
+        await BrokerKeeper(broker, 10.0).start()  # type: ignore[arg-type]  # as above
 
 
 def test_pauses_grow_up_to_a_bound_and_start_anew_after_a_long_life() -> None:
@@ -188,5 +202,48 @@ async def test_a_start_asks_again_where_a_new_broker_is_too_slow(tmp_path: Path)
 
     with patch("schemas.log.clients.AIOKafkaConsumer", lambda **_: Consumer()):
         stack = Stack(Settings(), Plan(), folder=tmp_path)
-        await stack._see_fleet(FleetWatch(stack.settings.log), timeout_s=30)
+        await stack._insist(FleetWatch(stack.settings.log).start, time.monotonic() + 30)
     assert asked == ["beginnings"] * 2
+
+
+@virtual
+async def test_a_start_waits_for_a_broker_that_comes_later(tmp_path: Path) -> None:
+    """And says so meanwhile; one that does not come ends it (issue 10, 4)."""
+    stack = Stack(Settings(), Plan(broker=False), folder=tmp_path)
+    asked, seen = 0, set[str]()
+
+    async def ask() -> None:
+        nonlocal asked
+        asked += 1
+        seen.add(stack.waits_for)
+        if asked < 5:
+            raise BrokerUnavailable("no broker at k:9092")
+
+    await stack._insist(ask, time.monotonic() + 30)
+    assert (asked, seen, stack.waits_for) == (5, {"", "no broker at k:9092"}, "")
+    asked = -100
+    began_s = time.monotonic()
+    with pytest.raises(BrokerUnavailable, match="no broker at k:9092 .asked for 20 s"):
+        await stack._insist(ask, began_s + 20)
+    assert time.monotonic() - began_s == pytest.approx(20)
+    assert stack.waits_for == ""
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_up_says_that_it_waits_for_a_cluster(tmp_path: Path, detached: bool) -> None:
+    """The line is there while the start goes on trying (issue 10, 4)."""
+    command = [sys.executable, "-m", "infra.cli.app", "up", "--engine", "sim"]
+    command += ["--bootstrap", "127.0.0.1:1", *["-d"] * detached]
+    env = os.environ | {"TRIVIUM_HOME": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=env, text=True) as up:
+        try:
+            assert up.stdout is not None
+            line = up.stdout.readline()
+            state = read_state(tmp_path)
+        finally:
+            assert trivium("down", home=tmp_path)[1] == "stopped\n"
+        rest = up.stdout.read()
+    assert "waiting: no broker at 127.0.0.1:1" in line
+    assert state is not None and state.waits_for in line
+    assert detached or "stopped; nothing of it runs" in rest
+    assert read_state(tmp_path) is None
