@@ -19,6 +19,8 @@ RECORD_BYTES_MAX = 8 << 20  # of a record with its headers; `max.message.bytes` 
 REPORT_BYTES_MAX = 1 << 20  # of a phase or an outcome, most of which is its KV handle
 REST_BYTES_MAX = 64 << 10
 REQUEST_BYTES_MAX = RECORD_BYTES_MAX - REPORT_BYTES_MAX - REST_BYTES_MAX
+FRAME_BYTES_MAX = 1 << 20  # of tokens, split by `workers/frames.py`; one row may be larger
+JOURNAL_LINES_MAX = 10_000  # of a batch; with topics' names of 249 characters, the longest, 3 MB
 NAME_CHARS_MAX = 1_024  # of each id and name in a record about a request, a handle's worker too
 
 _BYTES_MAX: dict[type, int] = {

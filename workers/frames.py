@@ -23,8 +23,8 @@ from schemas.records import (
     TokenFrame,
     TokenLogprob,
 )
+from schemas.sizes import FRAME_BYTES_MAX
 
-FRAME_BYTES_MAX = 1 << 20  # far below what the log takes; one row may be larger
 _ROW_BYTES, _TOKEN_BYTES, _LOGPROB_BYTES = 64, 5, 24  # beside its texts, at most
 _CHAR_BYTES = 4
 HeldReport = tuple[Outcome | Phase, Headers]

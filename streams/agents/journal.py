@@ -5,9 +5,9 @@ batches by `streams/agents/router.py`.
 """
 
 from schemas.records import JournalBatch
+from schemas.sizes import JOURNAL_LINES_MAX
 from streams.agents.outbox import Write
 
-LINES_MAX = 10_000  # of a batch; with topics' names of 249 characters, the longest, 3 MB
 Line = tuple[str, int, int, int]
 
 
@@ -24,11 +24,11 @@ class Journal:
         self._lines.append((topic, partition, offset, now_ms))
 
     def cut(self, router_epoch: int) -> list[Write]:
-        """All lines since the last cut, in batches of at most LINES_MAX."""
+        """All lines since the last cut, in batches of at most JOURNAL_LINES_MAX."""
         lines, self._lines = self._lines, []
         return [
-            self._batch(router_epoch, lines[start : start + LINES_MAX])
-            for start in range(0, len(lines), LINES_MAX)
+            self._batch(router_epoch, lines[start : start + JOURNAL_LINES_MAX])
+            for start in range(0, len(lines), JOURNAL_LINES_MAX)
         ]
 
     def _batch(self, router_epoch: int, lines: list[Line]) -> Write:

@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from infra.cli.arrays import read_array, read_rows, read_vector
 from infra.cli.documents import _alike, _open
 from schemas.codec import Codec
 from schemas.errors import ConfigError
+from schemas.log.clients import AssignedReader
+from schemas.records import RetrievalRequest
 from schemas.settings import LogSettings
 from tests.infra.patience import REQUESTS, lasting_leases_in
 from tests.lasting import lasting_leases
@@ -59,6 +62,7 @@ def test_an_index_file_is_built_shown_and_checked(tmp_path: Path) -> None:
     [
         (("search",), "expected one of --vector"),
         (("search", "--vector", "a,b"), "--vector: expected numbers"),
+        (("search", "--vector=1", "--class", "cook"), "--class: expected prefill or decode"),
         (("documents", "load", "x.txt"), "a file that ends in .npy or .jsonl"),
         (("documents", "load", "none.npy"), "none.npy: cannot be read"),
         (("index", "info", "none.index"), "none.index: cannot be read"),
@@ -185,10 +189,11 @@ async def test_documents_are_loaded_and_searched(kafka: LogSettings, tmp_path: P
         assert len(found["hits"]) == 3
         assert all(int(hit["id"][1:]) % 2 == 0 for hit in found["hits"])
         await until(lambda: (beat := members["r"].search) is not None and beat.searches_total == 2)
+        await check_options(kafka, run, search)
         told = await run("status", *common[2:])
         (told_worker,) = [m for m in json.loads(told.stdout) if m["kind"] == "worker"]
         assert told_worker["shard"]["shards"] == 1
-        assert told_worker["search"]["searches_total"] == 2
+        assert told_worker["search"]["searches_total"] == 3
         (tmp_path / "v.jsonl").write_text('{"id": "x", "vector": [1, 2]}\n')
         short = await run(*load)
         assert short.returncode == 2 and "expected a vector of 6 values" in short.stderr
@@ -199,3 +204,27 @@ async def test_documents_are_loaded_and_searched(kafka: LogSettings, tmp_path: P
     finally:
         stop.set()
         await life
+
+
+async def check_options(
+    kafka: LogSettings, run: Callable[..., Awaitable[Any]], search: tuple[str, ...]
+) -> None:
+    """What a search is told is in the retrieval that it asks (issue 10, 27)."""
+    options = ("--class", "prefill", "--top-m", "64", "--patience", "9", "--seeds")
+    done = await run(*search, *options, "--seed", "d7", "--seed", "d8")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["hits"][0]["id"] == "d7"
+    assert "d7" in found["seeds"]
+    asked = []
+    for partition in range(2):
+        reader = AssignedReader(kafka, "retrieval.prefill", [partition], client_id="looker")
+        await reader.start("earliest")
+        try:
+            asked += [Codec().decode(record.value or b"") for record in await reader.read_to_end()]
+        finally:
+            await reader.stop()
+    (request,) = asked
+    assert isinstance(request, RetrievalRequest)
+    assert (request.top_m, request.patience, request.wants_seeds) == (64, 9, True)
+    assert request.seeds == ("d7", "d8")

@@ -20,10 +20,11 @@ from schemas.records import (
     Session,
 )
 from schemas.settings import LogSettings
+from schemas.sizes import JOURNAL_LINES_MAX
 from streams.agents import router, watchdog
 from streams.agents.app import TOPICS, add_agents, make_app
 from streams.agents.gate import Gate
-from streams.agents.journal import LINES_MAX, Journal
+from streams.agents.journal import Journal
 from streams.agents.outbox import TRACES_MAX, Lane, Outbox
 from streams.agents.records import end_frame
 from streams.config import RouterSettings
@@ -228,12 +229,12 @@ def test_the_journal_numbers_its_lines() -> None:
 def test_a_journal_of_any_length_fits_the_log() -> None:
     """What a router applies when it joins a large fleet leaves in batches (issue 10, 12)."""
     journal, codec = Journal("router-a"), Codec()
-    for offset in range(2 * LINES_MAX + 1):
+    for offset in range(2 * JOURNAL_LINES_MAX + 1):
         journal.add("x" * 249, 2**31 - 1, 2**62 + offset, 2**62)
     batches = [write.record for write in journal.cut(1) if write.record is not None]
-    assert [batch.first_seq for batch in batches] == [0, LINES_MAX, 2 * LINES_MAX]
+    assert [batch.first_seq for batch in batches] == [0, JOURNAL_LINES_MAX, 2 * JOURNAL_LINES_MAX]
     assert max(len(codec.encode(batch)) for batch in batches) < 4 << 20  # half of what fits
-    assert sum(len(batch.offsets) for batch in batches) == 2 * LINES_MAX + 1
+    assert sum(len(batch.offsets) for batch in batches) == 2 * JOURNAL_LINES_MAX + 1
 
 
 def test_each_agent_hands_its_events_to_the_process() -> None:

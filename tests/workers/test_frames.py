@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from schemas.codec import Codec
 from schemas.records import Outcome, OutcomeKind, StreamEnd, TokenLogprob, TopLogprob
+from schemas.sizes import FRAME_BYTES_MAX
 from tests.schemas.examples import TRACEPARENT
-from workers.frames import FRAME_BYTES_MAX, Batch, Frames
+from workers.frames import Batch, Frames
 
 CODEC = Codec()
 LOGPROB = TokenLogprob(token_id=7, token="a", logprob=-0.5)
