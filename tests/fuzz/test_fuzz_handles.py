@@ -68,8 +68,9 @@ def passes_or_is_refused(one: HandleGate, use: str, kv: KvHandle, *args: Any) ->
         assert isinstance(value, type(KEPT[field])), field
     assert params["remote_host"].isascii() and 0 < params["remote_port"] < 65_536
     assert all(0 < params.get(name, 1) <= 4_096 for name in ("tp_size", "dcp_size", "pp_size"))
-    for block in (block for group in params.get("remote_block_ids", ()) for block in group):
-        assert 0 <= block < 2**31
+    if groups := params.get("remote_block_ids", ()):
+        assert [len(group) for group in groups] == [BLOCKS]
+        assert all(0 <= block < 2**31 for group in groups for block in group)
     try:
         getattr(one, use)(kv, *args)
     except REFUSED:

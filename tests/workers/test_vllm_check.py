@@ -76,6 +76,8 @@ def test_unknown_parameters_are_dropped() -> None:
         {"params": {"remote_block_ids": [[3, -4]]}},
         {"params": {"remote_block_ids": [[3, True]]}},
         {"params": {"remote_block_ids": [[3]]}},
+        {"params": {"remote_block_ids": [[3, 4], [5]]}},  # every group counts (issue 10, 24)
+        {"params": {"remote_block_ids": [[3, 4], [5, 6]]}},
         {"params": {"remote_port": "5600"}},
         {"params": {"remote_port": True}},
         {"params": {"remote_port": 0}},

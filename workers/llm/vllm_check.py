@@ -140,10 +140,11 @@ class HandleGate:
             raise KvUnavailable(
                 f"{name}: expected blocks of {self._block_size} tokens, found {kv.block_size}"
             )
-        blocks, found = -(-tokens // self._block_size), len(params["remote_block_ids"][0])
-        if kv.tokens != tokens or found != blocks:
+        blocks, found = -(-tokens // self._block_size), [*map(len, params["remote_block_ids"])]
+        if kv.tokens != tokens or found != [blocks]:
             raise KvUnavailable(
-                f"{name}: expected {tokens} tokens in {blocks} blocks, found {kv.tokens} in {found}"
+                f"{name}: expected {tokens} tokens in one group of {blocks} blocks, "
+                f"found {kv.tokens} in groups of {found!r:.200}"
             )
 
     def _check_life(self, kv: KvHandle, now_ms: int) -> None:

@@ -135,6 +135,8 @@ def engine_args(
             kv_load_failure_policy="recompute",
             kv_connector_extra_config=_connector_config(settings),
         )
+        # One group of blocks, whatever its layers: it is what KV handles tell and have checked.
+        args["disable_hybrid_kv_cache_manager"] = True
     return AsyncEngineArgs(**{**args, **settings.extra_args()})
 
 
