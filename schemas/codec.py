@@ -25,6 +25,7 @@ from fastavro.schema import fingerprint, load_schema, to_parsing_canonical_form
 
 from schemas import records
 from schemas.errors import RecordError
+from schemas.sizes import check_bytes
 
 AVRO_DIR = Path(__file__).parent / "avro"
 HISTORY_DIR = Path(__file__).parent / "history"
@@ -244,6 +245,7 @@ class Codec:
         if not value:
             raise RecordError("expected an Avro record, found an empty value")
         name, writer, start = self._frame(value)
+        check_bytes(name, len(value))
         reader = self._parsed[name]
         body = io.BytesIO(value)
         body.seek(start)

@@ -172,6 +172,6 @@ class FleetView:
         self._lives = {
             life: kept
             for life, kept in self._lives.items()
-            if life[1] >= known.get(life[0], 1 << 62)
+            if life[1] >= known.get(life[0], 1 << 63)  # more than any epoch
         }
         return stale

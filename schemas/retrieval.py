@@ -22,9 +22,12 @@ from schemas.errors import (
     from_wire,
 )
 from schemas.fleet import FleetView
+from schemas.numbers import check_numbers
 from schemas.records import Hits, MemberKind, MemberState, WireError
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
+SHARDS_MAX = 1_024
+DIM_MAX = 65_536  # values of a document's vector
 # A shard that says so has nothing to find where another shard may have.
 _HAS_NONE = {UnknownCollection.code, EmptyIndex.code, UnknownFilterField.code}
 
@@ -64,12 +67,26 @@ def layout_of(view: FleetView, now_ms: int) -> Layout:
     found: dict[int, set[int]] = {}
     for member in view.living(MemberKind.WORKER, now_ms):
         search = member.registration.search
-        if search is not None and member.state is MemberState.READY:
+        if search is None or not 0 <= search.shard < search.shards <= SHARDS_MAX:
+            continue  # nobody can mean it, and whoever is asked of it would never be done
+        if member.state is MemberState.READY:
             found.setdefault(search.shards, set()).add(search.shard)
     if not found:
         return Layout(0, frozenset())
     shards = min(found, key=lambda count: (count - len(found[count]), -count))
     return Layout(shards, frozenset(found[shards]))
+
+
+def check_hits(hits: Hits) -> None:
+    """Raise RecordError for hits that no shard can mean."""
+    check_numbers(hits)
+    distances = unpack_vector(hits.distances)
+    if hits.shard >= hits.shards:
+        raise RecordError(f"hits: expected a shard below {hits.shards}, found {hits.shard}")
+    if len(distances) != len(hits.document_ids) or not np.isfinite(distances).all():
+        raise RecordError(
+            f"hits: expected {len(hits.document_ids)} finite distances, found {distances!r:.200}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

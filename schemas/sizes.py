@@ -4,8 +4,11 @@ Theory of operation. The broker takes no record above RECORD_BYTES_MAX, whoever 
 journal batches are split by their writers; a request cannot be split, and its work repeats it, with
 a KV handle that some phase or outcome brought. So requests leave room for the largest report, and
 whatever names, headers and error a record has besides fits into REST_BYTES_MAX. Then no record that
-follows from one that was let in can be too large. `LogProducer.send` keeps the rule for what leaves
-a process, and whoever reads from others keeps it again. Nothing here does I/O.
+follows from one that was let in can be too large. Hits repeat the names of their retrieval, which
+are bounded alike. `LogProducer.send` keeps the rule for what leaves a process, and whoever reads
+from others keeps it again. To decode a record of many empty items takes 0.2 to 0.6 s per MB, and
+nobody else's turn comes meanwhile; so `Codec.decode` refuses by their bytes alone the kinds that
+many read and that are never large. Nothing here does I/O.
 """
 
 from collections.abc import Callable
@@ -13,7 +16,19 @@ from operator import attrgetter
 from typing import Any, get_type_hints
 
 from schemas.errors import RecordTooLarge
-from schemas.records import Cancellation, CancelWork, Outcome, Phase, Request, Work
+from schemas.records import (
+    AssignRoles,
+    Cancellation,
+    CancelWork,
+    Heartbeat,
+    Hits,
+    Outcome,
+    Phase,
+    Registration,
+    Request,
+    RetrievalRequest,
+    Work,
+)
 
 RECORD_BYTES_MAX = 8 << 20  # of a record with its headers; `max.message.bytes` of every topic
 REPORT_BYTES_MAX = 1 << 20  # of a phase or an outcome, most of which is its KV handle
@@ -21,13 +36,31 @@ REST_BYTES_MAX = 64 << 10
 REQUEST_BYTES_MAX = RECORD_BYTES_MAX - REPORT_BYTES_MAX - REST_BYTES_MAX
 FRAME_BYTES_MAX = 1 << 20  # of tokens, split by `workers/frames.py`; one row may be larger
 JOURNAL_LINES_MAX = 10_000  # of a batch; with topics' names of 249 characters, the longest, 3 MB
+FLEET_BYTES_MAX = 256 << 10  # of a member's words, most of which are its collections
+RETRIEVAL_BYTES_MAX = 512 << 10  # of a retrieval, or of its hits
 NAME_CHARS_MAX = 1_024  # of each id and name in a record about a request, a handle's worker too
 
 _BYTES_MAX: dict[type, int] = {
     Request: REQUEST_BYTES_MAX,
     Phase: REPORT_BYTES_MAX,
     Outcome: REPORT_BYTES_MAX,
+    Registration: FLEET_BYTES_MAX,
+    Heartbeat: FLEET_BYTES_MAX,
+    RetrievalRequest: RETRIEVAL_BYTES_MAX,
+    Hits: RETRIEVAL_BYTES_MAX,
+    AssignRoles: REST_BYTES_MAX,
 }
+_UNREAD = {
+    kind.__name__: _BYTES_MAX[kind]
+    for kind in (Registration, Heartbeat, RetrievalRequest, Hits, AssignRoles)
+}
+
+
+def check_bytes(kind: str, record_bytes: int) -> None:
+    """Raise RecordTooLarge for a record that is not worth to be decoded."""
+    most = _UNREAD.get(kind, RECORD_BYTES_MAX)
+    if record_bytes > most:
+        raise RecordTooLarge(f"{kind}: expected at most {most} bytes, found {record_bytes}")
 
 
 def check_size(record: Any, record_bytes: int) -> None:
@@ -58,4 +91,7 @@ def _names(kind: type[Any]) -> Callable[[Any], tuple[str, ...]]:
 
 
 _ABOUT_REQUESTS = (Request, Cancellation, Work, CancelWork, Phase, Outcome)
-_NAMES = {kind: _names(kind) for kind in _ABOUT_REQUESTS}
+_NAMES: dict[type, Callable[[Any], tuple[str, ...]]] = {
+    kind: _names(kind) for kind in _ABOUT_REQUESTS
+}
+_NAMES[RetrievalRequest] = attrgetter("retrieval_id", "request_id", "asker_id", "collection")

@@ -16,6 +16,7 @@ from infra.cli.options import (
     settings_of_running,
     stdout_console,
 )
+from infra.cli.printable import printable
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 
@@ -117,15 +118,17 @@ def as_plain(found: "Found") -> dict[str, Any]:
 
 def _show(found: "Found") -> None:
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("", "document", "distance", box=None, padding=(0, 1, 0, 0))
     for rank, hit in enumerate(found.hits, 1):
-        table.add_row(str(rank), hit.document_id, f"{hit.distance:.6g}")
+        table.add_row(str(rank), Text(printable(hit.document_id)), f"{hit.distance:.6g}")
     shown = stdout_console()
     shown.print(table if found.hits else "no document is allowed by the filter")
     way = "exact" if found.exact else "approximate"
     shown.print(f"{found.shards - len(found.missing)} of {found.shards} shards, {way}")
     if found.seeds:
-        shown.print(f"seeds: {' '.join(found.seeds)}", markup=False)
+        shown.print(Text(printable(f"seeds: {' '.join(found.seeds)}")))
     for shard, error in found.missing.items():
-        shown.print(f"shard {shard} is missing: {error.message}", style="yellow")
+        said = printable(f"shard {shard} is missing: {error.message}")
+        shown.print(Text(said, style="yellow"))

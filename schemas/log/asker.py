@@ -34,7 +34,7 @@ from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
 from schemas.log.pending import Pending
 from schemas.records import RetrievalRequest
-from schemas.retrieval import Found, layout_of, merged, pack_vector
+from schemas.retrieval import Found, check_hits, layout_of, merged, pack_vector
 from schemas.settings import LogSettings
 from schemas.topics import check_record
 
@@ -82,6 +82,7 @@ class Asker:
                 try:
                     hits = self._codec.decode(record.value)
                     check_record("hits", hits)
+                    check_hits(hits)
                 except RecordError as error:
                     await bury(self._producer, record, error)
                     continue

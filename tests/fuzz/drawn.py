@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import gc
 import json
 import os
 import time
@@ -84,12 +85,19 @@ def record_bytes(draw: st.DrawFn, kinds: tuple[str, ...]) -> bytes:
 
 
 async def unstalled(work: Awaitable[Any]) -> Any:
-    """The result of work that never held the event loop for long."""
-    before = time.thread_time()
-    task = asyncio.ensure_future(work)
-    while not task.done():
-        await asyncio.sleep(0)
-        now = time.thread_time()
-        assert now - before < STALL_S, f"the event loop stood still for {now - before:.3f} s"
-        before = now
-    return task.result()
+    """The result of work that never held the event loop for long.
+
+    Without the garbage collector, which looks through all that other tests have made.
+    """
+    gc.disable()
+    try:
+        before = time.thread_time()
+        task = asyncio.ensure_future(work)
+        while not task.done():
+            await asyncio.sleep(0)
+            now = time.thread_time()
+            assert now - before < STALL_S, f"the event loop stood still for {now - before:.3f} s"
+            before = now
+        return task.result()
+    finally:
+        gc.enable()

@@ -15,10 +15,12 @@ import pytest
 
 from infra.cli.arrays import read_array, read_rows, read_vector
 from infra.cli.documents import _alike, _open
+from infra.cli.search import _show
 from schemas.codec import Codec
 from schemas.errors import ConfigError
 from schemas.log.clients import AssignedReader
-from schemas.records import RetrievalRequest
+from schemas.records import RetrievalRequest, WireError
+from schemas.retrieval import Found, Hit
 from schemas.settings import LogSettings
 from tests.infra.patience import REQUESTS, lasting_leases_in
 from tests.lasting import lasting_leases
@@ -33,6 +35,19 @@ def trivium(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]
     command = [sys.executable, "-m", "infra.cli.app", *arguments]
     env = {**os.environ, **environ}
     return subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+
+
+def test_ids_of_documents_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are whatever somebody wrote: no markup, nothing that a terminal obeys (issue 10, 23)."""
+    names = ("[/red]", "a\x1b[2Jb")
+    found = Found(
+        retrieval_id="r", hits=tuple(Hit(name, 0.5) for name in names), shards=2,
+        missing={1: WireError(code="x", message="[/x]\x1b")}, exact=True, seeds=names, extends=1,
+        distances_computed=1, took_ms=1.0,
+    )  # fmt: skip
+    _show(found)
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown and shown.count("[/red]") == 2 and "[/x]\\x1b" in shown
 
 
 @pytest.mark.timeout(400)  # the first use ever compiles kernels

@@ -55,25 +55,29 @@ class Pool:
         self.valid = True
         self.asked: list[int] = []  # partitions, in order
         self.ids: list[str] = []
+        self.buried: list[bytes] = []
         self._answers = answers
         self._records: asyncio.Queue[Any] = asyncio.Queue()
         self.join(shards)
 
     def join(self, shards: int) -> None:
         """A ready worker for each of so many shards."""
-        now_ms = wall_ms()
         for shard in range(shards):
-            part = SearchCapability(shard=shard, shards=shards, backend="cpu", slots=8)
-            name = f"w{shard}/{shards}"
-            joined = Registration(
-                member_id=name, epoch=1, kind=MemberKind.WORKER, roles=(Role.RETRIEVAL,),
-                started_ms=0, search=part,
-            )  # fmt: skip
-            self.view.apply(joined, shard, now_ms)
-            beat = Heartbeat(
-                member_id=name, epoch=1, seq=1, at_ms=0, state=MemberState.READY, load=Load()
-            )
-            self.view.apply(beat, shard, now_ms)
+            self.register(f"w{shard}/{shards}", shard, shards)
+
+    def register(self, name: str, shard: int, shards: int) -> None:
+        """A ready worker that says so of itself."""
+        now_ms = wall_ms()
+        part = SearchCapability(shard=shard, shards=shards, backend="cpu", slots=8)
+        joined = Registration(
+            member_id=name, epoch=1, kind=MemberKind.WORKER, roles=(Role.RETRIEVAL,),
+            started_ms=0, search=part,
+        )  # fmt: skip
+        self.view.apply(joined, shard, now_ms)
+        beat = Heartbeat(
+            member_id=name, epoch=1, seq=1, at_ms=0, state=MemberState.READY, load=Load()
+        )
+        self.view.apply(beat, shard, now_ms)
 
     def is_valid(self) -> bool:
         return self.valid
@@ -88,7 +92,20 @@ class Pool:
         return ack
 
     def answer(self, found: Hits) -> None:
-        self._records.put_nowait(SimpleNamespace(value=CODEC.encode(found)))
+        self.say(CODEC.encode(found))
+
+    def say(self, value: bytes) -> None:
+        """What may be no hits; it is buried then."""
+        place: dict[str, Any] = {"partition": 0, "offset": 0, "timestamp": 0, "headers": ()}
+        record = SimpleNamespace(topic="hits", key=b"k", value=value, **place)
+        self._records.put_nowait(record)
+
+    async def send_raw(self, full_topic: str, value: Any, **_: Any) -> Any:
+        assert full_topic == "hits.dlq"
+        self.buried.append(value)
+        ack = asyncio.get_running_loop().create_future()
+        ack.set_result(None)
+        return ack
 
     async def batch(self) -> list[Any]:
         return [await self._records.get()]

@@ -1,5 +1,6 @@
 """The size rule: what is let in leaves room for everything that follows from it."""
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +11,13 @@ from schemas.codec import Codec
 from schemas.errors import MESSAGE_CHARS_MAX, EngineFailed, RecordTooLarge, clipped
 from schemas.records import KvHandle, Phase, PhaseKind, Request, Role
 from schemas.sizes import (
+    FLEET_BYTES_MAX,
     NAME_CHARS_MAX,
     RECORD_BYTES_MAX,
     REPORT_BYTES_MAX,
     REQUEST_BYTES_MAX,
     REST_BYTES_MAX,
+    RETRIEVAL_BYTES_MAX,
     check_size,
 )
 from streams.core.recovery import arrived
@@ -83,6 +86,27 @@ def test_names_are_bounded_in_what_is_about_requests(kind: str) -> None:
     check_size(replace(record, request_id=LONG_NAME), 1)
     with pytest.raises(RecordTooLarge, match="expected names of at most"):
         check_size(replace(record, request_id=LONG_NAME + "n"), 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "most"),
+    [
+        ("Registration", "roles", FLEET_BYTES_MAX),
+        ("Heartbeat", "grants", FLEET_BYTES_MAX),
+        ("RetrievalRequest", "seeds", RETRIEVAL_BYTES_MAX),
+        ("Hits", "document_ids", RETRIEVAL_BYTES_MAX),
+        ("AssignRoles", "roles", REST_BYTES_MAX),
+    ],
+)
+def test_what_takes_long_to_read_is_refused_by_its_bytes(kind: str, field: str, most: int) -> None:
+    """Many small items take 0.2 to 0.6 s per MB, and all members read the fleet (issue 10, 24)."""
+    record = example(f"trivium.{kind}")
+    items = getattr(record, field)
+    value = CODEC.encode(replace(record, **{field: [items[0]] * most}))
+    before = time.thread_time()
+    with pytest.raises(RecordTooLarge, match=f"{kind}: expected at most {most} bytes"):
+        CODEC.decode(value)
+    assert time.thread_time() - before < 0.01
 
 
 @pytest.mark.parametrize("name", RECORDS)

@@ -7,13 +7,17 @@ from typing import Any
 
 from schemas.errors import InvalidRequest, TriviumError, UnknownCollection
 from schemas.records import CollectionMade, CollectionState, Document
-from schemas.retrieval import unpack_vector
+from schemas.retrieval import DIM_MAX, unpack_vector
+from schemas.sizes import FLEET_BYTES_MAX
 from workers.search.columns import Value
 from workers.search.index import Index
 from workers.search.metrics import Metric
 from workers.search.settings import RetrievalSettings
 
 NAME_CHARS_MAX = 128
+METADATA_CHARS_MAX = 65_536
+_TOLD_BYTES, _STATE_BYTES = FLEET_BYTES_MAX * 3 // 4, 64  # of a heartbeat; of each beside its name
+_DIMS_MAX = 10_000  # remembered of collections, most of which may have no documents
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,10 @@ class Collections:
 
     def learn(self, made: CollectionMade, *, here: bool) -> None:
         """What the log says of a collection; of this shard, or of another or a former one."""
-        (self._dims if here else self._dims_elsewhere)[made.collection] = made.dim
+        dims = self._dims if here else self._dims_elsewhere
+        dims[made.collection] = made.dim
+        if len(dims) > _DIMS_MAX:
+            del dims[next(iter(dims))]
 
     def settle(self) -> None:
         """All that there was is read: from now on what has no documents binds nobody."""
@@ -60,17 +67,21 @@ class Collections:
         return index
 
     def states(self) -> tuple[CollectionState, ...]:
-        """What is held, for the fleet."""
-        return tuple(
-            CollectionState(
+        """What is held, for the fleet: as much of it as a heartbeat has room for."""
+        told, room = [], _TOLD_BYTES
+        for name, index in sorted(self.indexes.items()):
+            room -= len(name.encode()) + _STATE_BYTES
+            if room < 0:
+                break
+            state = CollectionState(
                 name=name,
                 dim=index.dim,
                 metric=index.metric.value,
                 documents=len(index),
                 missed_share=index.audit.missed_share if index.audit else 0.0,
             )  # fmt: skip
-            for name, index in sorted(self.indexes.items())
-        )
+            told.append(state)
+        return tuple(told)
 
     def apply(self, changes: Iterable[Change]) -> list[tuple[Change, TriviumError]]:
         """Bring the indexes up to date, and return what could not be done; the last change of a
@@ -121,6 +132,8 @@ class Collections:
                 f"collection: expected a name of 1 to {NAME_CHARS_MAX} characters without a slash, "
                 f"found {name!r:.200}"
             )
+        if dim > DIM_MAX:
+            raise InvalidRequest(f"expected vectors of at most {DIM_MAX} values, found {dim}")
         self._make_room(name)
         settings = self._settings
         return Index(dim, metric=Metric(settings.metric_of(name)), degree=settings.degree)
@@ -141,6 +154,11 @@ class Collections:
 def _metadata(text: str) -> dict[str, Value]:
     if not text:
         return {}
+    if len(text) > METADATA_CHARS_MAX:
+        raise InvalidRequest(
+            f"metadata: expected at most {METADATA_CHARS_MAX} characters, found {len(text)}",
+            "metadata",
+        )
     try:
         found: Any = json.loads(text)
     except (ValueError, RecursionError) as error:

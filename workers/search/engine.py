@@ -86,6 +86,7 @@ class SearchEngine:
     ) -> None:
         self.settings = settings = settings or EngineSettings()
         slots, lanes, places = _lanes(settings)
+        metrics.prepared(np.zeros(1), 1, metrics.Metric.SQEUCLIDEAN)  # compiled here, as lanes are
         self._clock_ms, self._lanes, self._places = clock_ms, lanes.count, places * lanes.count
         self._inbox_max = settings.inbox_max
         self._limits = admission.Limits(
@@ -101,6 +102,8 @@ class SearchEngine:
         QueueFull, DeadlineExceeded or EngineDead. Cancelling the caller ends the search.
         """
         view = index.view()
+        if query.where is not None and view.takes_long(query.where):
+            await asyncio.to_thread(view.allowed, query.where)
         way = admission.way(query, view, self._limits)
         vector = metrics.prepared(query.vector, view.dim, view.metric)
         search = admission.begun(view, way, vector, query.seeds)

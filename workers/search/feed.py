@@ -23,7 +23,7 @@ from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
 from schemas.records import CollectionMade, Document
-from schemas.retrieval import shard_of
+from schemas.retrieval import DIM_MAX, shard_of
 from schemas.settings import LogSettings
 from schemas.topics import check_record, collection_key, document_key
 from workers.search.collections import Change, Collections
@@ -133,10 +133,11 @@ class DocumentFeed:
             return False
         if record.value:
             made, place = self._codec.decode(record.value), self._place
-            if not isinstance(made, CollectionMade) or made.dim < 1:
+            if not isinstance(made, CollectionMade) or not 0 < made.dim <= DIM_MAX:
                 raise RecordError(
                     f"documents: expected a collection's dimension, found {made!r:.200}"
                 )
+            self._check_key(record, collection_key(made.collection, made.shard, made.shards))
             here = (made.shard, made.shards) == (place.shard, place.shards)
             self._collections.learn(made, here=here)
         return True
@@ -184,14 +185,23 @@ class DocumentFeed:
         for change, wrong in failed:
             await self.refusals.add(changes[change.collection, change.document_id][1], wrong)
 
+    @staticmethod
+    def _check_key(record: ConsumerRecord, wanted: str) -> None:
+        if record.key != (key := wanted.encode()):
+            raise RecordError(
+                f"documents: expected the key {key!r:.200}, found {record.key!r:.200}"
+            )
+
     def _change(self, record: ConsumerRecord) -> Change:
         if record.value:
             document = self._codec.decode(record.value)
             check_record("documents", document)
-            assert isinstance(document, Document)
-            key = document_key(document.collection, document.document_id).encode()
-            if record.key != key:
-                raise RecordError(f"documents: expected the key {key!r:.200}, found {record.key!r}")
+            if not isinstance(document, Document):
+                raise RecordError(
+                    f"documents: expected a document under the key {record.key!r:.200}, found "
+                    f"{document!r:.200}"
+                )
+            self._check_key(record, document_key(document.collection, document.document_id))
             kept = None if document.deleted else document
             return Change(document.collection, document.document_id, kept)
         try:

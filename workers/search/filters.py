@@ -23,6 +23,11 @@ class Filter:
         """Which of the first `count` rows it holds for; raises UnknownFilterField."""
         raise NotImplementedError
 
+    @property
+    def values_count(self) -> int:
+        """Values that each row is compared with."""
+        return 1
+
     def __and__(self, other: "Filter") -> "Filter":
         return Both(self, other)
 
@@ -58,6 +63,10 @@ class OneOf(Filter):
     def mask(self, columns: Columns, count: int) -> Array:
         return columns.equal(self.field, self.values, count)
 
+    @property
+    def values_count(self) -> int:
+        return len(self.values)
+
 
 @dataclass(frozen=True, slots=True)
 class Range(Filter):
@@ -81,6 +90,10 @@ class Both(Filter):
     def mask(self, columns: Columns, count: int) -> Array:
         return self.one.mask(columns, count) & self.two.mask(columns, count)
 
+    @property
+    def values_count(self) -> int:
+        return self.one.values_count + self.two.values_count
+
 
 @dataclass(frozen=True, slots=True)
 class Either(Filter):
@@ -92,6 +105,10 @@ class Either(Filter):
     def mask(self, columns: Columns, count: int) -> Array:
         return self.one.mask(columns, count) | self.two.mask(columns, count)
 
+    @property
+    def values_count(self) -> int:
+        return self.one.values_count + self.two.values_count
+
 
 @dataclass(frozen=True, slots=True)
 class Other(Filter):
@@ -101,6 +118,10 @@ class Other(Filter):
 
     def mask(self, columns: Columns, count: int) -> Array:
         return ~self.inner.mask(columns, count)
+
+    @property
+    def values_count(self) -> int:
+        return self.inner.values_count
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import ConfigError
-from workers.search import turns
+from workers.search import fields, turns
 from workers.search.admission import Search
 from workers.search.slots import TASKS_MAX, Slots
 from workers.search.view import address
@@ -64,8 +64,7 @@ class Lanes:
         ]  # by slot
         self._ended = np.empty(slots.count, np.int64)
         self._ended_seen = self._ended.data
-        self._tell(0, turns.CLOSE)  # compile here, not in somebody's event loop
-        self._run(0)
+        self._compile()
         self.ended()
         self._threads = [
             threading.Thread(target=self._serve, args=(i,), name=f"{name}-{i}", daemon=True)
@@ -73,6 +72,15 @@ class Lanes:
         ]
         for thread in self._threads:
             thread.start()
+
+    def _compile(self) -> None:
+        """All that an event loop calls, here and not in that loop."""
+        spare, attention = self._blocks[0].copy(), np.zeros(8, np.int64)
+        row, query = np.zeros(fields.COUNT, np.int64), np.zeros((1, 1), np.float32)
+        place = address(spare), self.slots_each, address(attention)
+        turns.start(*place, 0, address(row), address(row), query, 0, 0)
+        self._tell(0, turns.CLOSE)
+        self._run(0)
 
     def start(self, slot: int, search: Search) -> None:
         """Fill in a slot's row with a search's, and step it until it ends."""

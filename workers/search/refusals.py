@@ -103,7 +103,7 @@ class Refusals:
 def _origin(record: ConsumerRecord) -> Any:
     told = dict(record.headers)
     names = ("x-dlq-partition", "x-dlq-offset", "x-dlq-timestamp")
-    return tuple(told.get(name, b"").decode(errors="replace") for name in names)
+    return tuple((told.get(name) or b"").decode(errors="replace") for name in names)
 
 
 def is_first(view: FleetView, place: ShardPlace, member_id: str, now_ms: int) -> bool:

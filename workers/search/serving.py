@@ -76,6 +76,10 @@ class Serving:
             return self._record(request, began_ms, error=broken.to_wire())
         return self._answered(request, began_ms, answer)
 
+    def refused(self, request: RetrievalRequest, error: TriviumError) -> Hits:
+        """In place of hits that nobody can send."""
+        return self._record(request, wall_ms(), error=error.to_wire())
+
     def _query(self, request: RetrievalRequest, kind: Kind, index: Index) -> Query:
         if len(request.seeds) > SEEDS_MAX:
             raise InvalidRequest(
@@ -124,7 +128,7 @@ class Serving:
             shards=place.shards,
             collection=request.collection,
             error=error,
-            took_ms=now_ms - began_ms,
+            took_ms=max(0, now_ms - began_ms),  # wall clocks are set back
             at_ms=now_ms,
             **found,
         )

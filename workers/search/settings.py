@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 DEVICES = ("cpu", "cuda", "auto")  # of backend.py, which is slow to import too
 DEGREE_MAX = 341  # of index.py
 TOP_M_MAX = 512  # of admission.py
+SHARDS_MAX = 1_024  # of schemas/retrieval.py
 TASKS_MAX = 4_096  # of slots.py
 METRICS = ("sqeuclidean", "inner_product", "cosine")  # of metrics.py, whose import takes a second
 
@@ -165,9 +166,11 @@ class ShardPlace:
     def parse(cls, text: str) -> "ShardPlace":
         """The shard that `text` names; raises ConfigError."""
         shard, slash, shards = text.partition("/")
-        if not (slash and shard.isdecimal() and shards.isdecimal() and int(shard) < int(shards)):
-            raise ConfigError(
-                f"--shard: expected SHARD/SHARDS with shards counted from 0, as in 0/2, "
-                f"found {text!r}"
-            )
-        return cls(int(shard), int(shards))
+        if slash and shard.isdecimal() and shards.isdecimal():
+            found = cls(int(shard), int(shards))
+            if found.shard < found.shards <= SHARDS_MAX:
+                return found
+        raise ConfigError(
+            f"--shard: expected SHARD/SHARDS with shards counted from 0, as in 0/2, and at most "
+            f"{SHARDS_MAX} of them, found {text!r:.80}"
+        )

@@ -9,11 +9,12 @@ import asyncio
 from typing import Any
 
 from schemas.codec import Codec
-from schemas.errors import RecordError
-from schemas.log.clients import LogProducer, bury
+from schemas.errors import RecordError, RecordTooLarge
+from schemas.log.clients import Ack, LogProducer, bury
 from schemas.log.faust_app import consumer_record
-from schemas.records import RetrievalRequest
+from schemas.records import Hits, RetrievalRequest
 from schemas.settings import LogSettings
+from schemas.sizes import check_size
 from schemas.topics import check_record
 from workers.search.query import Kind
 from workers.search.receipts import Place, Receipts
@@ -70,15 +71,20 @@ class Taking:
 
         async def answer() -> None:
             hits = await self._serving.hits(request, TOPICS[topic])
-            key = request.request_id or request.retrieval_id
-            await (
-                await self._producer.send("hits", hits, key=key, partition=request.reply_partition)
-            )
+            try:
+                ack = await self._send(request, hits)
+            except RecordTooLarge as error:
+                ack = await self._send(request, self._serving.refused(request, error))
+            await ack
             self._receipts.close(place, receipt)
 
         task = asyncio.create_task(answer())
         self._tasks.add(task)
         task.add_done_callback(self._answered)
+
+    async def _send(self, request: RetrievalRequest, hits: Hits) -> Ack:
+        key = request.request_id or request.retrieval_id
+        return await self._producer.send("hits", hits, key=key, partition=request.reply_partition)
 
     def _answered(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
@@ -90,6 +96,7 @@ class Taking:
         request = self._codec.decode(value)
         check_record(topic, request)
         assert isinstance(request, RetrievalRequest)
+        check_size(request, len(value or b""))
         count = self._settings.asker_partitions
         if not 0 <= request.reply_partition < count:
             raise RecordError(

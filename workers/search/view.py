@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 COMPILED_MAX = 64  # filters that a view remembers, and ways to search it
+LONG = 10_000_000  # comparisons of a filter, about 10 ms
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +88,10 @@ class IndexView:
             self, count=len(graph), linked=len(graph), live=len(graph), graph=graph, alive=None,
             entries=entries, ids=[], columns=Columns(), codes=coded, ways={}, _filters={},
         )  # fmt: skip
+
+    def takes_long(self, where: Filter) -> bool:
+        """Whether `allowed` would hold up whoever else waits for this thread."""
+        return where.values_count * self.count > LONG and repr(where) not in self._filters
 
     def allowed(self, where: Filter) -> Allowed:
         """A filter compiled for these rows."""

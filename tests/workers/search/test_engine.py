@@ -3,6 +3,9 @@
 import asyncio
 import gc
 import os
+import subprocess
+import sys
+import threading
 import weakref
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,8 +17,9 @@ from schemas.errors import DeadlineExceeded, EngineDead, InvalidRequest, QueueFu
 from tests.waiting import until
 from tests.workers.search.scenes import clustered_index, gaussian, nearest, recall
 from workers.search import engine as module
+from workers.search import view
 from workers.search.engine import EngineSettings, SearchEngine
-from workers.search.filters import Equal
+from workers.search.filters import Equal, OneOf, Range, compiled
 from workers.search.index import Index
 from workers.search.lane import Lanes
 from workers.search.query import Effort, Kind, Query
@@ -262,3 +266,38 @@ async def test_nothing_leaks_over_many_searches() -> None:
     assert first() is None
     assert engine.load().running == 0
     await engine.close()
+
+
+def test_nothing_is_compiled_in_somebody_elses_event_loop() -> None:
+    """The first search of a new machine held its worker up for 0.7 s (issue 10, 24)."""
+    program = (
+        "from workers.search import engine, hits, metrics, turns\n"
+        "engine.SearchEngine(engine.EngineSettings(lanes=1))\n"
+        "kernels = metrics._squares, turns.start, turns.tell, turns.hear, hits._read\n"
+        "assert all(each.signatures for each in kernels), [each.signatures for each in kernels]\n"
+        "import os; os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+async def test_a_filter_that_takes_long_is_compiled_beside_the_loop(
+    engine: SearchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of values is compared with every row (issue 10, 24)."""
+    index = Index.build(gaussian(100, 8), metadata=[{"n": i} for i in range(100)])
+    where = OneOf("n", range(4)) & ~(Equal("n", 2) | Range("n", low=3))
+    assert where.values_count == 6
+    threads = []
+
+    def seen(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        return compiled(*arguments)
+
+    monkeypatch.setattr(view, "compiled", seen)
+    for longest, expected in ((10**7, [True]), (6 * 100 - 1, [True, False])):
+        monkeypatch.setattr(view, "LONG", longest)
+        for _ in range(2):
+            answer = await engine.search(index, Query(vector=QUERIES[0][:8], where=where))
+            assert sorted(map(int, answer.ids)) == [0, 1]
+        assert [thread is threading.current_thread() for thread in threads] == expected
+        index.upsert(["another"], gaussian(1, 8), [{"n": 50}])  # a new snapshot

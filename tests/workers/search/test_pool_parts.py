@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from schemas import retrieval
 from schemas.errors import BrokerUnavailable, ConfigError, QueueFull
 from schemas.fleet import FleetView
 from schemas.records import (
@@ -37,6 +38,7 @@ from workers.search.scheduler import Scheduler, SchedulerSettings
 from workers.search.settings import (
     DEGREE_MAX,
     METRICS,
+    SHARDS_MAX,
     TASKS_MAX,
     TOP_M_MAX,
     RetrievalSettings,
@@ -230,7 +232,7 @@ def test_settings_are_checked() -> None:
     assert Metric(settings.metric_of("b")) is Metric.COSINE
     assert set(METRICS) == {metric.value for metric in Metric}
     assert (DEGREE_MAX, TOP_M_MAX) == (index.DEGREE_MAX, admission.TOP_M_MAX)
-    assert TASKS_MAX == slots.TASKS_MAX
+    assert (TASKS_MAX, SHARDS_MAX) == (slots.TASKS_MAX, retrieval.SHARDS_MAX)
     assert settings.scheduler().share == 0.25 and settings.control().wait_target_ms == 7
     cases: list[tuple[dict[str, Any], str]] = [
         ({"metrics": ("a=euclid",)}, "collection=metric .* found 'a=euclid'"),
@@ -249,7 +251,7 @@ def test_settings_are_checked() -> None:
 def test_a_shard_is_named_by_its_number_and_how_many_there_are() -> None:
     assert ShardPlace.parse("1/3") == ShardPlace(1, 3)
     assert str(ShardPlace(1, 3)) == "1/3"
-    for text in ("", "1", "3/3", "-1/2", "a/b", "1/0"):
+    for text in ("", "1", "3/3", "-1/2", "a/b", "1/0", "0/1025"):
         with pytest.raises(ConfigError, match="expected SHARD/SHARDS"):
             ShardPlace.parse(text)
 

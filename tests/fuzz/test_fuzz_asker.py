@@ -1,0 +1,121 @@
+"""What askers and control loops of the retrieval pool read, as nobody means it: hits, and what the
+fleet says. Only what could be true is believed, and nobody is held up (issue 10, 24)."""
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import NotReady, TriviumError
+from schemas.fleet import FleetView
+from schemas.records import Load, MemberKind, MemberState, RetrievalRequest
+from schemas.retrieval import pack_vector
+from tests.fuzz.drawn import CODEC, examples, record_bytes, unstalled
+from tests.fuzz.test_fuzz_retrieval import FLOATS, IDS, KINDS, MANY, NUMBERS, TIMES
+from tests.schemas.asked_pool import Pool, ask, asking, hits
+from tests.schemas.examples import example, instances
+from workers.search.control import Signals, move
+from workers.search.fleet_figures import FleetFigures, stalled_share
+from workers.search.settings import RetrievalSettings
+
+LOADS = st.builds(
+    Load,
+    kv_bytes_received=st.sampled_from([0, -(2**63), 2**63 - 1]),
+    stalled_share=st.none() | FLOATS,
+)
+
+
+@examples(150)
+@given(
+    st.lists(st.tuples(LOADS, TIMES | st.integers(0, 2_000), st.sampled_from([1, 2])), max_size=8)
+)
+def test_the_control_loop_keeps_its_bounds(beats: list[tuple[Load, int, int]]) -> None:
+    """Whatever workers' heartbeats say of their links and stalls."""
+    view, figures, settings = FleetView(), FleetFigures(), RetrievalSettings().control()
+    settings = dataclasses.replace(settings, link_target_bytes_per_s=1e9)
+    share, flush_ms = 0.5, 20.0
+    for seq, (load, at_ms, epoch) in enumerate(beats):
+        joined = dataclasses.replace(example("trivium.Registration"), member_id="w", epoch=epoch)
+        beat = dataclasses.replace(example("trivium.Heartbeat"), member_id="w", epoch=epoch)
+        beat = dataclasses.replace(beat, seq=seq, at_ms=at_ms, load=load, state=MemberState.READY)
+        view.apply(dataclasses.replace(joined, kind=MemberKind.WORKER), seq, 1_000)
+        view.apply(beat, seq, 1_000)
+        figures.fold(beat)
+        links, stalls = figures.link_bytes_per_s(view, 1_000), stalled_share(view, 1_000)
+        signals = Signals(link_bytes_per_s=links, decode_stalled_share=stalls)
+        moved = move(settings, signals, share, flush_ms)
+        share, flush_ms = moved.share, moved.flush_ms
+        assert settings.share_min <= share <= settings.share_max
+        assert settings.flush_min_ms <= flush_ms <= settings.flush_max_ms
+
+
+@pytest.mark.parametrize(("shard", "shards"), [(0, 0), (-1, 1), (1, 1), (0, 2**31 - 1), (0, -5)])
+async def test_a_shard_that_cannot_be_is_asked_of_nothing(shard: int, shards: int) -> None:
+    """Of 0 shards the answers never count; of 2**31 the asker never stops counting."""
+
+    def answers(pool: Pool, _: int, request: RetrievalRequest) -> None:
+        pool.answer(hits(request))
+
+    async with asking(1, answers) as (asker, pool):
+        pool.register("forged", shard, shards)
+        found = await unstalled(ask(asker, within_ms=60_000))
+        assert found.shards == 1 and found.is_complete
+    async with asking(0, answers) as (asker, pool):
+        pool.register("forged", shard, shards)
+        with pytest.raises(NotReady):
+            await unstalled(ask(asker, within_ms=60_000))
+
+
+FORGED_HITS = st.fixed_dictionaries(
+    {},
+    optional={
+        "shard": NUMBERS,
+        "shards": NUMBERS,
+        "document_ids": st.lists(IDS, max_size=3),
+        "distances": st.lists(FLOATS, max_size=3).map(pack_vector) | st.binary(max_size=9),
+        "seeds": st.lists(IDS, max_size=2),
+        "error": st.none() | instances("trivium.WireError"),
+        "extends": NUMBERS,
+        "took_ms": FLOATS,
+    },
+)
+
+
+async def test_oversized_hits_hold_nobody_up() -> None:
+    large = CODEC.encode(dataclasses.replace(example("trivium.Hits"), document_ids=[""] * MANY))
+
+    def answers(pool: Pool, _: int, request: RetrievalRequest) -> None:
+        pool.say(large)
+        pool.answer(hits(request))
+
+    async with asking(1, answers) as (asker, pool):
+        found = await unstalled(ask(asker, within_ms=60_000))
+        assert [hit.document_id for hit in found.hits] == ["a"] and len(pool.buried) == 1
+
+
+@examples(120)
+@given(st.lists(FORGED_HITS | record_bytes(KINDS) | st.binary(max_size=9), max_size=6))
+async def test_an_asker_gets_its_answer_whatever_else_is_said(drawn: list[Any]) -> None:
+    """Only what could be true of a shard is believed; all else is buried."""
+
+    def answers(pool: Pool, _: int, request: RetrievalRequest) -> None:
+        for each in drawn:
+            if isinstance(each, dict):
+                each = CODEC.encode(dataclasses.replace(hits(request), **each))
+            pool.say(each)
+        pool.answer(hits(request))
+
+    async with asking(1, answers) as (asker, pool):
+        try:
+            found = await unstalled(ask(asker, within_ms=60_000))
+        except TriviumError as error:
+            assert any(isinstance(each, dict) and each.get("error") for each in drawn), error
+            return
+        assert len(found.hits) <= 10 and found.shards == 1
+        assert all(np.isfinite(hit.distance) for hit in found.hits)
+        json.dumps([hit.document_id for hit in found.hits])
+        assert asker._heard_ms.keys() <= {(1, 0), (3, 0)}

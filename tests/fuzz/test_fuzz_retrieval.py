@@ -1,0 +1,291 @@
+"""What retrieval workers read, as nobody means it: retrievals, documents, dead letters.
+
+All that is wrong is buried or answered with its error, and the good ones between are served
+(issue 10, 24).
+"""
+
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import RecordError, RecordTooLarge
+from schemas.log.clock import wall_ms
+from schemas.records import (
+    CollectionMade,
+    Document,
+    RetrievalRequest,
+)
+from schemas.retrieval import DIM_MAX, pack_vector
+from schemas.settings import LogSettings
+from schemas.topics import collection_key, document_key
+from tests.fuzz.drawn import CODEC, JSON, examples, record_bytes, text_of, unstalled
+from tests.schemas.examples import example
+from tests.streams.router_fakes import FakeEvent, FakeProducer
+from workers.search.collections import METADATA_CHARS_MAX, Change, Collections
+from workers.search.engine import EngineSettings, SearchEngine
+from workers.search.feed import DocumentFeed
+from workers.search.index import Index
+from workers.search.refusals import Refusals
+from workers.search.serving import Server, Serving
+from workers.search.settings import RetrievalSettings, ShardPlace
+from workers.search.taking import Taking
+
+LOG = LogSettings()
+PLACE = ShardPlace(0, 1)
+KINDS = ("RetrievalRequest", "Hits", "Document", "CollectionMade", "ControlMoved", "Work")
+MANY = 6_000_000  # of empty strings: each is a byte, and takes long to be read
+LONG = "x" * 2_000
+NUMBERS = st.sampled_from([-(2**31), -1, 0, 1, 2, 40, 512, 513, 2**31 - 1])
+TIMES = st.sampled_from([-(2**63), 0, 2**62, 2**63 - 1])
+IDS = st.sampled_from(["q", "", "\x00", "d1", "books/d1", LONG, "\x1b[2J", "\U0010ffff" * 300])
+COLLECTIONS = st.sampled_from(["books", "books", "films", "", "a/b", "..", "\x00", LONG])
+FLOATS = st.sampled_from([0.0, 1.0, -1.0, 3e38, 1e-45, float("nan"), float("inf")])
+VECTORS = st.lists(FLOATS, min_size=4, max_size=4).map(pack_vector) | st.binary(max_size=21)
+FILTERS = st.sampled_from(["", "{", '{"a": {"$in": [1, "x"]}}', '{"$not": {"a": 1}}']) | JSON.map(
+    lambda found: text_of(found).decode("utf-8", "replace")[:20_000]
+)
+RETRIEVALS = st.builds(
+    lambda changes: dataclasses.replace(asked(), **changes),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            **dict.fromkeys(("retrieval_id", "request_id", "asker_id"), IDS),
+            **dict.fromkeys(("k", "top_m", "width", "patience", "reply_partition"), NUMBERS),
+            **dict.fromkeys(("asked_ms", "deadline_ms"), TIMES),
+            "collection": COLLECTIONS,
+            "vector": VECTORS,
+            "filter": FILTERS,
+            "seeds": st.lists(IDS, max_size=3),
+            "wants_seeds": st.booleans(),
+        },
+    ),
+)
+METADATA = st.sampled_from(["", "[]", '{"a": 1}', '{"a": "\\ud800"}']) | JSON.map(
+    lambda found: text_of({"a": found}).decode("utf-8", "replace")
+)
+DOCUMENTS = st.builds(
+    Document,
+    document_id=IDS,
+    collection=COLLECTIONS,
+    vector=VECTORS,
+    metadata=METADATA,
+    deleted=st.booleans(),
+    at_ms=TIMES,
+)
+MADE = st.builds(
+    CollectionMade,
+    collection=COLLECTIONS,
+    dim=NUMBERS,
+    shard=NUMBERS,
+    shards=NUMBERS,
+    at_ms=TIMES,
+)
+
+
+def asked(name: str = "good") -> RetrievalRequest:
+    return RetrievalRequest(
+        retrieval_id=name,
+        request_id="",
+        asker_id="a",
+        reply_partition=0,
+        collection="books",
+        vector=pack_vector([1, 0, 0, 0]),
+        k=2,
+        asked_ms=0,
+        deadline_ms=wall_ms() + 60_000,
+    )
+
+
+def library() -> Collections:
+    index = Index(4)
+    index.upsert(["d1", "d2"], np.eye(4)[:2], [{"a": 1}, {"b": "x"}])
+    collections = Collections(RetrievalSettings(collections_max=4))
+    collections.indexes["books"] = index
+    return collections
+
+
+@asynccontextmanager
+async def taking() -> AsyncIterator[tuple[Taking, FakeProducer]]:
+    producer, engine = FakeProducer(), SearchEngine(EngineSettings(lanes=1))
+    server = Server(worker_id="r", place=PLACE)
+    serving = Serving(engine, library(), RetrievalSettings(), server)
+    try:
+        yield Taking(LOG, CODEC, producer, serving, 4_096), producer  # type: ignore[arg-type]  # a fake
+    finally:
+        await engine.close()
+
+
+async def given_to(found: Taking, values: Sequence[bytes | None]) -> list[FakeEvent]:
+    events = [FakeEvent(value, offset) for offset, value in enumerate(values)]
+    for event in events:
+        event.topic = "retrieval.decode"
+        await unstalled(found.take(event.topic, event))
+    await unstalled(found.drain())
+    assert not found._failed.done(), found._failed
+    return events
+
+
+@examples(120)
+@given(
+    st.lists(RETRIEVALS.map(CODEC.encode) | record_bytes(KINDS) | st.binary(max_size=9), max_size=6)
+)
+async def test_a_retrieval_worker_answers_or_buries_whatever_it_reads(values: list[bytes]) -> None:
+    async with taking() as (found, producer):
+        events = await given_to(found, [*values, CODEC.encode(asked())])
+        assert all(event.acks for event in events), "each is acknowledged"
+        told = [record for topic, record, *_ in producer.sent if topic == "hits"]
+        buried = [topic for topic, *_ in producer.sent if topic.endswith(".dlq")]
+        assert len(told) + len(buried) == len(events)
+        (good,) = [each for each in told if each.retrieval_id == "good"][-1:]
+        assert list(good.document_ids) == ["d1", "d2"] and good.error is None
+        for each in told:
+            CODEC.encode(each)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"request_id": "x" * (5 << 20)},  # the hits repeat it, twice
+        {"collection": "x" * 2_000},
+        {"vector": bytes(6 << 20)},
+        {"seeds": [""] * MANY},
+    ],
+)
+async def test_an_oversized_retrieval_is_buried_before_it_costs_anything(
+    wrong: dict[str, Any],
+) -> None:
+    """Its hits were too large to be sent, which ended the worker, again and again."""
+    async with taking() as (found, producer):
+        bad = CODEC.encode(dataclasses.replace(asked(), **wrong))
+        events = await given_to(found, [bad, CODEC.encode(asked("after"))])
+        assert all(event.acks for event in events)
+        assert [topic for topic, *_ in producer.sent] == ["retrieval.decode.dlq", "hits"]
+
+
+async def test_hits_that_are_too_large_are_an_error_in_their_place() -> None:
+    """Names of documents may be long; nobody could send 512 of them."""
+    async with taking() as (found, producer):
+        index = found._serving._collections.get("books")
+        names = [f"{number}".zfill(1_024) for number in range(600)]
+        index.upsert(names, np.ones((600, 4)))
+        await given_to(found, [CODEC.encode(dataclasses.replace(asked(), k=512))])
+        ((_, told, *_),) = producer.sent
+        assert told.error.code == RecordTooLarge.code and not told.document_ids
+
+
+def document_record(key: bytes | None, value: bytes | None, offset: int) -> Any:
+    return SimpleNamespace(
+        topic="documents", partition=0, offset=offset, timestamp=1, key=key, value=value, headers=()
+    )
+
+
+@st.composite
+def document_records(draw: st.DrawFn) -> tuple[bytes | None, bytes | None]:
+    """A key and a value, which go together mostly."""
+    found = draw(DOCUMENTS | MADE)
+    if isinstance(found, Document):
+        key = document_key(found.collection, found.document_id)
+    else:
+        key = collection_key(found.collection, found.shard, found.shards)
+    value: bytes | None = CODEC.encode(found)
+    if draw(st.integers(0, 3)) == 0:
+        key = draw(st.sampled_from(["", "/", "//", "books/d1", "/0/1/books", "x"]))
+    if draw(st.integers(0, 3)) == 0:
+        value = draw(record_bytes(KINDS) | st.none() | st.binary(max_size=9))
+    return draw(st.just(key.encode()) | st.sampled_from([None, b"\xff"])), value
+
+
+@examples(120)
+@given(st.lists(document_records(), max_size=8))
+async def test_documents_are_applied_or_refused(drawn: list[tuple[bytes, bytes]]) -> None:
+    held = library()
+    member: Any = SimpleNamespace(member_id="r")
+    feed = DocumentFeed(LOG, CODEC, None, held, PLACE, member)  # type: ignore[arg-type]  # unused
+    good = Document(document_id="new", collection="books", vector=pack_vector([0] * 4), at_ms=1)
+    records = [document_record(key, value, at) for at, (key, value) in enumerate(drawn)]
+    last = document_record(b"books/new", CODEC.encode(good), len(records))
+    await unstalled(feed._apply([*records, last]))
+    assert feed.offsets[0] == len(records) + 1
+    index = held.get("books")
+    assert "new" in index.rows.row_of and len(index) <= 4 + len(drawn)
+    assert len(feed.refusals._waiting) <= len(records)
+    for name, dim in held.untold().items():
+        CODEC.encode(CollectionMade(collection=name, dim=dim, shard=0, shards=1, at_ms=1))
+    for state in held.states():
+        CODEC.encode(state)
+
+
+async def test_what_a_collection_is_stands_under_no_documents_key() -> None:
+    """It was taken for a document, by an assertion (issue 10, 24)."""
+    made = CollectionMade(collection="books", dim=3, shard=0, shards=1, at_ms=0)
+    member: Any = SimpleNamespace(member_id="r")
+    feed = DocumentFeed(LOG, CODEC, None, library(), PLACE, member)  # type: ignore[arg-type]  # unused
+    keys = (b"books/d1", b"/0/1/films")
+    records = [document_record(key, CODEC.encode(made), at) for at, key in enumerate(keys)]
+    await feed._apply(records)
+    reasons = [error.message for _, error in feed.refusals._waiting.values()]
+    assert "expected a document under the key" in reasons[0]
+    assert "expected the key b'/0/1/books'" in reasons[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"vector": bytes(4 * (DIM_MAX + 1))}, "at most 65536 values"),
+        ({"metadata": '{"a": "' + "x" * METADATA_CHARS_MAX + '"}'}, "at most 65536 characters"),
+    ],
+)
+def test_documents_beyond_any_use_are_refused(fields: dict[str, Any], said: str) -> None:
+    """Memory for 1 024 rows is taken at once, and JSON is read in one piece."""
+    wide = Document(document_id="w", collection="wide", vector=pack_vector([1]), at_ms=0)
+    change = Change("wide", "w", dataclasses.replace(wide, **fields))
+    ((_, error),) = library().apply([change])
+    assert said in error.message
+
+
+def test_a_heartbeat_has_room_for_what_is_told_of_collections() -> None:
+    """Their names are long, and there are more of them than anybody thought of."""
+    held = Collections(RetrievalSettings(collections_max=2_000))
+    held.indexes = {"\U0010ffff" * 120 + str(number): Index(4) for number in range(1_000)}
+    states = held.states()
+    assert 300 < len(states) < 1_000
+    beat = example("trivium.Heartbeat")
+    load = dataclasses.replace(beat.search, collections=states)
+    CODEC.decode(CODEC.encode(dataclasses.replace(beat, search=load)))
+
+
+def test_what_is_said_of_collections_without_documents_is_forgotten() -> None:
+    held = library()
+    for number in range(20_000):
+        name = f"c{number}"
+        held.learn(CollectionMade(collection=name, dim=3, shard=0, shards=1, at_ms=0), here=True)
+    assert len(held._dims) <= 10_000
+
+
+async def test_dead_letters_that_somebody_else_wrote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers without a value ended the worker that looked for its own (issue 10, 24)."""
+    names = ("x-dlq-partition", "x-dlq-offset", "x-dlq-timestamp")
+    forged = [
+        SimpleNamespace(timestamp=1, headers=headers)
+        for headers in ([], [(name, None) for name in names], [(names[0], b"\xff")])
+    ]
+    mine = SimpleNamespace(headers=[(name, b"1") for name in names])
+
+    async def found(_: Any) -> list[Any]:
+        return [*forged, mine]
+
+    monkeypatch.setattr(Refusals, "_buried", found)
+    producer: Any = FakeProducer()
+    waiting = Refusals(LOG, producer, is_first=lambda: True, client_id="r")
+    record = document_record(b"books/x", b"rubbish", 1)
+    record.partition = 1
+    await waiting.add(record, RecordError("rubbish"))
+    await waiting.look()
+    assert not waiting._waiting and not producer.sent, "it is buried already"
