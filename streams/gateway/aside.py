@@ -1,7 +1,7 @@
 """Asks the process for what may take long (`checks.py`), and ends it when an answer takes too long.
 
 One question at a time; a bounded number waits. So neither a schema nor a pattern nor a very long
-text stops the event loop, which keeps the gateway's lease.
+text or chat stops the event loop, which keeps the gateway's lease.
 """
 
 import asyncio

@@ -11,6 +11,7 @@ import re
 import resource
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from jsonschema import SchemaError  # type: ignore[import-untyped]  # ships no types
@@ -19,6 +20,9 @@ from jsonschema.validators import (  # type: ignore[import-untyped]  # the same
     Draft202012Validator,
 )
 from tokenizers import Tokenizer
+
+from schemas.errors import InvalidRequest
+from streams.gateway.tokenizer import Tokenizer as ModelTokenizer
 
 MEMORY_BYTES_MAX = 4 << 30
 READY = "ready"
@@ -59,6 +63,25 @@ def encode(text: str, file: str, special: bool) -> list[int]:
     return ids
 
 
+def chat(
+    folder: str, messages: list[Any], add_generation_prompt: bool, variables: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Token ids of a long chat, or why the model's template refuses it."""
+    tokenizer = _model_tokenizer(folder)
+    try:
+        pieces = tokenizer.pieces(
+            messages, add_generation_prompt=add_generation_prompt, variables=variables
+        )
+    except InvalidRequest as error:
+        return {"refused": [error.message, error.param]}
+    return {"ids": tokenizer.ids_of(pieces)}
+
+
+@cache
+def _model_tokenizer(folder: str) -> ModelTokenizer:
+    return ModelTokenizer(Path(folder))
+
+
 @cache
 def _tokenizer(file: str) -> Tokenizer:
     raw = Tokenizer.from_file(file)
@@ -67,7 +90,7 @@ def _tokenizer(file: str) -> Tokenizer:
     return raw
 
 
-CHECKS: dict[str, Any] = {check.__name__: check for check in (json_schema, regex, encode)}
+CHECKS: dict[str, Any] = {check.__name__: check for check in (json_schema, regex, encode, chat)}
 
 
 def main() -> None:

@@ -85,11 +85,10 @@ async def take_in(
 ) -> Intake:
     """Check a body and tokenise its prompt."""
     body: ChatBody | CompletionBody
-    values_max = settings.values_max + served.max_model_len
     if endpoint is Endpoint.CHAT:
-        body = parse(ChatBody, raw, values_max)
-    else:
-        body = parse(CompletionBody, raw, values_max)
+        body = parse(ChatBody, raw, settings.values_max)
+    else:  # whose prompt may be token ids
+        body = parse(CompletionBody, raw, settings.values_max + served.max_model_len)
     if body.model != served.name:
         raise UnknownModel(f"model: expected {served.name!r}, found {body.model[:80]!r}")
     refuse_extras(body.model_extra)
@@ -203,21 +202,14 @@ async def chat_prompt(
     served: Served,
     settings: GatewaySettings,
 ) -> list[int]:
-    """Render and tokenise. The template alone writes special tokens: what stands in a message, or a
-    variable, is text even where it is spelled like one.
-    """
-    pieces = served.tokenizer.pieces(
+    """Render and tokenise."""
+    return await served.tokenizer.encode_chat(
         messages,
         add_generation_prompt=body.add_generation_prompt is not False,
         variables=body.chat_template_kwargs,
+        check_chars=lambda chars: check_length(chars, served, settings),
+        limit_ms=settings.aside_ms,
     )
-    check_length(sum(map(len, pieces)), served, settings)
-    found: list[int] = []
-    for piece in pieces:
-        found += await served.tokenizer.encode(
-            piece, add_special_tokens=False, limit_ms=settings.aside_ms
-        )
-    return found
 
 
 def check_length(chars: int, served: Served, settings: GatewaySettings) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,15 @@ def _beginnings(names: Iterable[str]) -> re.Pattern[str]:
     return re.compile("(?=" + "|".join(cut) + ").", re.DOTALL) if cut else re.compile("(?!)")
 
 
+def _chars(value: Any) -> int:
+    """How long the texts in a value of JSON are, together."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(len(name) + _chars(item) for name, item in value.items())
+    return sum(map(_chars, value)) if isinstance(value, list | tuple) else 0
+
+
 class Tokenizer:
     """The tokenizer of the served model. `encode` may be called from any thread."""
 
@@ -103,7 +112,7 @@ class Tokenizer:
             raise ConfigError(
                 f"{file}: no such file; the gateway needs a fast tokenizer (tokenizer.json)"
             )
-        self._file = file
+        self._folder, self._file = folder, file
         self._raw = RawTokenizer.from_file(str(file))
         self._raw.no_padding()
         self._raw.no_truncation()
@@ -163,6 +172,41 @@ class Tokenizer:
         if isinstance(value, Mapping):
             return {name: self._cut(item) for name, item in value.items()}
         return [self._cut(item) for item in value] if isinstance(value, list) else value
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+        check_chars: Callable[[int], None],
+        limit_ms: int = ENCODE_MS,
+    ) -> list[int]:
+        """Token ids of a chat, whose special tokens are the template's alone: what stands in a
+        message, or a variable, is text even where it is spelled like one.
+
+        `check_chars` raises where a prompt has too many characters, before its tokens are made. A
+        very long chat is cut and rendered in another process too. Raises InvalidRequest.
+        """
+        if (chars := _chars(messages) + _chars(variables)) > _THREAD_CHARS_MAX:
+            check_chars(chars)
+            asked = (str(self._folder), messages, add_generation_prompt, variables)
+            answer = await ASIDE.ask("chat", *asked, limit_ms=limit_ms)
+            if "refused" in answer:
+                raise InvalidRequest(*answer["refused"])
+            found: list[int] = answer["ids"]
+            return found
+        pieces = self.pieces(
+            messages, add_generation_prompt=add_generation_prompt, variables=variables
+        )
+        check_chars(chars := sum(map(len, pieces)))
+        if chars <= self._inline_chars:
+            return self.ids_of(pieces)
+        return await asyncio.to_thread(self.ids_of, pieces)
+
+    def ids_of(self, pieces: Iterable[str]) -> list[int]:
+        """Their token ids, one after the other."""
+        return [token_id for piece in pieces for token_id in self._ids(piece, False)]
 
     async def encode(
         self, text: str, *, add_special_tokens: bool, limit_ms: int = ENCODE_MS

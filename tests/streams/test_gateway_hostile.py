@@ -6,10 +6,12 @@ import time
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from schemas.errors import InvalidRequest, TooManyRequests
 from streams.gateway import aside
 from streams.gateway.aside import Aside
+from streams.gateway.bodies import ChatBody, TokenizeBody
 from streams.gateway.checks import json_schema, regex
 from streams.gateway.forms import REGEX_CHARS_MAX
 from streams.gateway.sampling import BAD_WORD_CHARS_MAX, STOP_CHARS_MAX
@@ -92,6 +94,36 @@ async def test_prompts_are_counted_before_they_are_tokenised(
         assert "shorten it" in answer["error"]["message"]
     assert encoded == []
     assert (await call(rig, {"prompt": "x" * most}, "/tokenize"))[0] == 200
+
+
+async def test_token_ids_alone_make_a_body_of_many_values() -> None:
+    """A model of a long context let a chat have as many messages (issue 10, 16)."""
+    rig = Rig(max_model_len=4_000, values_max=100)
+    rig.answer_with("ok")
+    prompt = completion([7] * 1_000)
+    assert (await call(rig, prompt, "/v1/completions"))[0] == 200
+    status, answer = await call(rig, {**chat(), "messages": chat()["messages"] * 1_000})
+    assert (status, answer["error"]["code"]) == (400, "invalid_request")
+    assert "expected at most 100 values" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (ChatBody, {"messages": [1, 1, 1]}),
+        (ChatBody, {"messages": [{"role": "user", "content": [1, 1, 1]}]}),
+        (ChatBody, {"bad_words": [1, 1, 1]}),
+        (ChatBody, {"guided_choice": [1, 1, 1]}),
+        (ChatBody, {"structured_outputs": {"choice": [1, 1, 1]}}),
+        (TokenizeBody, {"messages": [1, 1, 1]}),
+    ],
+)
+def test_a_list_is_wrong_at_its_first_wrong_item(kind: Any, fields: dict[str, Any]) -> None:
+    """The errors of all items took ten seconds (issue 10, 16)."""
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate({**chat(), **fields})
+    wrong = [error["loc"] for error in caught.value.errors() if error["input"] == 1]
+    assert len(wrong) == 1
 
 
 def test_the_meta_schema_is_fixed() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 
 from schemas.errors import ConfigError, InvalidRequest
 from schemas.settings import ModelSettings
+from streams.gateway import tokenizer as tokenizers
 from streams.gateway.config import GatewaySettings
-from streams.gateway.template import ChatTemplate
+from streams.gateway.template import ChatTemplate, Message
 from streams.gateway.tokenizer import Tokenizer, model_folder
 from tests.streams.gateway_fakes import tokenizer, tokenizer_folder
 
@@ -31,6 +33,53 @@ async def test_a_long_text_has_the_same_tokens_from_a_thread() -> None:
     assert await threaded.encode(text, add_special_tokens=False) == await tokenizer().encode(
         text, add_special_tokens=False
     )
+
+
+async def encoded_elsewhere(one: Tokenizer, monkeypatch: pytest.MonkeyPatch, chars: int) -> bool:
+    """Whether a text and a chat of so many characters take none of this thread's time; their tokens
+    are the same wherever they are made.
+    """
+    text = ("ab</s>" * (chars // 6 + 1))[:chars]
+    chat: list[Message] = [{"role": "user", "content": text}]
+    expected = one._ids(text, False), one.ids_of(one.pieces(chat))
+    threads: list[int] = []
+    encode = one._ids
+
+    def noting(piece: str, special: bool) -> list[int]:
+        threads.append(threading.get_ident())
+        return encode(piece, special)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(one, "_ids", noting)
+        found = await one.encode(text, add_special_tokens=False, limit_ms=60_000)
+        ids = await one.encode_chat(chat, check_chars=lambda _: None, limit_ms=60_000)
+    assert (found, ids) == expected
+    return threading.get_ident() not in threads
+
+
+async def test_long_texts_and_chats_are_encoded_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body full of `</s>` was cut and encoded in the event loop, piece by piece: seconds for a
+    megabyte (issue 10, 16)."""
+    one = Tokenizer(tokenizer_folder(), inline_chars=100)
+    assert not await encoded_elsewhere(one, monkeypatch, 60)
+    assert await encoded_elsewhere(one, monkeypatch, 400)
+    monkeypatch.setattr(tokenizers, "_THREAD_CHARS_MAX", 300)
+    assert await encoded_elsewhere(one, monkeypatch, 400)
+
+    def in_vain(*_: object, **__: object) -> list[str]:
+        raise AssertionError("another process renders and encodes")
+
+    counted: list[int] = []
+    for name in ("pieces", "_ids"):
+        monkeypatch.setattr(one, name, in_vain)
+    long: list[Message] = [{"role": "user", "content": "x" * 400}]
+    await one.encode("x" * 400, add_special_tokens=False, limit_ms=60_000)
+    await one.encode_chat(long, check_chars=counted.append, limit_ms=60_000)
+    assert counted and min(counted) >= 400
+    with pytest.raises(InvalidRequest, match="the template's own name") as refused:
+        own: dict[str, Any] = {"messages": []}
+        await one.encode_chat(long, variables=own, check_chars=counted.append, limit_ms=60_000)
+    assert refused.value.param == "chat_template_kwargs.messages"
 
 
 def test_a_folder_without_a_template_serves_completions_only(tmp_path: Path) -> None:

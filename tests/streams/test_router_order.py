@@ -123,6 +123,22 @@ def test_restarted_routers_do_not_use_up_a_request_s_attempts() -> None:
     assert on.outcomes["r1"].kind is OutcomeKind.FAILED
 
 
+def test_handovers_that_nobody_knows_of_use_up_none_either() -> None:
+    """Neither for the router that gives them up nor for the next one (issue 10, 7)."""
+    on = split(decodes=2, attempts_max=2)
+    on.request("r1")
+    on.phase(on.works[0], PhaseKind.PREFILL_DONE)
+    forget(on, DecisionKind.HANDOFF)
+    assert on.decisions[-1].reason is Reason.ROUTER_RESTARTED
+    for rebuilt in (False, True):
+        if rebuilt:
+            on.taken_over()
+            on.beat(on.workers["p0"])
+        assert "r1" not in on.outcomes
+        on.phase(on.works[-1], PhaseKind.FAILED)
+    assert on.outcomes["r1"].kind is OutcomeKind.FAILED
+
+
 def test_of_several_outcomes_the_one_that_counts_is_told_by_the_records_alone() -> None:
     """The same one for the router, a rebuild, an audit and a compacted topic (issue 10, 9)."""
     on = replicas(2)

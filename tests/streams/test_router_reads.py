@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from schemas import prefix
+from schemas.codec import Codec
 from schemas.errors import ConfigError
 from schemas.records import KvEvents
 from streams.agents import router
 from streams.agents.prefixes import Prefixes
 from streams.agents.table import load_table
 from streams.config import RouterSettings
+from streams.core.events import PartitionTaken
 from streams.core.table import AXES, Cell, Table
 from tests.streams import builders
 from tests.streams.builders import T0
@@ -101,3 +103,27 @@ def test_a_rebuild_that_is_given_up_has_closed_what_it_reads(
 
     monkeypatch.setattr(router, "past_records", past)
     run(main())
+
+
+def test_a_rebuild_counts_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the watchdog would take a long one for a stuck consumer (issue 10, 5)."""
+
+    async def past(*_: object, **__: object) -> AsyncIterator[Any]:
+        for offset in range(3):
+            value = codec.encode(builders.request(f"r{offset}"))
+            yield "requests", FakeEvent(value, offset)
+            counts.append(made[0].records_read)
+        yield "requests", FakeEvent(b"garbage", 3)
+        yield "sessions", FakeEvent(None)
+
+    async def main() -> None:
+        process, _ = await process_with_partition()
+        made.append(process)
+        process.apply(PartitionTaken(1), "taken", 1, 0)
+        await process._rebuild([1])
+        assert process.records_read == 5
+
+    codec, counts, made = Codec(), list[int](), list[Any]()
+    monkeypatch.setattr(router, "past_records", past)
+    run(main())
+    assert counts == [1, 2, 3]

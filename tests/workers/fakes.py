@@ -102,6 +102,7 @@ class FakeLog:
     def __init__(self) -> None:
         self.sent: list[tuple[str, int, str, Any, Headers]] = []
         self.sent_by: list[str] = []  # which producer sent each of them
+        self.closed: list[tuple[str, str]] = []  # producers, and what becomes of what they hold
         self.buried: list[tuple[str, bytes | None]] = []
         self.errors: dict[
             str, deque[Exception]
@@ -128,9 +129,11 @@ class FakeProducer:
 
     async def stop(self) -> None:
         self.open = False
+        self.log.closed.append((self.name, "sent"))
 
     async def discard(self) -> None:
         self.open = False
+        self.log.closed.append((self.name, "discarded"))
 
     def session_partition(self, session_id: str) -> int:
         return partition_of(session_id, 4)
@@ -209,6 +212,7 @@ class FakeMembership:
         self.full: set[str] = set()  # topics without a free partition
         self.beats: list[list[Grant]] = []
         self.valid = True
+        self.waiting = 0  # who had to wait for that, ever
         self.left = False
         self.load_source: Any = Load
         self.grant_source: Any = list
@@ -256,6 +260,7 @@ class FakeMembership:
         return self.valid
 
     async def stands(self) -> None:
+        self.waiting += not self.valid
         await until(lambda: self.valid)
 
     async def leave(self) -> None:

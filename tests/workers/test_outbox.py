@@ -38,6 +38,30 @@ async def sent(*records: Phase | Outcome) -> list[Any]:
     return [record for *_, record, _ in log.sent]
 
 
+async def test_nothing_is_said_while_the_lease_is_in_doubt() -> None:
+    """A fenced worker's outcome was written beside the next attempt's (issue 10, 9)."""
+    log, asked, leased = FakeLog(), asyncio.Event(), asyncio.Event()
+    producer = FakeProducer(log)
+    await producer.start()
+
+    async def stands() -> None:
+        asked.set()
+        await leased.wait()
+
+    outbox = Outbox(producer, stands, pending_max=9, tries_max=1)  # type: ignore[arg-type]  # a fake
+    outbox.add(replace(example("trivium.Outcome"), kv=None))
+    sending = asyncio.ensure_future(outbox.run())
+    flushed = asyncio.ensure_future(outbox.flushed())
+    await asyncio.wait(
+        [flushed, asyncio.ensure_future(asked.wait())], return_when="FIRST_COMPLETED"
+    )
+    assert log.sent == []
+    leased.set()
+    await flushed
+    assert len(log.sent) == 1
+    sending.cancel()
+
+
 async def test_a_handle_that_is_too_large_costs_its_request_and_not_the_worker() -> None:
     """Reports are bounded, because their handles travel on with work (issue 10, 15)."""
     phase = replace(example("trivium.Phase"), kind=PhaseKind.PREFILL_DONE, error=None, kv=HUGE)

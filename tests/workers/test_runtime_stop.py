@@ -54,6 +54,18 @@ async def test_a_worker_that_lost_its_lease_lives_on_with_its_engine() -> None:
         assert {r for frame in found.log.of(TokenFrame) for r in frame.request_ids} == {"r3"}
 
 
+async def test_what_a_lost_life_has_buffered_is_not_written_later() -> None:
+    """It was flushed when the link healed; a drained life has nothing to hide (issue 10, 9)."""
+    async with life() as found:
+        found.membership.lost.set()
+        await found.lives(2)
+        assert sorted(found.log.closed) == [("durable", "discarded"), ("tokens", "discarded")]
+        found.log.closed.clear()
+        found.stop.set()
+        assert await found.ended() is None
+        assert sorted(found.log.closed) == [("durable", "sent"), ("tokens", "sent")]
+
+
 async def test_a_broker_that_is_away_ends_no_worker() -> None:
     """Each try fails at another place, and the engine stays (issue 10, 4)."""
     async with life() as found:
@@ -89,7 +101,7 @@ async def test_doubt_pauses_a_worker_and_does_not_end_it() -> None:
         found.membership.valid = False
         found.engine.say(out(ids=[5], text="a"))
         found.decode.put(work("r2"))
-        await until(lambda: found.engine.is_heard is False or found.decode._records.empty())
+        await until(lambda: found.membership.waiting == 2)  # who sends, and who reads
         assert found.log.sent == []
         assert len(found.engine.jobs) == 1
         found.membership.valid = True
