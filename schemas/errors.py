@@ -271,7 +271,7 @@ class NoProgress(WorkerError):
 
 
 class AttemptsDiffer(WorkerError):
-    """A later attempt generated other tokens than those that were delivered."""
+    """A later attempt, or decode behind prefill, generated other tokens than were delivered."""
 
     code = "attempts_differ"
 

@@ -107,9 +107,19 @@ class Columns:
         return len(self._first) + len(self._later)
 
     def row(
-        self, request_id: str, attempt: int, seq: int, char: int, ids: Sequence[int], text: str
+        self,
+        request_id: str,
+        attempt: int,
+        seq: int,
+        char: int,
+        ids: Sequence[int],
+        text: str,
+        *,
+        later: bool = False,
     ) -> None:
-        """Tokens of one stream; `seq` and `char` count what the answer has before them."""
+        """Tokens of one stream; `seq` and `char` count what the answer has before them. With
+        `later` also its first may wait: somebody else has sent it.
+        """
         if not self.dirty:
             self._frames.touch(self)
         row = self._first.get(request_id) or self._later.get(request_id)
@@ -120,7 +130,7 @@ class Columns:
                 return
             self._close(request_id)
         row = _Row(request_id, attempt, seq, char, list(ids), text)
-        if seq:
+        if seq or later:
             self._later[request_id] = row
         else:
             self._first[request_id] = row

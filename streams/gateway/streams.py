@@ -5,10 +5,10 @@ producer than the rest), or belong to attempts that were given up. A stream keep
 next token and the next character, and takes from each row only what lies beyond; what a row repeats
 has to be what was taken before (`delivered.py`). The hub feeds it; the writers drain it.
 
-Where a higher attempt repeats something else, the stream breaks, or goes on behind what was
-delivered (`goes_on`). Within one attempt only prefill's first token can differ from decode's, who
-draws it again: nothing was lost then, and the stream goes on. Both are told: `differs_at`. Where
-nothing is written before the end, a higher attempt simply starts from the beginning (`restarts`).
+Where something else is repeated, the stream breaks, or goes on behind what was delivered
+(`goes_on`); both are told: `differs_at`. A higher attempt repeats, and decode, which draws
+prefill's first token again and goes on behind its own. Where nothing is written before the end
+(`restarts`), a higher attempt starts from the beginning, and so does decode, who has more to say.
 """
 
 from collections.abc import Sequence
@@ -168,15 +168,21 @@ class Stream:
         self._ahead.clear()
         self._last_word = None
         if self._restarts:
-            self.next_seq = self.next_char = 0
-            self.texts, self.token_ids, self.logprobs = [], [], []
-            self.differs_at, self._delivered = None, Delivered()
+            self._begin_again()
         self._risen_at = self.next_seq
+
+    def _begin_again(self) -> None:
+        self.next_seq = self.next_char = 0
+        self.texts, self.token_ids, self.logprobs = [], [], []
+        self.differs_at, self._delivered = None, Delivered()
 
     def _take(self, row: Row) -> None:
         differs_at = self._delivered.differs(row.first_seq, row.token_ids, row.first_char, row.text)
         if differs_at is not None:
-            self._differ(differs_at, across=differs_at < self._risen_at)
+            if self._restarts and self.next_seq == 1 < row.tokens and not row.first_seq:
+                self._begin_again()
+            else:
+                self._differ(differs_at)
         skip = self.next_seq - row.first_seq
         skip_chars = self.next_char - row.first_char
         chars = len(row.text)
@@ -194,11 +200,11 @@ class Stream:
             self._delivered.texts.append(row.text[skip_chars:])
             self.next_char = row.first_char + chars
 
-    def _differ(self, at: int, *, across: bool) -> None:
-        """A token was repeated as another one, by another attempt than the first or by the same."""
+    def _differ(self, at: int) -> None:
+        """A token was repeated as another one."""
         if self.differs_at is None:
             self.differs_at = at
-        self.broken = across and not self._goes_on
+        self.broken = not self._goes_on
 
     def _catch_up(self, has: Position) -> None:
         """Give out what lies beyond that, if what lies before is what the client has."""
@@ -206,7 +212,7 @@ class Stream:
             return
         self._has = None
         if self._delivered.digest_of(has.next_seq, has.next_char) != has.digest:
-            self._differ(0, across=True)
+            self._differ(0)
         self._delivered.resumed(has.next_char)
         whole = "".join(self.texts)
         self.texts = [] if self.broken else [whole[has.next_char :]]
@@ -238,7 +244,7 @@ class Stream:
             if self._has is not None or 0 < end.seq < self._risen_at:  # it went on before
                 if self._has is not None:
                     self._has, self.texts, self.token_ids, self.logprobs = None, [], [], []
-                self._differ(end.seq, across=True)
+                self._differ(end.seq)
                 if self.broken:
                     return
         self.end = end

@@ -131,11 +131,24 @@ def test_what_nobody_has_read_starts_again_with_another_attempt() -> None:
     assert stream.differs_at is None
 
 
-def test_a_first_token_that_decode_draws_otherwise_is_told_and_not_fatal() -> None:
-    stream = Stream("r1")
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_a_first_token_that_decode_draws_otherwise_is_a_difference_like_any(goes_on: bool) -> None:
+    """What follows belongs to decode's own first token (issue 10, 8)."""
+    stream = Stream("r1", goes_on=goes_on)
     said(stream, 1, 0, "a")
     said(stream, 1, 0, "Xbc")
-    assert (stream.drain(), stream.differs_at, stream.broken) == ("abc", 0, False)
+    assert (stream.differs_at, stream.broken) == (0, not goes_on)
+    assert stream.drain() == ("abc" if goes_on else "a")
+
+
+def test_a_whole_answer_is_decodes_where_its_first_token_is_another_one() -> None:
+    """Nobody has read prefill's (issue 10, 8)."""
+    stream = Stream("r1", restarts=True)
+    said(stream, 1, 0, "a")
+    said(stream, 1, 0, "Xbc")
+    assert stream.finish(ended("r1", "Xbc"))
+    assert (stream.drain(), stream.token_ids) == ("Xbc", [88, 98, 99])
+    assert (stream.differs_at, stream.broken) == (None, False)
 
 
 @given(deliveries(), st.integers(1, len(ANSWER)), st.booleans())

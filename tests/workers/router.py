@@ -92,16 +92,18 @@ class Router:
         await (await self.producer.send(topic, record, key=key, partition=partition))
 
     def answer(self, request_id: str) -> tuple[list[int], str]:
-        """Tokens and text of a stream, joined as a gateway does; gaps and repeats fail."""
+        """Tokens and text of a stream, joined as a gateway does; what is repeated must agree."""
         ids, text = list[int](), ""
         for frame in self.of(TokenFrame):
             start = 0
             for n, row in enumerate(frame.request_ids):
                 count = frame.token_counts[n]
                 if row == request_id:
-                    assert (frame.first_seqs[n], frame.first_chars[n]) == (len(ids), len(text))
-                    ids += frame.token_ids[start : start + count]
-                    text += frame.texts[n]
+                    seq, char = frame.first_seqs[n], frame.first_chars[n]
+                    new = [*ids[:seq], *frame.token_ids[start : start + count]]
+                    said = text[:char] + frame.texts[n]
+                    assert (new[: len(ids)], said[: len(text)]) == (ids, text)
+                    ids, text = new, said
                 start += count
         return ids, text
 

@@ -152,13 +152,14 @@ def test_prefill_sends_its_token_and_hands_the_kv_over() -> None:
         ("aa", ("aab",), ""),
     ],
 )
+@pytest.mark.parametrize("logprobs", [[], [TokenLogprob(token_id=5, token="t", logprob=-1.0)]])
 def test_prefill_holds_back_what_may_begin_a_stop_string(
-    text: str, stop: tuple[str, ...], sent: str
+    text: str, stop: tuple[str, ...], sent: str, logprobs: list[TokenLogprob]
 ) -> None:
     desk = Desk()
     desk.work("r1", PREFILL, sampling=Sampling(max_tokens=8, stop=stop))
     kv = handle(NOW_MS + 5_000)
-    desk.step(out(ids=[5], text=text, finish_reason="handover", kv=kv))
+    desk.step(out(ids=[5], text=text, finish_reason="handover", kv=kv, logprobs=logprobs))
     assert list(desk.frame().texts) == [sent]
     assert (desk.phases[0].sent_tokens, desk.phases[0].sent_chars) == (1, len(sent))
 
@@ -223,33 +224,41 @@ def remote(**changes: Any) -> Work:
     return work("r1", DECODE, NOW_MS, **{**fields, **changes})
 
 
-def test_decode_drops_what_prefill_sent_and_reports_the_kv_once() -> None:
+def test_decode_repeats_what_prefill_sent_with_its_next_token_and_reports_the_kv_once() -> None:
+    """It goes on behind its own first token, so the gateway has to see that (issue 10, 8)."""
     desk = Desk()
     desk.take(remote())
     assert desk.engine.jobs[0].kv is not None
     desk.step(out(ids=[5], text="ab", kv_bytes=640, transfer_ms=1.5))
     assert not desk.frames.pending()
     desk.step(out(ids=[6], text="c", kv_bytes=640))
+    assert desk.frames.pending() and not desk.frames.urgent
     (phase,) = desk.phases
     assert (phase.kind, phase.kv_bytes, phase.transfer_ms) == (PhaseKind.KV_RECEIVED, 640, 1.5)
-    desk.step(out(finish_reason="length"))
+    desk.step(out(ids=[7], text="d", finish_reason="length"))
     (batch,) = desk.frames.take(NOW_MS)
-    assert list(batch.frame.first_seqs) == [1]
-    assert list(batch.frame.first_chars) == [2]
+    frame = batch.frame
+    assert (list(frame.first_seqs), list(frame.first_chars)) == ([0], [0])
+    assert (list(frame.token_ids), list(frame.texts)) == ([5, 6, 7], ["abcd"])
     outcome = batch.reports[0][0]
     assert isinstance(outcome, Outcome)
     assert (outcome.kv_bytes, outcome.cached_tokens) == (640, 3)
-    assert (outcome.first_token_ms, outcome.completion_tokens) == (NOW_MS - 1, 2)
+    assert (outcome.first_token_ms, outcome.completion_tokens) == (NOW_MS - 1, 3)
     assert (outcome.prefill_worker, outcome.decode_worker) == ("w0", WORKER)
 
 
-def test_a_row_is_cut_at_token_and_character_apart() -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_end_at_a_token_that_prefill_sent_otherwise_is_said_too(at_once: bool) -> None:
+    """Prefill's was not the end, so decode's is another one (issue 10, 8)."""
     desk = Desk()
-    desk.take(remote(first_seq=2, first_char=1))
-    desk.step(out(ids=[5, 6, 7], text="abc"))
-    frame = desk.frame()
-    assert (list(frame.first_seqs), list(frame.token_ids)) == ([2], [7])
-    assert (list(frame.first_chars), list(frame.texts)) == ([1], ["bc"])
+    desk.take(remote())
+    desk.step(out(ids=[2], finish_reason="stop" * at_once))
+    if not at_once:
+        assert not desk.frames.pending()
+        desk.step(out(finish_reason="stop"))
+    (batch,) = desk.frames.take(NOW_MS)
+    assert (list(batch.frame.first_seqs), list(batch.frame.token_ids)) == ([0], [2])
+    assert batch.frame.ends[0].seq == 1
 
 
 def test_text_of_a_token_that_was_sent_without_it_still_goes_out() -> None:
@@ -259,7 +268,7 @@ def test_text_of_a_token_that_was_sent_without_it_still_goes_out() -> None:
     assert not desk.frames.pending()
     desk.step(out(ids=[6], text="é!"))
     frame = desk.frame()
-    assert (list(frame.first_seqs), list(frame.first_chars)) == ([1], [0])
+    assert (list(frame.first_seqs), list(frame.first_chars)) == ([0], [0])
     assert list(frame.texts) == ["é!"]
 
 
@@ -270,7 +279,7 @@ def test_text_of_a_token_that_was_sent_without_it_still_goes_out() -> None:
     st.integers(0, 5),
     st.integers(0, 5),
 )
-def test_rows_join_to_the_answer_from_the_given_place(
+def test_rows_join_to_the_answer_from_its_start(
     steps: list[tuple[list[int], str]], first_seq: int, first_char: int
 ) -> None:
     desk = Desk()
@@ -281,29 +290,21 @@ def test_rows_join_to_the_answer_from_the_given_place(
     ids = [token for step in steps for token in step[0]]
     text = "".join(step[1] for step in steps)
     (batch,) = desk.frames.take(NOW_MS)
-    frame, seq, char, start = batch.frame, first_seq, first_char, 0
-    for n, count in enumerate(frame.token_counts):
-        row = frame.token_ids[start : start + count]
-        start += count
-        assert count or frame.texts[n]
-        if count:
-            assert (frame.first_seqs[n], list(row)) == (seq, ids[seq : seq + count])
-            seq += count
-        if frame.texts[n]:
-            assert frame.first_chars[n] == char
-            assert frame.texts[n] == text[char : char + len(frame.texts[n])]
-            char += len(frame.texts[n])
-    assert (seq, char) == (max(first_seq, len(ids)), max(first_char, len(text)))
+    frame = batch.frame
+    assert list(frame.first_seqs) == list(frame.first_chars) == [0] * bool(ids or text)
+    assert (list(frame.token_ids), list(frame.texts)) == (ids, [text] * bool(ids or text))
     assert (frame.ends[0].seq, frame.ends[0].chars) == (len(ids), len(text))
 
 
-def test_logprobs_are_cut_with_their_tokens() -> None:
+def test_logprobs_are_repeated_with_their_tokens() -> None:
     desk = Desk()
     desk.take(remote())
     logprobs = [TokenLogprob(token_id=n, token="t", logprob=-1.0) for n in (5, 6)]
-    desk.step(out(ids=[5, 6], text="abc", logprobs=logprobs))
+    desk.step(out(ids=[5], text="ab", logprobs=logprobs[:1]))
+    assert not desk.frames.pending()
+    desk.step(out(ids=[6], text="c", logprobs=logprobs[1:]))
     (found,) = desk.frame().logprobs
-    assert (found.first_seq, list(found.tokens)) == (1, logprobs[1:])
+    assert (found.first_seq, list(found.tokens)) == (0, logprobs)
 
 
 def test_a_late_handle_is_not_read() -> None:

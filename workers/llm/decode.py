@@ -1,4 +1,4 @@
-"""What the outputs of a decode job mean: what was sent already, KV that arrived, and the end.
+"""What the outputs of a decode job mean: what prefill has sent too, KV that arrived, and the end.
 
 A replica's work is a decode job without KV, so it has no file of its own. Pure; called by
 `workers/llm/held.py`.
@@ -10,20 +10,28 @@ from workers.llm.prefill import whole_or_failed
 from workers.llm.stream import Identity, Stream, kv_received
 
 
-def clipped_row(stream: Stream, output: Output, seq: int, chars: int) -> None:
-    """Append what of an output the prefill worker has not sent.
+def row(stream: Stream, output: Output, text: str, seq: int, chars: int) -> None:
+    """Append an output that repeats what prefill has sent, or that has log-probabilities.
 
-    Tokens and characters are cut apart from each other, since text may lag its tokens.
+    Decode generates from its own first token on, so the gateway is to compare that with prefill's.
+    It waits here for the first token that is new, and costs no frame of its own.
     """
-    skip = max(0, stream.first_seq - seq)
-    token_ids = output.token_ids[skip:]
-    text = output.text[max(0, stream.first_char - chars) :]
-    if token_ids or text:
-        seq = max(seq, min(stream.first_seq, seq + len(output.token_ids)))
-        chars = max(chars, min(stream.first_char, chars + len(output.text)))
-        stream.columns.row(stream.request_id, stream.attempt, seq, chars, token_ids, text)
-    if output.logprobs[skip:]:
-        stream.columns.add_logprobs(stream.request_id, output.logprobs[skip:])
+    ids, said = [*stream.repeated_ids, *output.token_ids], stream.repeated_text + text
+    logprobs = [*stream.repeated_logprobs, *output.logprobs]
+    is_new = seq + len(output.token_ids) > stream.first_seq or chars + len(text) > stream.first_char
+    if stream.repeats and not is_new and not output.finish_reason:
+        stream.repeated_ids, stream.repeated_text, stream.repeated_logprobs = ids, said, logprobs
+        return
+    first_seq, first_char = seq - len(stream.repeated_ids), chars - len(stream.repeated_text)
+    later, stream.repeats = stream.repeats, False
+    stream.repeated_ids, stream.repeated_text, stream.repeated_logprobs = (), "", ()
+    if not ids and not said:
+        return
+    stream.columns.row(
+        stream.request_id, stream.attempt, first_seq, first_char, ids, said, later=later
+    )
+    if logprobs:
+        stream.columns.add_logprobs(stream.request_id, logprobs)
 
 
 def received(stream: Stream, output: Output, me: Identity, now_ms: int) -> Phase | None:

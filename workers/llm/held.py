@@ -193,6 +193,7 @@ class Held:
             first_char=work.first_char,
             first_token_ms=work.first_token_ms,
             cached_tokens=work.cached_tokens,
+            repeats=work.first_seq > 0 or work.first_char > 0,
         )
 
     def _hold(self, stream: Stream) -> None:
@@ -225,8 +226,8 @@ class Held:
             if token_ids or text:
                 stream.seq = seq + len(token_ids)
                 stream.chars = chars + len(text)
-                if seq < stream.first_seq or chars < stream.first_char or output.logprobs:
-                    decode.clipped_row(stream, output, seq, chars)
+                if stream.repeats or output.logprobs:
+                    decode.row(stream, output, text, seq, chars)
                 else:
                     stream.columns.row(
                         stream.request_id, stream.attempt, seq, chars, token_ids, text
@@ -252,6 +253,8 @@ class Held:
         if output.error is not None and output.error.code == DeadlineExceeded.code:
             self._expire(stream, now_ms)
             return
+        if stream.repeats:  # an end as early as this says something else than prefill's token
+            decode.row(stream, output, "", stream.seq, stream.chars)
         by_phase = prefill if stream.prefill else decode
         record = by_phase.finish(stream, output, self._me, now_ms)
         self._drop(stream)

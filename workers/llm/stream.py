@@ -3,6 +3,7 @@
 Pure builders; which record is due when is decided by `prefill.py`, `decode.py` and `held.py`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from schemas.log.clients import Headers
@@ -14,6 +15,7 @@ from schemas.records import (
     PhaseKind,
     StreamEnd,
     StreamStart,
+    TokenLogprob,
     WireError,
     Work,
     WorkPhase,
@@ -41,7 +43,7 @@ class Stream:
     started_ms: int
     request_id: str
     attempt: int
-    first_seq: int  # tokens and characters before these were sent by the prefill worker
+    first_seq: int  # tokens and characters before these were sent by the prefill worker as well
     first_char: int
     first_token_ms: int
     seq: int = 0
@@ -50,6 +52,10 @@ class Stream:
     kv_bytes: int = 0
     kv_read_bytes: int = 0  # of a prefix, that prefill of a pair has read from decode
     kv_reported: bool = False
+    repeats: bool = False  # what prefill has sent; it waits in these until there is more:
+    repeated_ids: Sequence[int] = ()
+    repeated_text: str = ""
+    repeated_logprobs: Sequence[TokenLogprob] = ()
 
     @property
     def prefill(self) -> bool:
