@@ -1,0 +1,96 @@
+"""Calls that schemathesis makes of the gateway's OpenAPI page: what is allowed by it, and what is
+not. Each is answered as the page says, never with 500 (issue 10, 24)."""
+
+from functools import cache
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from schemathesis import openapi
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from streams.gateway.openapi import describe
+from tests.fuzz.drawn import examples, text_of, unstalled
+from tests.fuzz.test_fuzz_http import PATHS
+from tests.streams.gateway_fakes import Rig
+
+CHECKS = [
+    *(not_a_server_error, status_code_conformance, content_type_conformance),
+    *(response_headers_conformance, response_schema_conformance),
+]
+LABELS = (
+    *("GET /health/live", "GET /health/ready", "GET /metrics", "GET /v1/models"),
+    *("GET /v1/models/{model}", "GET /v1/requests/{request_id}/events"),
+    *("DELETE /v1/requests/{request_id}", "POST /tokenize"),
+    *("POST /v1/chat/completions", "POST /v1/completions"),
+)
+BODIES = {f"POST {path}": good for path, (good, _) in PATHS.items()}
+
+
+def answering() -> Rig:
+    rig = Rig(aside_ms=2_000)
+    rig.answer_with("ok")
+    return rig
+
+
+@cache
+def operations() -> dict[str, Any]:
+    page = openapi.from_dict(describe(answering().app.fastapi))
+    every = [each.ok() for each in page.get_all_operations() if isinstance(each, Ok)]
+    return {found.label: found for found in every}
+
+
+def test_every_operation_is_drawn() -> None:
+    assert operations().keys() == set(LABELS)
+
+
+@st.composite
+def some(draw: st.DrawFn, of: Any) -> dict[str, Any]:
+    """Few of these fields."""
+    names = st.sets(st.sampled_from(sorted(of)), max_size=2) if of else st.just(set())
+    return {name: of[name] for name in draw(names)}
+
+
+@st.composite
+def cases(draw: st.DrawFn, label: str) -> Any:
+    """As they are drawn, or with a few fields of those: with all of them none is accepted."""
+    good = BODIES.get(label)
+    modes = list(GenerationMode) if good else [GenerationMode.POSITIVE]
+    mode = draw(st.sampled_from(modes))
+    case = draw(operations()[label].as_strategy(generation_mode=mode))
+    if good and isinstance(case.body, dict) and draw(st.integers(0, 4)):
+        case.body = {**good, **draw(some(case.body))}
+        case.headers = draw(some(dict(case.headers)))
+    return case
+
+
+async def sent(client: httpx.AsyncClient, case: Any) -> httpx.Response:
+    parts = case.as_transport_kwargs(base_url="http://gateway")
+    body = text_of(parts["json"]) if "json" in parts else parts.get("data")
+    headers = {
+        name: value.encode("latin-1", "replace") if isinstance(value, str) else value
+        for name, value in parts["headers"].items()
+    }
+    return await client.request(
+        parts["method"], parts["url"], params=parts["params"], headers=headers, content=body
+    )
+
+
+@pytest.mark.parametrize("label", LABELS)
+@examples(60)
+@given(data=st.data())
+async def test_calls_are_answered_as_the_page_says(label: str, data: st.DataObject) -> None:
+    case = data.draw(cases(label))
+    async with answering().client() as client:
+        response = await unstalled(sent(client, case))
+    case.validate_response(response, checks=CHECKS)
