@@ -11,9 +11,11 @@ from schemas.records import (
     Candidate,
     Decision,
     Estimate,
+    Mode,
     Outcome,
     Phase,
     PhaseKind,
+    Reason,
     Request,
     Role,
     Work,
@@ -22,6 +24,8 @@ from schemas.records import (
 
 CANDIDATES_SHOWN = 6
 _ROUNDING = 1e-6
+_NO_HOME = (Reason.FIRST_TURN, Reason.SESSION_WORKER_GONE)
+_NO_ROOM = (Reason.SESSION_WORKER_FULL, Reason.PREFILL_QUEUE_LONG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +127,32 @@ def _expected(decision: Decision, estimate: Estimate) -> Iterator[str]:
     if decision.policy == "learned":
         terms += f" + KV price {estimate.kv_price:.3f}"
     yield f"{terms}; local above 0; {estimate.samples} samples"
+    yield _not_by_score(decision, estimate)
     if remote_ms and estimate.gain_ttft < (remote_ms - local_ms) / remote_ms - _ROUNDING:
-        yield "no worker holds the history, so the local TTFT counts twice"
+        yield "prompts that come later would wait behind it, which the TTFT gain counts too"
+
+
+def _not_by_score(decision: Decision, estimate: Estimate) -> str:
+    """Which rule decided in place of the score; nothing where the score did."""
+    local = decision.mode is Mode.LOCAL
+    overruled = decision.policy_reason is not Reason.UNKNOWN
+    reason = decision.policy_reason if overruled else decision.reason
+    nobody = decision.reason in _NO_HOME
+    if decision.reason in _NO_ROOM and overruled:
+        rule = f"{decision.reason.value.replace('_', ' ')}, so it runs where there is room"
+    elif reason is Reason.TOO_LITTLE_KNOWN and nobody:
+        rule = "too little is known, and no worker holds its history, so it is remote"
+    elif reason is Reason.TOO_LITTLE_KNOWN:
+        rule = "too little is known, so its length and the prefill queue decide (conditional)"
+    elif reason is Reason.EXPLORING:
+        rule = "what is seldom chosen was tried, to learn its times"
+    elif reason is Reason.LEARNED and local and estimate.score <= 0:
+        rule = "this worker alone does what no prefill worker would do sooner"
+    elif reason is Reason.LEARNED and not local and estimate.score > 0:
+        rule = "a local first token would come too late for the deadline"
+    else:
+        return ""
+    return f"the score was not used: {rule}"
 
 
 def _candidates(decision: Decision) -> Iterator[str]:

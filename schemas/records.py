@@ -462,6 +462,7 @@ class Decision:
     wished_policy: str = ""
     wished_orchestration: str = ""
     unmet: Unmet = Unmet.NONE
+    policy_reason: Reason = Reason.UNKNOWN
 
 
 @frozen

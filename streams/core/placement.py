@@ -44,6 +44,7 @@ class Placement:
     prefill_cached_tokens: int = 0  # that the chosen workers are thought to hold
     decode_cached_tokens: int = 0
     missed: Missed = ALL_MET
+    policy_reason: Reason = Reason.UNKNOWN
 
     @property
     def chosen(self) -> dict[Worker, int]:
@@ -104,12 +105,11 @@ class Placer:
         if choice.local and takes:
             return self._local(need, view, home, choice)
         if choice.local:
-            choice = Choice(False, Reason.SESSION_WORKER_FULL, choice.estimate)
+            choice = choice.overruled(Reason.SESSION_WORKER_FULL, local=False)
         remote = self._remote(need, view, choice)
         if remote is None and takes and need.policy != "static":
-            return self._local(
-                need, view, home, Choice(True, Reason.PREFILL_QUEUE_LONG, choice.estimate)
-            )
+            choice = choice.overruled(Reason.PREFILL_QUEUE_LONG, local=True)
+            return self._local(need, view, home, choice)
         return remote
 
     def handoff(self, need: Need, fleet: Fleet, now_ms: int) -> tuple[Worker | None, Reason]:
@@ -279,7 +279,7 @@ class Placer:
         if choice.local:
             return self._local(need, view, worker, choice)
         if choice.estimate is not None:  # it tells why
-            choice = choice._replace(reason=view.away)
+            choice = choice.overruled(view.away, local=False)
         return self._remote(need, view, choice)
 
     def _remote(self, need: Need, view: View, choice: Choice) -> Placement | None:
@@ -369,6 +369,7 @@ class Placer:
             w_tpot=w_tpot,
             load=view.load,
             estimate=choice.estimate,
+            policy_reason=choice.policy_reason,
             prefill_cached_tokens=view.held_at(prefill),
             decode_cached_tokens=view.held_at(decode),
             missed=wishes.missed(

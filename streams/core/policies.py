@@ -45,6 +45,11 @@ class Choice(NamedTuple):
     local: bool
     reason: Reason
     estimate: Estimate | None = None
+    policy_reason: Reason = Reason.UNKNOWN  # where the placer says another one
+
+    def overruled(self, reason: Reason, *, local: bool) -> "Choice":
+        """So placed for that reason; what the policy said, of which the estimate tells, is kept."""
+        return Choice(local, reason, self.estimate, self.reason)
 
 
 class Policy(Protocol):

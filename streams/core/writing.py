@@ -149,6 +149,7 @@ def decision(
         wished_policy=missed.policy,
         wished_orchestration=missed.orchestration,
         unmet=missed.unmet,
+        policy_reason=Reason.UNKNOWN if placement is None else placement.policy_reason,
     )
 
 

@@ -257,7 +257,7 @@ def test_each_policy_tells_the_terms_of_its_score() -> None:
 
     assert PLACED.estimate is not None
     stranger = replace(PLACED.estimate, gain_ttft=(60 - 160) / 60)
-    assert "the local TTFT counts twice" in told(replace(PLACED, estimate=stranger))[3]
+    assert "would wait behind it" in told(replace(PLACED, estimate=stranger))[3]
     cell = Estimate(score=0.5 * 0.4 - 0.5 * 0.1, samples=12, gain_ttft=0.4, loss_tpot=0.1)
     tabled = decision(4, policy="table", reason=Reason.TABLE, w_ttft=0.5, w_tpot=0.5)
     assert told(replace(tabled, estimate=cell)) == (

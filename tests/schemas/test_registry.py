@@ -10,7 +10,7 @@ import pytest
 
 from schemas.codec import Codec, full_schema
 from schemas.errors import BrokerUnavailable, ConfigError
-from schemas.records import Cancellation, CancelReason, Unmet, WireError
+from schemas.records import Cancellation, CancelReason, Reason, WireError
 from schemas.registry import Registry, fetch, make_codec, register_all, subjects
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
@@ -59,11 +59,11 @@ def test_fetch_gives_the_schema(stub: StubRegistry) -> None:
 
 def test_the_codec_writes_registered_ids_and_reads_older_versions(stub: StubRegistry) -> None:
     current = full_schema("Decision")
-    older = {**current, "fields": current["fields"][:-1]}  # before decisions named unmet wishes
+    older = {**current, "fields": current["fields"][:-1]}  # before policies' reasons were told
     old_id = Registry(stub.url, **PATIENT).register("dev.decisions-trivium.Decision", older)
     log = LogSettings(schema_registry=stub.url, topic_prefix="dev.", request_timeout_ms=60_000)
     codec = make_codec(log)
-    decision = dataclasses.replace(example("trivium.Decision"), unmet=Unmet.NONE)
+    decision = dataclasses.replace(example("trivium.Decision"), policy_reason=Reason.UNKNOWN)
     value = codec.encode(decision)
     assert value[0] == 0 and codec.decode(value) == decision
     assert json.loads(stub.schemas[value[4] - 1]) == current

@@ -23,6 +23,8 @@ def test_the_first_turn_is_remote_unless_the_policy_is_asked_and_says_otherwise(
         found = scene.place(need())
         assert found is not None
         assert (found.mode, found.reason, found.policy) == (Mode.REMOTE, Reason.FIRST_TURN, policy)
+        own = Reason.TOO_LITTLE_KNOWN if policy == "learned" else Reason.UNKNOWN
+        assert found.policy_reason is own
 
 
 @pytest.mark.parametrize(("context", "held"), [(0, 0), (16, 0), (17, 16), (1_000, 992)])
@@ -70,6 +72,7 @@ def test_a_full_session_worker_sends_a_local_turn_elsewhere() -> None:
     found = scene.place(need(session=session("d0")))
     assert found is not None
     assert (found.mode, found.reason) == (Mode.REMOTE, Reason.SESSION_WORKER_FULL)
+    assert found.policy_reason is Reason.FIXED_SHARE
     assert found.decode is scene.worker("d1")
 
 
