@@ -19,6 +19,7 @@ from schemas.records import (
     Phase,
     PhaseKind,
     Request,
+    Resumption,
     TokenFrame,
     Work,
 )
@@ -44,6 +45,7 @@ class Story:
     stops: list[CancelWork] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
     cancellations: list[Cancellation] = field(default_factory=list)
+    resumptions: list[Resumption] = field(default_factory=list)
     rows: list[TokenRow] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     differs_at: int | None = None  # the first token that was repeated as another one
@@ -96,6 +98,7 @@ class Story:
             "stops": [to_dict(stop) for stop in self.stops],
             "phases": [to_dict(phase) for phase in self.phases],
             "cancellations": [to_dict(record) for record in self.cancellations],
+            "resumptions": [to_dict(record) for record in self.resumptions],
             "tokens": {
                 "count": len(self.token_ids),
                 "token_ids": self.token_ids,
@@ -141,6 +144,8 @@ def _fold(story: Story, record: Any) -> None:
             story.phases.append(record)
         case Cancellation():
             story.cancellations.append(record)
+        case Resumption():
+            story.resumptions.append(record)
         case Outcome():
             story.outcome = counting(filter(None, (story.outcome, record)))
 

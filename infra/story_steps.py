@@ -21,6 +21,7 @@ from schemas.records import (
     Work,
     WorkPhase,
 )
+from streams.core.requests import may_cancel
 
 CANDIDATES_SHOWN = 6
 _ROUNDING = 1e-6
@@ -54,7 +55,11 @@ def _events(story: Story) -> Iterator[Step]:
     yield _accepted(story.request)
     for asked in story.cancellations:
         what = f"cancellation: {asked.reason.value}"
+        if not may_cancel(asked, story.request):
+            what += " (by another tenant: without effect)"
         yield Step(asked.at_ms, story.request.gateway_id, what, "cancellation")
+    for resumed in story.resumptions:
+        yield Step(resumed.at_ms, resumed.gateway_id, "answer resumed here", "resumption")
     for decision in story.decisions:
         yield _decided(decision)
     for work in story.work:

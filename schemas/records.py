@@ -283,6 +283,8 @@ class Request:
     w_tpot: float = -1.0
     policy: str = ""
     orchestration: str = ""
+    gateway_started_ms: int = 0
+    keeps_running: bool = False
 
     @property
     def prompt_length(self) -> int:
@@ -297,6 +299,18 @@ class Cancellation:
     request_id: str
     session_id: str
     reason: CancelReason
+    at_ms: int
+    tenant: str = ""
+
+
+@frozen
+class Resumption:
+    """A client reads the answer of a request at another gateway than before."""
+
+    request_id: str
+    session_id: str
+    gateway_id: str
+    gateway_started_ms: int
     at_ms: int
 
 

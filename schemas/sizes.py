@@ -26,6 +26,7 @@ from schemas.records import (
     Phase,
     Registration,
     Request,
+    Resumption,
     RetrievalRequest,
     Work,
 )
@@ -90,7 +91,7 @@ def _names(kind: type[Any]) -> Callable[[Any], tuple[str, ...]]:
     return attrgetter(*texts)
 
 
-_ABOUT_REQUESTS = (Request, Cancellation, Work, CancelWork, Phase, Outcome)
+_ABOUT_REQUESTS = (Request, Cancellation, Resumption, Work, CancelWork, Phase, Outcome)
 _NAMES: dict[type, Callable[[Any], tuple[str, ...]]] = {
     kind: _names(kind) for kind in _ABOUT_REQUESTS
 }

@@ -60,14 +60,14 @@ TOPICS: dict[str, Topic] = {
         ),
         Topic(
             name="cancellations",
-            records=("Cancellation",),
+            records=("Cancellation", "Resumption"),
             key="session",
             partition_by="session",
             group="session",
             written_by=("gateway",),
             read_by=("router",),
             retention_ms=DAY_MS,
-            doc="Requests given up, from gateways to routers.",
+            doc="Requests given up, and those resumed at another gateway, to routers.",
         ),
         Topic(
             name="prefill",

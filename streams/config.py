@@ -49,6 +49,7 @@ class RouterSettings:
         3_000  # without a prefill worker for so long, decode workers compute prompts
     )
     deadline_grace_ms: int = 5_000  # how long after its deadline a worker may still end a request
+    gateway_grace_ms: int = 30_000  # so long after its gateway was lost, what nobody resumed ends
     assumed_prefill_tokens_per_s: int = 10_000  # for slack, where nothing is measured
     assumed_step_ms: float = 10.0  # likewise, per token of the answer
     candidates_max: int = 4  # workers named in a decision

@@ -70,8 +70,10 @@ class Membership:
         url: str = "",
         on_record: OnRecord | None = None,
         former_epoch: int = 0,
+        started_ms: int = 0,
     ) -> None:
-        """`former_epoch` is that of this process's last life, 0 in the first."""
+        """`former_epoch` is that of this process's last life, 0 in the first; `started_ms` when
+        that life began, or now."""
         self.member_id = member_id
         self.epoch = 0
         self.leases: dict[str, int] = {}
@@ -91,7 +93,7 @@ class Membership:
         self._on_record = on_record
         self._former_epoch = former_epoch
         self._capability: Capability | None = None
-        self._started_ms = wall_ms()
+        self._started_ms = started_ms or wall_ms()
         self._beat_seq = 0
         self._last_beat_s = float("-inf")  # monotonic send time of the last beat that counts
         self._sent: deque[tuple[int, float]] = deque(maxlen=_SENT_MAX)  # seq, monotonic send time

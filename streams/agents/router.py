@@ -21,13 +21,18 @@ from schemas.log.faust_app import consumer_record
 from schemas.log.membership import Membership
 from schemas.numbers import check_numbers
 from schemas.records import (
+    Cancellation,
+    Decision,
     Heartbeat,
     KvEvents,
     MemberKind,
     MemberState,
     Outcome,
+    Phase,
     Registration,
     Request,
+    Resumption,
+    Session,
 )
 from schemas.settings import LogSettings
 from schemas.sizes import check_size
@@ -53,6 +58,7 @@ from streams.core.events import (
     PhaseArrived,
     Placed,
     RequestArrived,
+    ResumptionArrived,
     SessionLoaded,
     Tick,
 )
@@ -62,13 +68,14 @@ log = logging.getLogger(__name__)
 
 _SAVE_MS = 1_000
 _RECORDS_PER_TURN = 256  # of a rebuild
-_EVENTS: dict[str, Any] = {
-    "requests": RequestArrived,
-    "cancellations": CancellationArrived,
-    "phases": PhaseArrived,
-    "outcomes": OutcomeArrived,
-    "decisions": Placed,
-    "sessions": SessionLoaded,
+_EVENTS: dict[type, Any] = {
+    Request: RequestArrived,
+    Cancellation: CancellationArrived,
+    Resumption: ResumptionArrived,
+    Phase: PhaseArrived,
+    Outcome: OutcomeArrived,
+    Decision: Placed,
+    Session: SessionLoaded,
 }
 
 
@@ -195,7 +202,7 @@ class RouterProcess:
             self.outbox.trace(found.request_id, record.headers)
         elif isinstance(found, Outcome):
             self.outbox.traces.pop(found.request_id, None)
-        event: Event = _EVENTS[topic](found, record.partition)
+        event: Event = _EVENTS[type(found)](found, record.partition)
         return event
 
     def _fleet_record(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:

@@ -16,6 +16,7 @@ from schemas.records import (
     Phase,
     Registration,
     Request,
+    Resumption,
     Session,
 )
 
@@ -33,6 +34,14 @@ class CancellationArrived:
     """A request was given up."""
 
     cancellation: Cancellation
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResumptionArrived:
+    """The answer of a request is read at another gateway too."""
+
+    resumption: Resumption
     partition: int
 
 
@@ -114,6 +123,7 @@ class Tick:
 PartitionEvent = (
     RequestArrived
     | CancellationArrived
+    | ResumptionArrived
     | PhaseArrived
     | OutcomeArrived
     | SessionLoaded

@@ -7,11 +7,13 @@ appears once per role. Decides nothing; `streams/core/placement.py` chooses amon
 """
 
 from schemas.fleet import HEARTBEAT_MS, LEASE_MS, FleetView
-from schemas.records import Heartbeat, MemberKind, Registration, Role
+from schemas.records import Heartbeat, MemberKind, MemberState, Registration, Role
 from schemas.topics import WORK_TOPICS
 from streams.core.pool import NOT_LISTED, Life, Pool, Worker
 
-__all__ = ["Fleet", "Life", "Worker"]
+__all__ = ["Fleet", "Gateway", "Life", "Worker"]
+
+Gateway = tuple[str, int]  # a gateway's process: its member id and `started_ms`
 
 # No record from anyone for so long: it is this router, or the broker, that is deaf.
 DEAF_MS = 2 * HEARTBEAT_MS
@@ -74,6 +76,17 @@ class Fleet:
         if now_ms - self._heard_ms > DEAF_MS:
             return False
         return now_ms - max(member.seen_ms, self._hearing_since_ms) > LEASE_MS
+
+    def has_gateway(self, gateway: Gateway, now_ms: int) -> bool:
+        """Whether that process of a gateway lives, in whichever epoch; while nobody is heard, and
+        a lease after that, it is thought to."""
+        member = self.view.members.get(gateway[0])
+        if now_ms - self._heard_ms > DEAF_MS:
+            return True
+        if member is None or member.registration.started_ms != gateway[1]:
+            return False
+        silent_ms = now_ms - max(member.seen_ms, self._hearing_since_ms)
+        return member.state is not MemberState.GONE and silent_ms <= LEASE_MS
 
     def prefill_absent_ms(self, now_ms: int) -> int:
         """For how long no prefill worker has lived; 0 while one does, and since ever where the last

@@ -15,7 +15,7 @@ Pure, and knows nothing of workers: whether those that hold a request still live
 from dataclasses import dataclass, field, replace
 
 from schemas.records import (
-    CancelReason,
+    Cancellation,
     Decision,
     DecisionKind,
     Mode,
@@ -33,10 +33,12 @@ from streams.core.events import (
     PhaseArrived,
     Placed,
     RequestArrived,
+    ResumptionArrived,
     SessionLoaded,
 )
-from streams.core.fleet import Life
-from streams.core.requests import BEGINS, NOBODY, Live, State
+from streams.core.fleet import Gateway, Life
+from streams.core.gateways import resumed_at
+from streams.core.requests import BEGINS, NOBODY, Live, State, may_cancel
 
 _PLACING = (DecisionKind.PLACE, DecisionKind.REPLACE)
 
@@ -67,7 +69,8 @@ class _Trace:
     faults: set[int] = field(default_factory=set)  # those of them that workers failed
     losses: set[int] = field(default_factory=set)  # those that were lost with their workers
     phases: list[Phase] = field(default_factory=list)
-    cancel: CancelReason | None = None
+    cancels: dict[str, Cancellation] = field(default_factory=dict)  # the first of each tenant
+    resumed: list[Gateway] = field(default_factory=list)
     outcome_attempt: int = -1
     failed_tries: int = 0
 
@@ -82,7 +85,7 @@ class Rebuilt:
 
     live: list[tuple[Live, Phase | None]]  # with the phase by which the attempt failed, if it did
     ended: list[tuple[str, int]]  # ids with their deadlines
-    early: list[tuple[str, CancelReason]]  # cancelled, but never seen
+    early: list[Cancellation]  # of requests that were never seen
     sessions: list[Session]
 
 
@@ -102,7 +105,11 @@ class Rebuild:
                 trace.deadline_ms = request.deadline_ms
                 trace.request = None if trace.has_ended else request
             case CancellationArrived(cancellation):
-                self._trace(cancellation.request_id).cancel = cancellation.reason
+                cancels = self._trace(cancellation.request_id).cancels
+                cancels.setdefault(cancellation.tenant, cancellation)
+            case ResumptionArrived(resumption):
+                place = resumption.gateway_id, resumption.gateway_started_ms
+                self._trace(resumption.request_id).resumed.append(place)
             case PhaseArrived(phase):
                 trace = self._trace(phase.request_id)
                 if phase.attempt > trace.outcome_attempt:
@@ -154,8 +161,8 @@ class Rebuild:
                 rebuilt.ended.append((request_id, trace.deadline_ms))
             elif trace.request is not None:
                 rebuilt.live.append(_live(trace.request, trace, self.partition))
-            elif trace.cancel is not None:
-                rebuilt.early.append((request_id, trace.cancel))
+            else:
+                rebuilt.early.extend(trace.cancels.values())
         rebuilt.live.sort(key=lambda pair: (pair[0].queued_ms, pair[0].request_id))
         rebuilt.sessions.extend(sorted(self._sessions.values(), key=lambda s: s.last_used_ms))
         return rebuilt
@@ -163,8 +170,16 @@ class Rebuild:
 
 def arrived(request: Request, partition: int) -> Live:
     """A request as it arrives; its wait counts from the gateway, over restarts."""
-    request_id, prompt_tokens = request.request_id, request.prompt_length
-    return Live(request, request_id, partition, prompt_tokens, queued_ms=request.arrived_ms)
+    live = Live(
+        request,
+        request.request_id,
+        partition,
+        request.prompt_length,
+        queued_ms=request.arrived_ms,
+    )
+    if request.gateway_started_ms and not request.keeps_running:
+        live.readers = ((request.gateway_id, request.gateway_started_ms),)
+    return live
 
 
 def note(live: Live, phase: Phase) -> None:
@@ -199,7 +214,11 @@ def _live(request: Request, trace: _Trace, partition: int) -> tuple[Live, Phase 
     """The request as its latest attempt left it, not yet in any index."""
     live = arrived(request, partition)
     placed = trace.placed
-    live.cancel, live.attempt, live.failed_tries = trace.cancel, placed.attempt, trace.failed_tries
+    cancels = [each.reason for each in trace.cancels.values() if may_cancel(each, request)]
+    live.cancel = next(iter(cancels), None)
+    for gateway in trace.resumed:
+        live.readers = resumed_at(live.readers, gateway)
+    live.attempt, live.failed_tries = placed.attempt, trace.failed_tries
     live.faults, live.losses = len(trace.faults), len(trace.losses)
     if not placed.attempt:
         return live, None

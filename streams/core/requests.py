@@ -11,6 +11,7 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from schemas.records import (
+    Cancellation,
     CancelReason,
     KvHandle,
     Mode,
@@ -20,7 +21,8 @@ from schemas.records import (
     Role,
     WireError,
 )
-from streams.core.fleet import Life
+from streams.core.fleet import Gateway, Life
+from streams.core.gateways import resumed_at
 from streams.core.needs import Need
 
 NOBODY: Life = ("", 0)
@@ -70,6 +72,7 @@ class Live:
     partition: int
     prompt_tokens: int
     queued_ms: int
+    readers: tuple[Gateway, ...] = ()  # without any of them it ends; none: it depends on nobody
     state: State = State.QUEUED
     attempt: int = 0
     unheard: int = 0  # 1: the log may hold work of a first attempt, and no decision
@@ -140,7 +143,8 @@ class Live:
     def view(self) -> tuple[object, ...]:
         """What a rebuild from the log has to give again; a queued request starts from nothing."""
         if self.state is State.QUEUED:
-            return (self.request_id, self.partition, self.state, self.attempt, self.cancel)
+            queued = (self.request_id, self.partition, self.state, self.attempt, self.cancel)
+            return (*queued, self.readers)
         return (
             *(self.request_id, self.partition, self.state, self.attempt, self.mode),
             *(
@@ -151,7 +155,7 @@ class Live:
                 tuple(sorted(self.charges.items())),
             ),
             *(self.kv, self.kv_received, self.sent_tokens, self.sent_chars),
-            *(self.first_token_ms, self.cached_tokens, self.cancel),
+            *(self.first_token_ms, self.cached_tokens, self.cancel, self.readers),
         )
 
 
@@ -163,18 +167,34 @@ class RequestTable:
         self.handovers: dict[str, Live] = {}  # first in, first out
         self.underway = 0  # prefilling or handing over
         self.by_life: dict[Life, dict[str, Live]] = {}
+        self.by_reader: dict[Gateway, dict[str, Live]] = {}
         self.of_session: dict[str, Live] = {}  # the latest that has a decode worker
         self._ended_max = ended_max
         self._early_max = early_cancels_max
         self._deadlines: list[tuple[int, int, str]] = []
         self._ended: OrderedDict[str, tuple[int, int]] = OrderedDict()  # until_ms, partition
-        self._early: OrderedDict[str, tuple[CancelReason, int, int]] = OrderedDict()
+        self._early: OrderedDict[tuple[str, str], tuple[CancelReason, int, int]] = OrderedDict()
         self._seq = 0
 
     def add(self, live: Live) -> None:
         """Begin to watch a request and its deadline."""
         self.live[live.request_id] = live
+        for reader in live.readers:
+            self.by_reader.setdefault(reader, {})[live.request_id] = live
         self.watch(live, live.request.deadline_ms)
+
+    def resumed(self, live: Live, gateway: Gateway) -> None:
+        """The answer is read at that gateway too."""
+        self._unread(live)
+        live.readers = resumed_at(live.readers, gateway)
+        for reader in live.readers:
+            self.by_reader.setdefault(reader, {})[live.request_id] = live
+
+    def _unread(self, live: Live) -> None:
+        for reader in live.readers:
+            del self.by_reader[reader][live.request_id]
+            if not self.by_reader[reader]:
+                del self.by_reader[reader]
 
     def watch(self, live: Live, at_ms: int) -> None:
         """Have `due` return the request at this time."""
@@ -236,21 +256,26 @@ class RequestTable:
     def drop(self, live: Live) -> None:
         """Take a request out of all indexes."""
         self.move(live, State.QUEUED)
+        self._unread(live)
         del self.live[live.request_id]
 
     def has_ended(self, request_id: str) -> bool:
         """Whether the id is remembered as ended."""
         return request_id in self._ended
 
-    def cancel_early(self, request_id: str, reason: CancelReason, p: int, now_ms: int) -> None:
+    def cancel_early(self, cancellation: Cancellation, partition: int, now_ms: int) -> None:
         """Remember a cancellation whose request is not known yet."""
-        self._early.setdefault(request_id, (reason, p, now_ms))
+        key = cancellation.request_id, cancellation.tenant
+        self._early.setdefault(key, (cancellation.reason, partition, now_ms))
         while len(self._early) > self._early_max:
             self._early.popitem(last=False)
 
-    def take_early(self, request_id: str) -> CancelReason | None:
+    def take_early(self, request: Request) -> CancelReason | None:
         """The cancellation that came before its request, if one did."""
-        return self._early.pop(request_id, (None, 0, 0))[0]
+        found = None
+        for tenant in (request.tenant, ""):
+            found = self._early.pop((request.request_id, tenant), (found, 0, 0))[0]
+        return found
 
     def sweep(self, now_ms: int) -> None:
         """Forget ended ids and early cancellations whose time is over, oldest first."""
@@ -267,5 +292,10 @@ class RequestTable:
         """Forget the ended ids and early cancellations of a partition."""
         for request_id in [r for r, (_, p) in self._ended.items() if p == partition]:
             del self._ended[request_id]
-        for request_id in [r for r, (_, p, _) in self._early.items() if p == partition]:
-            del self._early[request_id]
+        for key in [key for key, (_, p, _) in self._early.items() if p == partition]:
+            del self._early[key]
+
+
+def may_cancel(cancellation: Cancellation, request: Request) -> bool:
+    """Whether whoever wrote it may give the request up."""
+    return cancellation.tenant in ("", request.tenant)

@@ -9,7 +9,7 @@ simulation stand on. Called by `streams/agents/router.py`.
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from schemas.records import DecisionKind, Outcome, OutcomeKind, Reason, Session
+from schemas.records import CancelReason, DecisionKind, Outcome, OutcomeKind, Reason, Session
 from streams.config import RouterSettings
 from streams.core import learning, writing
 from streams.core.attempts import Attempts
@@ -27,13 +27,15 @@ from streams.core.events import (
     PhaseArrived,
     Placed,
     RequestArrived,
+    ResumptionArrived,
     SessionLoaded,
     Tick,
 )
 from streams.core.fleet import Life
+from streams.core.gateways import Gateways
 from streams.core.orders import DECODERS
 from streams.core.recovery import Rebuild, arrived
-from streams.core.requests import Live, State
+from streams.core.requests import Live, State, may_cancel
 from streams.core.table import Table
 
 _SWEEP_MS = 1_000
@@ -50,12 +52,14 @@ class Router:
         self.dispatcher = Dispatcher(router_id, settings, table)
         self.attempts = Attempts(self.dispatcher, settings)
         self.settings = settings
+        self.gateways = Gateways(self.dispatcher.fleet, settings.gateway_grace_ms)
         self.owned: set[int] = set()
         self._rebuilds: dict[int, Rebuild] = {}
         self._swept_ms = 0
         self._handlers: dict[type, Callable[[Any, int], None]] = {
             RequestArrived: self._request_arrived,
             CancellationArrived: self._cancellation_arrived,
+            ResumptionArrived: self._resumption_arrived,
             PhaseArrived: self._phase_arrived,
             OutcomeArrived: self._outcome_arrived,
             FleetRecordArrived: self._fleet_record_arrived,
@@ -125,7 +129,7 @@ class Router:
             return
         live = self.dispatcher.at_work = arrived(request, event.partition)
         table.add(live)
-        live.cancel = table.take_early(request.request_id)
+        live.cancel = table.take_early(request)
         if live.cancel is not None:
             self.dispatcher.cancelled(live, now_ms)
             return
@@ -133,17 +137,38 @@ class Router:
         self.dispatcher.pump(now_ms)
 
     def _cancellation_arrived(self, event: CancellationArrived, now_ms: int) -> None:
-        request_id, reason = event.cancellation.request_id, event.cancellation.reason
-        table = self.dispatcher.table
-        live = self._find(request_id)
+        cancellation, table = event.cancellation, self.dispatcher.table
+        live = self._find(cancellation.request_id)
         if live is None:
-            if not table.has_ended(request_id):
-                table.cancel_early(request_id, reason, event.partition, now_ms)
+            if not table.has_ended(cancellation.request_id):
+                table.cancel_early(cancellation, event.partition, now_ms)
             return
-        if live.cancel is None:
-            live.cancel = reason
+        if live.cancel is None and may_cancel(cancellation, live.request):
+            live.cancel = cancellation.reason
             self.attempts.cancel(live, now_ms)
             self.dispatcher.pump(now_ms)
+
+    def _resumption_arrived(self, event: ResumptionArrived, now_ms: int) -> None:
+        """Only of what lives: ids of events, which resume, come after a placement."""
+        resumption = event.resumption
+        live = self._find(resumption.request_id)
+        if live is not None:
+            place = resumption.gateway_id, resumption.gateway_started_ms
+            self.dispatcher.table.resumed(live, place)
+
+    def _end_unread(self, now_ms: int) -> None:
+        """End what nobody can be told any more, because all gateways that read it are lost.
+
+        Where a worker was told to end it already, that one does.
+        """
+        table = self.dispatcher.table
+        lost = self.gateways.lost(table.by_reader, now_ms)
+        for gateway in sorted(lost):
+            for live in list(table.by_reader.get(gateway, {}).values()):
+                if live.cancel is None and lost.issuperset(live.readers):
+                    self.dispatcher.at_work = live
+                    live.cancel = CancelReason.GATEWAY_LOST
+                    self.dispatcher.cancelled(live, now_ms)
 
     def _phase_arrived(self, event: PhaseArrived, now_ms: int) -> None:
         live = self._find(event.phase.request_id)
@@ -221,6 +246,7 @@ class Router:
             self.attempts.overdue(live, now_ms)
         if now_ms - self._swept_ms >= _SWEEP_MS:
             self._swept_ms = now_ms
+            self._end_unread(now_ms)
             dispatcher.table.sweep(now_ms)
             dispatcher.placer.forget(dispatcher.fleet.forget(now_ms))
             self._evict_sessions(now_ms)
@@ -238,8 +264,8 @@ class Router:
         for request_id, deadline_ms in rebuilt.ended:
             until_ms = max(deadline_ms, now_ms) + self.settings.deadline_grace_ms
             table.remember(request_id, until_ms, event.partition)
-        for request_id, reason in rebuilt.early:
-            table.cancel_early(request_id, reason, event.partition, now_ms)
+        for cancellation in rebuilt.early:
+            table.cancel_early(cancellation, event.partition, now_ms)
         for session in rebuilt.sessions:
             self.dispatcher.sessions.put(session, event.partition)
         for live, failed in rebuilt.live:

@@ -26,7 +26,7 @@ from streams.gateway.service import Gateway
 from streams.gateway.sessions import Conversation
 
 PRIORITY_HEADER, DEADLINE_HEADER = b"x-priority", "x-deadline-ms"
-WEIGHTS_HEADER = b"x-trivium-weights"
+WEIGHTS_HEADER, DISCONNECT_HEADER = b"x-trivium-weights", b"x-trivium-on-disconnect"
 POLICY_HEADER, ORCHESTRATION_HEADER = "x-trivium-policy", "x-trivium-orchestration"
 _WEIGHTS = ("ttft", "tpot")
 
@@ -125,6 +125,8 @@ def _requests(
         w_tpot=w_tpot,
         policy=intake.policy or _named(caller, POLICY_HEADER, POLICIES),
         orchestration=intake.orchestration or _named(caller, ORCHESTRATION_HEADER, ORCHESTRATIONS),
+        gateway_started_ms=gateway.started_ms,
+        keeps_running=keeps_running(caller.headers),
     )
     if key.choices == 1:
         return [first]
@@ -162,6 +164,17 @@ def _deadline_ms(gateway: Gateway, caller: Caller) -> int:
     most = gateway.settings.deadline_ms_max
     relative = number_header(caller.headers, DEADLINE_HEADER, 1, most)
     return caller.arrived_ms + (relative or gateway.settings.deadline_ms)
+
+
+def keeps_running(headers: RawHeaders) -> bool:
+    """Whether the work is to go on when the client hangs up. Raises InvalidRequest."""
+    value = headers.get(DISCONNECT_HEADER, b"cancel").decode("latin-1").strip().lower()
+    if value not in ("cancel", "continue"):
+        raise InvalidRequest(
+            f"x-trivium-on-disconnect: expected cancel or continue, found {value[:40]!r}",
+            "x-trivium-on-disconnect",
+        )
+    return value == "continue"
 
 
 def _weights(value: bytes | None) -> tuple[float, float]:

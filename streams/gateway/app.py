@@ -227,19 +227,22 @@ async def run_gateway(
     allow_files(gateway.connections_max)
     sock = listen(gateway.host, gateway.port)
     url = "http://{}:{}".format(*sock.getsockname()[:2])
-    metrics = Metrics()
+    metrics, started_ms = Metrics(), wall_ms()
     hub = Hub(metrics)
     backend = LogBackend(
         log,
         gateway,
         gateway_id=gateway_id,
+        started_ms=started_ms,
         url=url,
         models=frozenset({model.served_name, model.path}),
         hub=hub,
         metrics=metrics,
         codec=codec or Codec(),
     )
-    state = Gateway(gateway, served, backend, hub, metrics, gateway_id=gateway_id)
+    state = Gateway(
+        *(gateway, served, backend, hub, metrics), gateway_id=gateway_id, started_ms=started_ms
+    )
     backend.turns.heard = state.sessions.learn
     logger.info("%s: serving %s at %s", gateway_id, served.name, url)
     await _serve(state, backend, sock, stop)

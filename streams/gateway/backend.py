@@ -16,6 +16,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from schemas.codec import Codec
 from schemas.errors import (
     BrokerUnavailable,
+    NameTaken,
     NotFound,
     NotReady,
     RecordError,
@@ -31,10 +32,13 @@ from schemas.log.membership import Membership
 from schemas.log.patience import TROUBLE, Pauses
 from schemas.records import (
     Cancellation,
+    Heartbeat,
     Load,
     MemberKind,
     MemberState,
+    Registration,
     Request,
+    Resumption,
     Role,
     TokenFrame,
 )
@@ -49,6 +53,7 @@ logger = logging.getLogger(__name__)
 RECONNECT_S = 1.0
 FRAMES_MAX = 200  # applied at once; between batches other calls get their turn
 _TROUBLE = (*TROUBLE, TopicError)
+Told = Request | Cancellation | Resumption  # what gateways write to routers
 
 
 class Backend(Protocol):
@@ -60,7 +65,7 @@ class Backend(Protocol):
         Raises what stands in the way of accepting one: BrokerUnavailable, NotReady.
         """
 
-    async def send(self, record: Request | Cancellation, headers: Headers = ()) -> None:
+    async def send(self, record: Told, headers: Headers = ()) -> None:
         """Returns when the broker has acknowledged; raises BrokerUnavailable, RecordTooLarge."""
 
     def tell(self, turn: Turn) -> None:
@@ -82,6 +87,7 @@ class LogBackend:
         settings: GatewaySettings,
         *,
         gateway_id: str,
+        started_ms: int,
         url: str,
         models: frozenset[str],
         hub: Hub,
@@ -91,6 +97,8 @@ class LogBackend:
         self._log = log
         self._settings = settings
         self._gateway_id = gateway_id
+        self._started_ms = started_ms  # of the process, whatever the epoch: routers know it by that
+        self._epoch = 0
         self._url = url
         self._models = models
         self._hub = hub
@@ -162,9 +170,9 @@ class LogBackend:
             ]
         return found
 
-    async def send(self, record: Request | Cancellation, headers: Headers = ()) -> None:
+    async def send(self, record: Told, headers: Headers = ()) -> None:
         topic = "cancellations"
-        if isinstance(record, Request):  # a cancellation is worth the wait, a request is not
+        if isinstance(record, Request):  # the others are worth the wait
             self._living()
             topic = "requests"
         producer = self._producer
@@ -236,7 +244,7 @@ class LogBackend:
     async def run(self) -> None:
         """Join, and join again after every trouble, however long it lasts; ends by cancellation.
 
-        Raises ConfigError where the log keeps less than a request may live.
+        Raises ConfigError where the log keeps less than a request may live, and NameTaken.
         """
         loop, pauses = asyncio.get_running_loop(), Pauses()
         try:
@@ -247,6 +255,8 @@ class LogBackend:
                     began_s = loop.time()
                     try:
                         await self._live(tasks)
+                    except NameTaken:  # what this process accepts would count as lost
+                        raise
                     except _TROUBLE as error:
                         self._trouble = f"{type(error).__name__}: {error}"
                         logger.warning("%s: %s", self._gateway_id, self._trouble)
@@ -271,6 +281,9 @@ class LogBackend:
             kind=MemberKind.GATEWAY,
             lease_topics=("tokens",),
             url=self._url,
+            on_record=lambda record, *_: self._check_name(membership, record),
+            former_epoch=self._epoch,
+            started_ms=self._started_ms,
         )
         membership.load_source = lambda: Load(running=len(self._hub))
         try:
@@ -282,7 +295,12 @@ class LogBackend:
             await membership.run()
         finally:
             self._membership = None
+            self._epoch = membership.epoch or self._epoch
             await _quietly(membership.leave)
+
+    def _check_name(self, membership: Membership, record: Registration | Heartbeat) -> None:
+        if isinstance(record, Registration):
+            membership.check_name(record)
 
     async def _read(self, partition: int, tasks: asyncio.TaskGroup) -> None:
         """Have a reader on the partition; those of earlier leases end with their last stream."""

@@ -10,10 +10,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.types import Receive, Scope, Send
 
-from schemas.errors import InvalidRequest, NotFound, TriviumError
+from schemas.errors import NotFound, TriviumError
 from schemas.log.clock import wall_ms
 from schemas.records import CancelReason, Endpoint
-from streams.gateway.accept import Caller, accept, conversation_of
+from streams.gateway.accept import Caller, accept, conversation_of, keeps_running
 from streams.gateway.chunks import ChunkWriter
 from streams.gateway.delivery import COMPLETED, GONE, write_stream, write_whole
 from streams.gateway.event_id import Position, StreamKey
@@ -33,7 +33,7 @@ from streams.gateway.sessions import Conversation
 
 logger = logging.getLogger(__name__)
 BUG = "an error of the gateway; its log has the details"
-RESUME_HEADER, DISCONNECT_HEADER = b"last-event-id", b"x-trivium-on-disconnect"
+RESUME_HEADER = b"last-event-id"
 
 Handler = Callable[[Gateway, Scope, RawHeaders, Receive, Send, HeaderList], Awaitable[str]]
 
@@ -111,7 +111,7 @@ async def _answer(
     intake = await take_in(raw, endpoint, gateway.served, gateway.settings)
     conversation = conversation_of(gateway, caller, intake)
     names.append((b"x-session-id", conversation.session_id.encode()))
-    keep = _keeps_running(caller.headers)
+    keep = keeps_running(caller.headers)
     call = await accept(gateway, caller, intake, conversation)
     names.append((b"x-trivium-request-id", caller.parent_id.encode()))  # now it is on the log
     watcher = start_watch(receive, call)
@@ -147,16 +147,6 @@ async def _whole(gateway: Gateway, call: Call, conversation: Conversation, send:
     if outcome == COMPLETED and call.key.choices == 1:
         gateway.remember(conversation, call.streams[0].drain())
     return outcome
-
-
-def _keeps_running(headers: RawHeaders) -> bool:
-    value = headers.get(DISCONNECT_HEADER, b"cancel").decode("latin-1").strip().lower()
-    if value not in ("cancel", "continue"):
-        raise InvalidRequest(
-            f"x-trivium-on-disconnect: expected cancel or continue, found {value[:40]!r}",
-            "x-trivium-on-disconnect",
-        )
-    return value == "continue"
 
 
 def _last_event(
@@ -204,7 +194,8 @@ async def _resume(
 ) -> str:
     """Read the stream's partition from where it began, and write what the client lacks.
 
-    The request itself is left alone: hanging up here does not cancel it.
+    The request itself is left alone: hanging up here does not cancel it. It goes on where the
+    gateway that accepted it is lost, for this one reads it.
     """
     names[:] = [
         (b"x-request-id", key.parent_id.encode()),
@@ -226,6 +217,8 @@ async def _resume(
     writer = ChunkWriter(key, gateway.event_ids.name(key), call.streams, positions)
     gateway.followers.add(call)
     tasks = [start_watch(receive, call), loop.create_task(_pump(gateway, call))]
+    if gateway.find(key.parent_id, key.tenant) is None:
+        tasks.append(loop.create_task(gateway.take_up(call)))
     try:
         return await write_stream(call, writer, send)
     finally:

@@ -64,7 +64,7 @@ def make_router(gateway: Gateway) -> APIRouter:
 
         A request that another gateway answers needs its session id in `X-Session-Id`; then the
         cancellation is written, and it is the router that knows whether there was anything left to
-        cancel (202).
+        cancel, and whether it is the caller's (202).
         """
         return await _cancel(gateway, from_public(request_id), request, response)
 
@@ -137,7 +137,8 @@ async def _cancel(
 ) -> dict[str, Any]:
     headers = headers_of(request.scope)
     session_id = sessions.from_headers(headers)
-    call = gateway.find(request_id, gateway.keys.tenant(headers))
+    tenant = gateway.keys.tenant(headers)
+    call = gateway.find(request_id, tenant)
     if call is not None:
         await gateway.cancel(call, CancelReason.CLIENT_REQUEST)
         return _cancelled(request_id, "the request is being cancelled")
@@ -153,14 +154,15 @@ async def _cancel(
         session_id=session_id,
         reason=CancelReason.CLIENT_REQUEST,
         at_ms=wall_ms(),
+        tenant=tenant,
     )
     await gateway.backend.send(record)
     response.status_code = 202
     return _cancelled(
         request_id,
         "this gateway does not answer the request; the cancellation was written to its session "
-        "and takes effect if the request is still running (with several choices: name each, "
-        "as <id>-0, <id>-1, ...)",
+        "and takes effect if the request is yours and still running (with several choices: name "
+        "each, as <id>-0, <id>-1, ...)",
     )
 
 

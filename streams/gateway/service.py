@@ -19,7 +19,7 @@ from schemas.errors import (
     TooManyRequests,
 )
 from schemas.log.clock import wall_ms
-from schemas.records import Cancellation, CancelReason
+from schemas.records import Cancellation, CancelReason, Resumption
 from streams.gateway.backend import Backend
 from streams.gateway.config import GatewaySettings
 from streams.gateway.event_id import EventIds
@@ -31,6 +31,7 @@ from streams.gateway.sessions import Conversation, Sessions
 
 logger = logging.getLogger(__name__)
 SWEEP_S = 0.25
+TELL_AGAIN_S = 1.0
 DEADLINE_GRACE_MS = 2_000  # workers and routers end what is late; this is for when they cannot
 
 
@@ -46,6 +47,7 @@ class Gateway:
         metrics: Metrics,
         *,
         gateway_id: str,
+        started_ms: int,
     ) -> None:
         self.settings = settings
         self.served = served
@@ -53,6 +55,7 @@ class Gateway:
         self.hub = hub
         self.metrics = metrics
         self.gateway_id = gateway_id
+        self.started_ms = started_ms
         self.keys = Keys(settings.api_keys)
         self.bodies = Bodies(
             bytes_max=settings.body_bytes_max, together_max=settings.bodies_bytes_max
@@ -151,11 +154,30 @@ class Gateway:
                 session_id=call.key.session_id,
                 reason=reason,
                 at_ms=now_ms,
+                tenant=call.key.tenant,
             )
             try:
                 await self.backend.send(record)
             except BrokerUnavailable as error:
                 logger.warning("%s: not cancelled: %s", stream.request_id, error.message)
+
+    async def take_up(self, call: Call) -> None:
+        """Tell routers that the answer is read here too, until they have it on the log."""
+        for stream in call.streams:
+            record = Resumption(
+                request_id=stream.request_id,
+                session_id=call.key.session_id,
+                gateway_id=self.gateway_id,
+                gateway_started_ms=self.started_ms,
+                at_ms=wall_ms(),
+            )
+            while True:
+                try:
+                    await self.backend.send(record)
+                    break
+                except BrokerUnavailable as error:
+                    logger.warning("%s: resumed, not told: %s", record.request_id, error.message)
+                    await asyncio.sleep(TELL_AGAIN_S)
 
     def cancel_later(self, call: Call, reason: CancelReason) -> None:
         """The same without making anybody wait."""

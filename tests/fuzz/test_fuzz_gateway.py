@@ -56,6 +56,7 @@ def backend() -> LogBackend:
         LogSettings(),
         GatewaySettings(),
         gateway_id="gateway-a",
+        started_ms=1,
         url="",
         models=frozenset({"tiny"}),
         hub=Hub(),

@@ -36,7 +36,7 @@ from schemas.records import (
 from schemas.settings import LogSettings
 from schemas.topics import partition_of
 from streams.gateway.ids import arrival_of, new_request_id
-from tests.streams.builders import T0, cancellation, handle, outcome, phase, request
+from tests.streams.builders import T0, cancellation, handle, outcome, phase, request, resumption
 
 LOG = LogSettings(session_partitions=4, worker_partitions=2)
 HOUR_MS = 3_600_000
@@ -348,17 +348,14 @@ def test_failures_cancellations_and_paired_orchestrations() -> None:
         decode,
         phase(decode, PhaseKind.KV_ALLOCATED, T0 + 7, kv=target),
         replace(prefill, kv_target=target),
-        phase(
-            prefill,
-            PhaseKind.PREFILL_DONE,
-            T0 + 20,
-            kv_bytes=500,
-            transfer_ms=1.0,
+        replace(
+            phase(prefill, PhaseKind.PREFILL_DONE, T0 + 20, kv_bytes=500, transfer_ms=1.0),
             kv_read_bytes=700,
         ),
         phase(decode, PhaseKind.KV_RECEIVED, T0 + 21, kv_bytes=500, transfer_ms=1.0),
         phase(decode, PhaseKind.FAILED, T0 + 22, error=broke),
         CancelWork(request_id="r1", attempt=1, worker_id="prefill-0", at_ms=T0 + 23, void=True),
+        *(resumption("r1", "g-b", T0), cancellation("r1", tenant="another", at_ms=T0 + 35)),
         cancellation("r1", at_ms=T0 + 40),
         outcome(decode, T0 + 50, kind=OutcomeKind.FAILED, finish_reason="", error=broke),
     ]
@@ -370,7 +367,8 @@ def test_failures_cancellations_and_paired_orchestrations() -> None:
         "KV goes to decode-0, which holds 32 tokens of it",
         "failed: it broke (engine_failed, retriable)",
         "told prefill-0 to stop (void: no outcome)",
-        "cancellation: client_request",
+        "answer resumed here",
+        "cancellation: client_request (by another tenant: without effect) | cancellation: client",
         "failed: 16 tokens; engine_failed: it broke",
     ):
         assert words in told

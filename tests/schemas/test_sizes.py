@@ -79,7 +79,8 @@ def test_what_would_leave_no_room_is_refused(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["Request", "Cancellation", "Work", "CancelWork", "Phase", "Outcome"]
+    "kind",
+    ["Request", "Cancellation", "Resumption", "Work", "CancelWork", "Phase", "Outcome"],
 )
 def test_names_are_bounded_in_what_is_about_requests(kind: str) -> None:
     record = example(f"trivium.{kind}")

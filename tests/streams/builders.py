@@ -24,6 +24,7 @@ from schemas.records import (
     Priority,
     Registration,
     Request,
+    Resumption,
     Role,
     Sampling,
     WireError,
@@ -61,6 +62,20 @@ def cancellation(request_id: str, **changes: Any) -> Cancellation:
         request_id=request_id,
         session_id="s-" + request_id,
         reason=CancelReason.CLIENT_REQUEST,
+        at_ms=T0,
+    )
+    return replace(base, **changes)
+
+
+def resumption(
+    request_id: str, gateway_id: str, gateway_started_ms: int, **changes: Any
+) -> Resumption:
+    """The client goes on reading at another gateway."""
+    base = Resumption(
+        request_id=request_id,
+        session_id="s-" + request_id,
+        gateway_id=gateway_id,
+        gateway_started_ms=gateway_started_ms,
         at_ms=T0,
     )
     return replace(base, **changes)

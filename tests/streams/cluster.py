@@ -38,6 +38,7 @@ from streams.core.events import (
     PhaseArrived,
     Placed,
     RequestArrived,
+    ResumptionArrived,
     Tick,
 )
 from streams.core.router import Router
@@ -70,6 +71,17 @@ class FakeWorker:
         return self.worker_id, self.epoch
 
 
+@dataclass
+class FakeGateway:
+    """One process of a gateway."""
+
+    gateway_id: str
+    started_ms: int
+    epoch: int
+    silent: bool = False
+    seq: int = 0
+
+
 class Cluster:
     """Feeds one router, keeps the log and checks the books."""
 
@@ -79,6 +91,7 @@ class Cluster:
         self.twin = Router(ROUTER, self.settings)
         self.now_ms = T0
         self.workers: dict[str, FakeWorker] = {}
+        self.gateways: dict[str, FakeGateway] = {}
         self.log: list[Event] = []  # everything about the partition, decisions included
         self.clocks_ms: dict[str, int] = {}  # over the broker's, by member
         self.fleet_log: list[tuple[FleetRecordArrived, int]] = []
@@ -176,6 +189,38 @@ class Cluster:
         self.beat(found)
         return found
 
+    def gateway(self, gateway_id: str, *, same_process: bool = False) -> FakeGateway:
+        """A gateway starts, starts again, or joins again in the same process."""
+        known = self.gateways.get(gateway_id)
+        started_ms = known.started_ms if known and same_process else self.now_ms
+        found = FakeGateway(gateway_id, started_ms, known.epoch + 1 if known else 1)
+        self.gateways[gateway_id] = found
+        self.fleet(
+            builders.registration(
+                gateway_id, epoch=found.epoch, kind=MemberKind.GATEWAY, started_ms=started_ms
+            )
+        )
+        self.beat_gateway(found)
+        return found
+
+    def beat_gateway(self, gateway: FakeGateway, **changes: Any) -> None:
+        """One heartbeat."""
+        gateway.seq += 1
+        name, epoch = gateway.gateway_id, gateway.epoch
+        self.fleet(builders.beat(name, gateway.seq, epoch=epoch, **changes))
+
+    def asked_at(self, gateway: FakeGateway, request_id: str, **changes: Any) -> list[Effect]:
+        """A request arrives that this process accepted."""
+        accepted = {"gateway_id": gateway.gateway_id, "gateway_started_ms": gateway.started_ms}
+        return self.request(request_id, **{**accepted, **changes})
+
+    def resume(self, request_id: str, gateway: FakeGateway) -> list[Effect]:
+        """The client goes on reading at a gateway."""
+        found = builders.resumption(
+            request_id, gateway.gateway_id, gateway.started_ms, at_ms=self.now_ms
+        )
+        return self.record(ResumptionArrived(found, PARTITION))
+
     def fleet(self, record: Any) -> None:
         """One fleet record arrives."""
         ahead_ms = self.clocks_ms.get(record.member_id, 0)
@@ -207,6 +252,9 @@ class Cluster:
             for worker in self.workers.values():
                 if not worker.silent:
                     self.beat(worker)
+            for gateway in self.gateways.values():
+                if not gateway.silent:
+                    self.beat_gateway(gateway)
             self.apply(Tick())
             self._expire_lost()
 
@@ -237,9 +285,9 @@ class Cluster:
         self.log.append(event)
         return self.apply(event)
 
-    def cancel(self, request_id: str) -> list[Effect]:
+    def cancel(self, request_id: str, **changes: Any) -> list[Effect]:
         """The client gives a request up."""
-        found: Cancellation = builders.cancellation(request_id, at_ms=self.now_ms)
+        found: Cancellation = builders.cancellation(request_id, at_ms=self.now_ms, **changes)
         return self.record(CancellationArrived(found, PARTITION))
 
     def phase(self, work: Work, kind: PhaseKind, **changes: Any) -> list[Effect]:

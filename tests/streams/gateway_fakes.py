@@ -22,6 +22,7 @@ from schemas.records import (
     Mode,
     OutcomeKind,
     Request,
+    Resumption,
     StreamEnd,
     StreamLogprobs,
     TokenFrame,
@@ -29,6 +30,7 @@ from schemas.records import (
 )
 from schemas.sizes import check_size
 from streams.gateway.app import create_app, listen, make_server
+from streams.gateway.backend import Told
 from streams.gateway.config import GatewaySettings
 from streams.gateway.hub import Hub
 from streams.gateway.intake import Served
@@ -39,6 +41,7 @@ from streams.gateway.tokenizer import Tokenizer
 from tests.waiting import until
 
 MODEL = "test-model"
+STARTED_MS = 1_700_000_000_000
 EVENT_KEY = "of-all-gateways-in-these-tests-01"
 CODEC = Codec()
 TEMPLATE = (
@@ -85,7 +88,7 @@ class FakeLog:
         self.hub = hub
         self.partition = partition
         self.frames: list[TokenFrame] = []
-        self.sent: list[Request | Cancellation] = []
+        self.sent: list[Told] = []
         self.headers: list[Headers] = []
         self.told: list[Turn] = []
         self.reasons: list[str] = []
@@ -98,7 +101,7 @@ class FakeLog:
             raise self.trouble
         return self.partition, len(self.frames)
 
-    async def send(self, record: Request | Cancellation, headers: Headers = ()) -> None:
+    async def send(self, record: Told, headers: Headers = ()) -> None:
         check_size(record, len(CODEC.encode(record)))
         if self.hold_acks is not None:
             await self.hold_acks.wait()
@@ -145,6 +148,10 @@ class FakeLog:
     def cancellations(self) -> list[Cancellation]:
         return [record for record in self.sent if isinstance(record, Cancellation)]
 
+    @property
+    def resumptions(self) -> list[Resumption]:
+        return [record for record in self.sent if isinstance(record, Resumption)]
+
 
 class Rig:
     """One gateway in this process."""
@@ -158,7 +165,9 @@ class Rig:
         )
         settings = {"event_key": EVENT_KEY, **settings}
         self.gateway = Gateway(
-            GatewaySettings(**settings), served, self.log, hub, metrics, gateway_id="gateway-1"
+            *(GatewaySettings(**settings), served, self.log, hub, metrics),
+            gateway_id="gateway-1",
+            started_ms=STARTED_MS,
         )
         self.app = create_app(self.gateway)
 

@@ -33,6 +33,7 @@ def joined(view: FleetView) -> LogBackend:
         LogSettings(),
         GatewaySettings(),
         gateway_id="gateway-a",
+        started_ms=1,
         url="",
         models=frozenset({"tiny"}),
         hub=Hub(),

@@ -14,7 +14,7 @@ import pytest
 from infra.broker.process import Broker
 from infra.broker.settings import BrokerSettings
 from schemas.codec import Codec
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, NameTaken
 from schemas.log.admin import create_topics
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.membership import Membership
@@ -171,6 +171,16 @@ async def test_a_stream_crosses_the_log_and_another_gateway_resumes_it(kafka: Lo
             assert had + text_of(events_of(again.text)) == "".join(TEXTS)
 
 
+async def test_a_gateway_whose_name_another_process_took_ends(kafka: LogSettings) -> None:
+    """Routers would take what it accepts for a lost process's (issue 10, 13)."""
+    async with cluster(kafka) as running:
+        await running.gateway("gateway-1")
+        _, first = running.gateways.pop("gateway-1")
+        await running.join("gateway-1", MemberKind.GATEWAY)
+        with pytest.raises(NameTaken, match="another process took its place"):
+            await asyncio.wait_for(first, 60)
+
+
 async def test_an_undecodable_frame_is_buried_and_tokens_go_on(kafka: LogSettings) -> None:
     async with cluster(kafka) as running:
         url = await running.gateway("gateway-1")
@@ -305,9 +315,11 @@ async def test_a_gateway_outlives_its_broker_and_so_do_its_streams(tmp_path: Pat
                 while "no broker" not in (await client.get("/health/ready")).text:
                     assert await refused(client)  # until the lease has lapsed, and beyond
                 assert broker.start() == address
-                await running.join("router-2", MemberKind.ROUTER)
+                router = await running.join("router-2", MemberKind.ROUTER)
                 await running.join("replica-2", MemberKind.WORKER)
                 await until(lambda: ready(client))
+                itself = router.view.members["gateway-1"].registration
+                assert itself.started_ms == request.gateway_started_ms, "or its streams would end"
                 await running.answer(request, 1, 3)
                 assert text_of(events_of((await call).text)) == "".join(TEXTS)
             await running.leave()

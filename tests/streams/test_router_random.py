@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -27,10 +28,11 @@ from streams.core.events import (
     PhaseArrived,
     Placed,
     RequestArrived,
+    ResumptionArrived,
 )
 from streams.core.requests import State
 from tests.streams.builders import ALL, handle
-from tests.streams.cluster import PARTITION, Cluster
+from tests.streams.cluster import PARTITION, Cluster, FakeGateway
 
 FLEETS = {
     "split": (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE)),
@@ -39,19 +41,50 @@ FLEETS = {
     "few": (("p0", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE)),
 }
 PRIORITIES = list(Priority)
-LOG_ORDER = (OutcomeArrived, Placed, PhaseArrived, CancellationArrived, RequestArrived)
+GATEWAYS = ("g0", "g1")
+GRACE_MS = 1_500
+LOG_ORDER = (
+    *(OutcomeArrived, Placed, PhaseArrived),
+    *(ResumptionArrived, CancellationArrived, RequestArrived),
+)
 FATAL = WireError(code="invalid_request", message="no", retriable=False)
 
 
 def arrive(on: Cluster, a: int, b: int) -> None:
     request_id = f"r{len(on.accepted):03}"
+    accepted: dict[str, Any] = {}
+    if a % 4:  # else an older gateway
+        gateway = a_gateway(on, a)
+        accepted = {"gateway_id": gateway.gateway_id, "gateway_started_ms": gateway.started_ms}
     on.request(
         request_id,
+        **accepted,
+        keeps_running=b % 5 == 0,
         tokens=1 + a,
         priority=PRIORITIES[b % 3],
         session_id=f"s{a % 5}",
         deadline_ms=on.now_ms + 500 + 400 * b,
     )
+
+
+def a_gateway(on: Cluster, a: int) -> FakeGateway:
+    """One of those that were ever started, alive or not."""
+    name = GATEWAYS[a % len(GATEWAYS)]
+    return on.gateways.get(name) or on.gateway(name)
+
+
+def lose_gateway(on: Cluster, a: int, b: int) -> None:
+    """It falls silent, or another process or epoch has its name."""
+    gateway = a_gateway(on, a)
+    gateway.silent = True
+    if b % 3:
+        on.gateway(gateway.gateway_id, same_process=b % 3 == 1)
+
+
+def resume(on: Cluster, a: int, b: int) -> None:
+    """Of a request that was there: its client has an event."""
+    if on.accepted:
+        on.resume(f"r{(a + b) % len(on.accepted):03}", a_gateway(on, a))
 
 
 def cancel(on: Cluster, a: int, b: int) -> None:
@@ -146,7 +179,7 @@ STEPS: dict[str, Callable[[Cluster, int, int], None]] = {
     step.__name__: step
     for step in (
         *(arrive, cancel, progress, break_down, repeat, stale, late_outcome),
-        *(fall_silent, start_again, drain, wait),
+        *(fall_silent, start_again, drain, wait, lose_gateway, resume),
     )
 }
 WEIGHTED = [*STEPS, *["arrive"] * 4, *["progress"] * 8]
@@ -197,6 +230,7 @@ def test_invariants_hold_whatever_happens(
     policy: str,
 ) -> None:
     on = Cluster(
+        gateway_grace_ms=GRACE_MS,
         policy=policy,
         queue_requests_max=queue_max,
         handover_ahead=2,
@@ -214,6 +248,7 @@ def test_invariants_hold_whatever_happens(
     assert set(on.outcomes) == set(on.accepted)
     table = on.router.dispatcher.table
     assert not table.by_life and not table.handovers and not table.underway
+    assert not table.by_reader
     assert len(on.router.dispatcher.admission) == 0
     for workers in on.router.dispatcher.fleet.by_role.values():
         assert all((w.running, w.work_ahead_tokens) == (0, 0) for w in workers)
@@ -221,14 +256,14 @@ def test_invariants_hold_whatever_happens(
 
 def test_the_random_test_reaches_every_kind_of_outcome() -> None:
     """A fixed walk long enough to see all kinds, so that the property above is about something."""
-    on = Cluster(queue_requests_max=4, handover_ahead=2)
+    on = Cluster(queue_requests_max=4, handover_ahead=2, gateway_grace_ms=GRACE_MS)
     for worker_id, role in FLEETS["split"]:
         on.worker(worker_id, role, window=1)
     on.pass_ms(250)
     names = list(WEIGHTED)
     for number in range(1_500):
         a, b = number * 7 % 61, number * 13 % 59
-        STEPS[names[number * 5 % len(names)]](on, a, b)
+        STEPS[names[number * 3 % len(names)]](on, a, b)
     heal(on)
     kinds = {outcome.kind for outcome in on.outcomes.values()}
     assert kinds == set(OutcomeKind)
@@ -239,7 +274,7 @@ def test_the_random_test_reaches_every_kind_of_outcome() -> None:
 def test_the_random_test_reaches_pairs_in_every_state(orchestration: str) -> None:
     """A seeded walk with takeovers, in which pairs are met in all states and end in all ways."""
     draw = Random(7)
-    on = Cluster(queue_requests_max=8, orchestration=orchestration)
+    on = Cluster(queue_requests_max=8, orchestration=orchestration, gateway_grace_ms=GRACE_MS)
     for worker_id, role in FLEETS["split"]:
         on.worker(worker_id, role, window=3, can=ALL)
     on.pass_ms(250)
@@ -258,6 +293,7 @@ def test_the_random_test_reaches_pairs_in_every_state(orchestration: str) -> Non
     assert (State.ALLOCATING in states) == (orchestration == "decode_first")
     reasons = {decision.reason for decision in on.decisions}
     assert reasons >= {Reason.WORKER_FAILED, Reason.WORKER_LOST, Reason.WORKER_REFUSED}
+    assert Reason.GATEWAY_LOST in reasons
     assert {outcome.kind for outcome in on.outcomes.values()} == set(OutcomeKind)
 
 
