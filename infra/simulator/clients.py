@@ -114,6 +114,10 @@ class Clients:
         _, conversation, index = self._live[request_id]
         return conversation, conversation.turns[index]
 
+    def reads(self, request_id: str) -> bool:
+        """Whether somebody still waits for the answer."""
+        return request_id in self._live
+
     def token(self, request_id: str, attempt: int, at_ms: float, from_decode: bool) -> None:
         """A worker has its first token of an attempt; that of a higher attempt counts anew."""
         live = self._live.get(request_id)

@@ -17,6 +17,7 @@ from infra.simulator import fleet
 from infra.simulator.bus import Bus, Channel
 from infra.simulator.clients import Clients
 from infra.simulator.clock import Clock
+from infra.simulator.gateways import Gateways, SimGateway
 from infra.simulator.latency import Setup
 from infra.simulator.links import Links
 from infra.simulator.script import Conversation
@@ -45,6 +46,7 @@ from streams.core.events import (
     PartitionTaken,
     PhaseArrived,
     RequestArrived,
+    ResumptionArrived,
     Tick,
 )
 from streams.core.placement import Placer
@@ -131,6 +133,7 @@ class Cluster:
         weights: tuple[float, float] = (-1.0, -1.0),
         table: Table | None = None,
         placer: Placer | None = None,  # chooses workers in the router's place
+        gateways: int = 0,  # that take the calls in turn; 0: nobody, who never dies
         record_bytes_max: int = 0,  # the broker's limit; 0: any size passes
         orchestrations: tuple[Orchestration, ...] = ORCHESTRATIONS,
         checkers: Sequence[Checker] = (),
@@ -151,6 +154,7 @@ class Cluster:
             conversations_max=conversations_max,
             weights=weights,
         )
+        self.gateways = Gateways(self.clock, gateways)
         self.workers: dict[str, SimWorker] = {}
         self.checkers = list(checkers)
         self._orchestrations = orchestrations
@@ -174,6 +178,8 @@ class Cluster:
             said=self.clients.said,
         )
         self._to_fleet(fleet.router_registration(ROUTER))
+        for gateway in self.gateways.living:
+            self.introduce_gateway(gateway)
         for partition, (worker_id, roles) in enumerate(shape.roles()):
             worker = SimWorker(
                 worker_id,
@@ -195,6 +201,17 @@ class Cluster:
         self._to_fleet(fleet.registration(worker, self._orchestrations))
         self._kv_seqs[worker.worker_id] = 0
         self._tell_blocks(worker)
+
+    def introduce_gateway(self, gateway: SimGateway) -> None:
+        """A gateway joins the fleet, in this process or epoch."""
+        self._to_fleet(gateway.registration())
+
+    def resume(self, request: Request) -> None:
+        """A client goes on reading an answer at another gateway, if it has not ended."""
+        if not self.clients.reads(request.request_id):
+            return
+        resumption = self.gateways.resume(request)
+        self.write("cancellations", resumption, ResumptionArrived(resumption, PARTITION))
 
     def run(self, conversations: Sequence[Conversation]) -> None:
         """Serve the conversations to their ends; may be called again, later in virtual time."""
@@ -238,6 +255,7 @@ class Cluster:
 
     def _request(self, request: Request) -> None:
         """The gateway accepts it, or tells the one client whose request is too large."""
+        request = self.gateways.accept(request)
         try:
             self.write("requests", request, RequestArrived(request, PARTITION))
         except RecordTooLarge:
@@ -248,7 +266,11 @@ class Cluster:
 
     def _outcome(self, outcome: Outcome) -> None:
         self.write("outcomes", outcome, OutcomeArrived(outcome, PARTITION))
-        self.bus.send(("tokens", PARTITION), outcome, lambda: self.clients.ended(outcome))
+        self.bus.send(("tokens", PARTITION), outcome, lambda: self._ended(outcome))
+
+    def _ended(self, outcome: Outcome) -> None:
+        self.gateways.ended(outcome.request_id)
+        self.clients.ended(outcome)
 
     def _to_fleet(self, record: fleet.FleetRecord) -> None:
         offset = self.bus.sent("fleet", PARTITION)
@@ -271,9 +293,11 @@ class Cluster:
         self._apply(event)
 
     def _beat(self) -> None:
-        """All members beat together; a dead worker does not."""
+        """All members beat together; the dead do not."""
         self._beats += 1
         self._to_fleet(fleet.router_heartbeat(ROUTER, self._beats, self.clock.now_ms))
+        for gateway in self.gateways.living:
+            self._to_fleet(gateway.heartbeat(self._beats, self.clock.now_ms))
         for worker in self.workers.values():
             if worker.alive:
                 self._to_fleet(fleet.heartbeat(worker, self._beats, ROUTER))

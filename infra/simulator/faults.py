@@ -1,5 +1,9 @@
 """What can go wrong in a simulated cluster, as `Fault` objects for its clock."""
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from infra.simulator.cluster import Cluster, Fault
 
 
@@ -36,3 +40,67 @@ def restart(at_ms: float, worker_id: str) -> Fault:
         cluster.introduce(worker)
 
     return Fault(at_ms, strike)
+
+
+def lose_gateway(at_ms: float, gateway_id: str, resumed_after_ms: Sequence[float | None]) -> Fault:
+    """A gateway dies, unless it is the last one. The clients of what is read there resume at
+    another after these times, in turn; None: never.
+    """
+
+    def strike(cluster: Cluster) -> None:
+        gateways = cluster.gateways
+        if len(gateways.living) < 2:
+            return
+        lost = gateways.by_id[gateway_id]
+        lost.alive = False
+        for number, request in enumerate(lost.reading.values()):
+            after_ms = resumed_after_ms[number % len(resumed_after_ms)]
+            if after_ms is not None:
+                cluster.clock.after(after_ms, lambda request=request: cluster.resume(request))  # type: ignore[misc]  # bound now
+
+    return Fault(at_ms, strike)
+
+
+def restart_gateway(at_ms: float, gateway_id: str) -> Fault:
+    """A dead gateway's name is taken by a new process, which knows of no stream."""
+
+    def strike(cluster: Cluster) -> None:
+        if not cluster.gateways.by_id[gateway_id].alive:
+            cluster.introduce_gateway(cluster.gateways.restart(gateway_id))
+
+    return Fault(at_ms, strike)
+
+
+def cut_gateway(at_ms: float, gateway_id: str, for_ms: float) -> Fault:
+    """A gateway is without the log for a while, and joins again with its streams."""
+
+    def join_again(cluster: Cluster) -> None:
+        cluster.introduce_gateway(cluster.gateways.join_again(gateway_id))
+
+    def strike(cluster: Cluster) -> None:
+        if len(cluster.gateways.living) > 1 and cluster.gateways.by_id[gateway_id].alive:
+            cluster.gateways.by_id[gateway_id].alive = False
+            cluster.clock.after(for_ms, lambda: join_again(cluster))
+
+    return Fault(at_ms, strike)
+
+
+def gateway_losses(
+    seed: int, *, gateways: int, count: int, begin_ms: float, end_ms: float
+) -> tuple[Fault, ...]:
+    """Gateways die, start again and are cut off at drawn times; some clients resume in time, some
+    late, some never.
+    """
+    draw = np.random.default_rng([seed, count])
+    found = []
+    for at_ms in sorted(draw.uniform(begin_ms, end_ms, count).tolist()):
+        name = f"gateway-{draw.integers(gateways)}"
+        after_ms = [draw.uniform(0.0, 8_000.0) if draw.random() < 0.6 else None for _ in range(7)]
+        kind = int(draw.integers(3))
+        if kind == 2:
+            found.append(cut_gateway(at_ms, name, draw.uniform(100.0, 3_000.0)))
+        else:
+            found.append(lose_gateway(at_ms, name, after_ms))
+        if kind == 1:
+            found.append(restart_gateway(at_ms + draw.uniform(100.0, 4_000.0), name))
+    return tuple(found)

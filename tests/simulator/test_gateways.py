@@ -1,0 +1,98 @@
+"""Gateways that die and are cut off: nothing runs for nobody, and what is read goes on."""
+
+import pytest
+
+from infra.simulator.checkers import Credits, OneOutcome, Readers
+from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Cluster, Fault, Shape
+from infra.simulator.faults import cut_gateway, gateway_losses, lose_gateway
+from infra.simulator.latency import Setup
+from infra.simulator.workload import Profile, poisson
+from infra.simulator.workload import Shape as TurnShape
+from schemas.records import OutcomeKind
+from streams.config import RouterSettings
+from streams.core.gateways import Gateways
+
+SETUP = Setup()
+DURATION_MS = 12_000.0
+GRACE_MS = 3_500  # longer than a cut, less its lease
+PROFILE = Profile(
+    first=TurnShape(input_tokens=1_000, output_tokens=1_500),  # about ten seconds
+    later=TurnShape(input_tokens=200, output_tokens=200),
+)
+
+
+def serve(seed: int, faults: tuple[Fault, ...], readers: Readers) -> Cluster:
+    """Two-turn conversations through three gateways, under all checkers."""
+    cluster = Cluster(
+        Shape(prefill=2, decode=2),
+        SETUP,
+        RouterSettings(
+            policy="static",
+            orchestration=ORCHESTRATIONS[seed % 3].value,
+            gateway_grace_ms=GRACE_MS,
+            tick_ms=100,
+        ),
+        checkers=[OneOutcome(), Credits(SETUP), readers],
+        gateways=3,
+        timeout_ms=120_000,
+        faults=faults,
+    )
+    said = poisson(
+        PROFILE,
+        per_s=5.0,
+        duration_ms=DURATION_MS,
+        begin_ms=READY_MS,
+        block_tokens=SETUP.block_tokens,
+        seed=[seed],
+        name="c",
+    )
+    cluster.run(said)
+    cluster.finish()
+    return cluster
+
+
+def ends(cluster: Cluster) -> dict[str, OutcomeKind]:
+    """How each request ended for its client."""
+    return {each.request_id: each.outcome.kind for each in cluster.clients.served if each.outcome}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_what_nobody_reads_ends_once_and_all_else_completes(seed: int) -> None:
+    """Gateways die, return and are cut off at drawn times (issue 10, 13)."""
+    readers = Readers(GRACE_MS)
+    faults = gateway_losses(
+        seed, gateways=3, count=8, begin_ms=READY_MS, end_ms=READY_MS + DURATION_MS
+    )
+    cluster = serve(seed, faults, readers)
+    found = ends(cluster)
+    assert readers.lost, "some were left by their clients"
+    for request_id, kind in found.items():
+        expected = OutcomeKind.CANCELLED if request_id in readers.lost else OutcomeKind.COMPLETED
+        assert kind is expected, request_id
+    for worker in cluster.workers.values():
+        assert not worker.jobs and not worker.pending and not worker.cache.pinned
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_clients_that_resume_keep_their_answers(resumes: bool) -> None:
+    """All of a gateway's, or none but those that are to go on anyway (issue 10, 13)."""
+    readers = Readers(GRACE_MS)
+    fault = lose_gateway(READY_MS + 6_000, "gateway-1", (500.0,) if resumes else (None,))
+    cluster = serve(1, (fault,), readers)
+    assert bool(readers.lost) != resumes
+    assert all(kind is OutcomeKind.COMPLETED for kind in ends(cluster).values()) == resumes
+
+
+def test_a_gateway_that_was_cut_off_keeps_its_streams() -> None:
+    """It joins again within the grace, as the same process (issue 10, 13)."""
+    readers = Readers(GRACE_MS)
+    cluster = serve(2, (cut_gateway(READY_MS + 6_000, "gateway-1", 5_000.0),), readers)
+    assert not readers.lost
+    assert set(ends(cluster).values()) == {OutcomeKind.COMPLETED}
+
+
+def test_a_seed_finds_work_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the mend it runs to its end (issue 10, 13)."""
+    monkeypatch.setattr(Gateways, "lost", lambda *_: set())
+    with pytest.raises(AssertionError, match="run for nobody"):
+        serve(1, (lose_gateway(READY_MS + 6_000, "gateway-1", (None,)),), Readers(GRACE_MS))
