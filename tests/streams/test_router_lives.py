@@ -3,15 +3,20 @@
 import asyncio
 from typing import Any
 
+import pytest
+from aiokafka.errors import KafkaConnectionError
+
+from schemas.errors import BrokerUnavailable
 from schemas.records import Role
-from streams.agents import running
+from streams.agents import running, watchdog
 from streams.agents.router import RouterProcess
+from streams.config import RouterSettings
 from tests.streams import builders
 from tests.streams.builders import T0
-from tests.streams.router_fakes import FakeProducer, process_with_partition
+from tests.streams.router_fakes import LOG, FakeProducer, process_with_partition
 from tests.streams.scenes import replicas
 from tests.virtual import virtual
-from tests.waiting import run
+from tests.waiting import pass_time, run
 
 
 def test_measured_clocks_reach_placement() -> None:
@@ -32,6 +37,36 @@ def test_measured_clocks_reach_placement() -> None:
         assert known["d0"].ahead_ms == 0
 
     run(main())
+
+
+@virtual
+async def test_a_broker_that_is_away_is_no_stuck_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it is; what stands still afterwards is one (issue 10, 4)."""
+
+    class Asking:
+        away = True
+
+        async def __aenter__(self) -> "Asking":
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            """Closed."""
+
+        async def end_offsets(self, places: list[Any]) -> dict[Any, int]:
+            if self.away:
+                raise KafkaConnectionError("nobody answers")
+            return dict.fromkeys(places, 3)
+
+    asking = Asking()
+    monkeypatch.setattr(watchdog, "asking_client", lambda log: asking)
+    process, _ = await process_with_partition()
+    settings = RouterSettings(stall_exit_ms=1_000)
+    watch = asyncio.create_task(watchdog.watch_progress(LOG, settings, process))
+    await pass_time(20)
+    assert not watch.done()
+    asking.away = False
+    with pytest.raises(BrokerUnavailable, match="records to read"):
+        await watch
 
 
 @virtual

@@ -14,6 +14,7 @@ from schemas.sizes import REQUEST_BYTES_MAX
 from streams.agents.outbox import Lane, Outbox
 from streams.core.effects import Decide, Dispatch, End
 from streams.core.events import PhaseArrived
+from tests.schemas.examples import TRACEPARENT
 from tests.streams import builders
 from tests.streams.cluster import PARTITION
 from tests.streams.router_fakes import FakeEvent, FakeProducer, process_with_partition
@@ -45,6 +46,15 @@ def outbox_of(producer: Any) -> Outbox:
         return
 
     return Outbox(producer, "test.", "router-a", 9, stands)
+
+
+def test_a_trace_of_another_form_goes_no_further() -> None:
+    """Whoever wrote the request (issue 10, 15)."""
+    box = outbox_of(FakeProducer())
+    box.trace("r1", [("traceparent", b"f" * 4_000)])
+    assert not box.traces
+    box.trace("r1", [("traceparent", TRACEPARENT)])
+    assert box.traces == {"r1": TRACEPARENT}
 
 
 @pytest.mark.parametrize("by_broker", [False, True])

@@ -3,9 +3,11 @@
 from schemas.errors import WorkerRefused
 from schemas.log.clock import wall_ms
 from tests.virtual import run_virtual
+from tests.waiting import until
 from tests.workers.desk import DECODE, NOW_MS, PREFILL, Desk
 from tests.workers.engines import job, prompt, start_sim
-from tests.workers.fakes import cancel_work, out
+from tests.workers.fakes import cancel_work, out, work
+from tests.workers.life import life
 from workers.llm.prompts import Prompts
 
 
@@ -41,6 +43,20 @@ def test_what_waits_and_is_given_up_never_starts() -> None:
     desk.work("r5", PREFILL)
     desk.held.give_back(WorkerRefused("over").to_wire(), NOW_MS)
     assert given(desk) == ["r1.1", "r3.1"] and not desk.held.prompts
+
+
+async def test_the_setting_reaches_the_gate_and_what_waits_is_told_as_load() -> None:
+    """Routers count on it (issue 10, 27)."""
+    async with life(prefill_running_max=1) as found:
+        for name in ("r1", "r2", "r3"):
+            found.log.readers["prefill"].put(work(name, PREFILL))
+        assert found.worker._engine is not None
+        load = found.membership.load_source
+        await until(lambda: load().waiting == 2)
+        assert [each.request_id for each in found.engine.jobs] == ["r1.1"]
+        assert (
+            load().queued_tokens == found.engine.load().queued_tokens + 2 * 3
+        )  # tokens of a prompt
 
 
 def test_an_engine_that_could_compute_all_at_once_computes_one() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -150,6 +151,16 @@ async def test_a_record_that_cannot_be_read_is_buried_and_work_goes_on() -> None
         await found.held(work())
         assert [topic for topic, _ in found.log.buried] == ["decode.dlq"] * 3
         assert found.log.buried[0][1] == b"rubbish"
+
+
+async def test_work_that_breaks_the_size_rule_is_buried() -> None:
+    """Its outcome would repeat the name, and could not be written (issue 10, 15 and 24)."""
+    async with life() as found:
+        foreign = replace(handle(wall_ms() + 5_000), worker_id="x" * 2_000)
+        found.decode.put(work("large", kv=foreign))
+        await found.held(work())
+        assert [topic for topic, _ in found.log.buried] == ["decode.dlq"]
+        assert [job.request_id for job in found.engine.jobs] == ["r1.1"]
 
 
 async def test_a_cancellation_ends_the_request() -> None:

@@ -84,6 +84,10 @@ def test_unknown_parameters_are_dropped() -> None:
         {"params": {"remote_port": 70_000}},
         {"params": {"remote_host": ""}},
         {"params": {"tp_size": 0}},
+        *({"params": {name: 4_097}} for name in ("tp_size", "dcp_size", "pp_size")),
+        {"params": {"remote_host": "\ud800"}},  # this and the numbers around: (issue 10, 24)
+        {"params": {"remote_block_ids": [[3, 2**31]]}},
+        {"params": b"[" * 100_000},
         {"params": {"do_remote_prefill": False}},
         {"params": {"do_remote_decode": True}},
         {"params": {"transfer_mode": "push"}},

@@ -149,11 +149,13 @@ async def test_few_records_wait_for_older_ones(monkeypatch: pytest.MonkeyPatch) 
     assert seen == [*range(50), *range(100, 200)]
 
 
+@pytest.mark.parametrize("batch", [1, 5_000])
 async def test_a_dimension_outlives_the_documents_that_fixed_it(
-    monkeypatch: pytest.MonkeyPatch,
+    batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compaction leaves a refused document as the oldest: it decides nothing, since the shard
     has written the dimension down (issue 10, 23)."""
+    monkeypatch.setattr(module, "_HISTORY_BATCH", batch)
     held = Collections(RetrievalSettings())
     await read(log_of((1, 10, "a", GOOD), (2, 20, "bad", BAD)), 0, monkeypatch, held)
     assert held.untold() == {"c": 4}
@@ -193,12 +195,18 @@ async def test_the_first_replica_writes_dimensions_down(monkeypatch: pytest.Monk
     held = Collections(RetrievalSettings())
     change = feed_of(held, producer := Producer())
     held.apply([Change("c", "a", document_of("a", GOOD))])
-    monkeypatch.setattr(change, "_is_first", lambda: False)
-    await change._tell_dimensions()
-    monkeypatch.setattr(change, "_is_first", lambda: True)
-    await change._tell_dimensions()
-    producer.broken = False
-    for _ in range(2):
-        await change._tell_dimensions()
+    first = False
+    monkeypatch.setattr(change, "_is_first", lambda: first)
+
+    async def batch(**_: Any) -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(change._reader, "batch", batch)
+    for producer.broken, first in ((False, False), (True, True), (False, True), (False, True)):
+        running = asyncio.create_task(change.run())
+        for _ in range(9):
+            await asyncio.sleep(0)
+        running.cancel()
+        assert bool(sent) == (first and not producer.broken)
     ((made, key, partition),) = sent
     assert (made.collection, made.dim, key, partition) == ("c", 4, "/0/1/c", 0)

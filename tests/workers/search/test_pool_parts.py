@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from schemas import retrieval
+from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, ConfigError, QueueFull
 from schemas.fleet import FleetView
 from schemas.records import (
@@ -25,7 +26,7 @@ from schemas.retrieval import pack_vector
 from schemas.settings import LogSettings
 from tests.waiting import until
 from tests.workers.search.scenes import gaussian
-from workers.search import admission, index, slots, watchdog
+from workers.search import admission, index, pool, slots, watchdog
 from workers.search.collections import Change, Collections
 from workers.search.control import ControlSettings
 from workers.search.engine import EngineSettings, SearchEngine
@@ -273,6 +274,23 @@ def test_every_knob_of_scheduler_and_control_loop_is_a_setting() -> None:
     for wrong in ({"places": 40}, {"slots": 33}, {"gather_min": 0}, {"share_min": 0.95}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             RetrievalSettings(**wrong)
+
+
+def test_what_is_set_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places, slots and the scheduler's settings (issue 10, 27)."""
+    found: list[EngineSettings] = []
+
+    def engine(settings: EngineSettings) -> None:
+        found.append(settings)
+        raise ConfigError("it was told")
+
+    monkeypatch.setattr(pool, "SearchEngine", engine)
+    settings = RetrievalSettings(places=5, slots=64, gather_min=3, share=0.25)
+    with pytest.raises(ConfigError, match="it was told"):
+        pool.RetrievalWorker(LogSettings(), settings, ShardPlace(0, 1), "r", Codec())
+    (told,) = found
+    assert (told.places, told.slots) == (5, 64)
+    assert (told.scheduler.gather_min, told.scheduler.share) == (3, 0.25)
 
 
 def test_the_global_flush_ends_gathering() -> None:

@@ -211,3 +211,5 @@ async def test_patience_of_a_retrieval_ends_its_search_early(serving: Serving) -
     assert hasty.error is None
     assert hasty.extends < patient.extends / 2
     assert hasty.document_ids[0] == patient.document_ids[0] == "b0"
+    serving._settings = dataclasses.replace(serving._settings, patience=1)
+    assert (await serving.hits(request(top_m=256), Kind.DECODE)).extends == hasty.extends
