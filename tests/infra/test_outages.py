@@ -11,12 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from aiokafka.errors import KafkaConnectionError, KafkaTimeoutError
+from aiokafka.errors import KafkaTimeoutError
 
 from infra import launcher
 from infra.broker.keeper import BrokerKeeper
@@ -26,13 +25,9 @@ from infra.launcher import Stack
 from infra.plan import Plan
 from infra.served import is_served
 from infra.statefile import NO_BROKER, ProcessRow, StackFiles, read_state
-from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable
-from schemas.fleet import LEASE_MS
 from schemas.log import patience
-from schemas.records import Role
 from tests.infra.test_cli import trivium
-from tests.streams.builders import T0, beat, registration
 from tests.virtual import virtual
 from tests.waiting import until
 
@@ -136,55 +131,6 @@ async def test_a_stack_is_ready_when_its_gateways_know_their_workers(
     half = Stack(Settings(), Plan(decode=0, broker=False), folder=tmp_path)
     await half.wait_ready("gateway-0")  # nobody could serve anything
     assert asked == urls * 2
-
-
-def test_the_launcher_tells_a_broker_that_is_away_from_a_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And gives up no process that was ready once (issue 10, 4)."""
-    stack = Stack(Settings(), Plan(), folder=tmp_path)
-    process: Any = SimpleNamespace(failed=False, stopping=False, pid=7, proven=False)
-    stack.processes["decode-0"] = process
-    stack._fleet = fleet = FleetWatch(stack.settings.log)
-    fleet.view.apply(registration("decode-0", Role.DECODE, pid=7), 0, T0)
-
-    def state_at(now_ms: int) -> str:
-        monkeypatch.setattr(launcher, "wall_ms", lambda: now_ms)
-        return stack.state_of("decode-0")
-
-    assert state_at(T0) == "starting" and not process.proven
-    fleet.view.apply(beat("decode-0", 1), 1, T0)
-    assert state_at(T0) == "ready" and process.proven
-    fleet.heard_ms = T0
-    later_ms = T0 + LEASE_MS + 1
-    assert state_at(later_ms) == "starting", "the whole stack is"
-    stack.ready = True
-    assert state_at(later_ms) == NO_BROKER
-    fleet.heard_ms = later_ms  # from others
-    assert state_at(later_ms) == "starting"
-
-
-@virtual
-async def test_the_launcher_follows_the_fleet_over_a_broker_that_is_away() -> None:
-    """It ended with the first error (issue 10, 4)."""
-    fleet, codec = FleetWatch(Settings().log), Codec()
-    answers: list[Any] = [KafkaConnectionError("away"), KafkaTimeoutError("away")]
-    value = codec.encode(registration("decode-0", Role.DECODE))
-    answers.append([SimpleNamespace(value=value, offset=0, timestamp=T0)])
-
-    async def batch() -> Any:
-        if not answers:
-            await asyncio.Event().wait()
-        if isinstance(found := answers.pop(0), Exception):
-            raise found
-        return found
-
-    reader: Any = fleet._reader  # it is not connected
-    reader.batch = batch
-    following = asyncio.create_task(fleet.follow())
-    await until(fleet.changed.is_set, seconds=600)
-    assert [*fleet.view.members] == ["decode-0"]
-    following.cancel()
 
 
 def test_a_gateway_is_asked_over_http() -> None:

@@ -332,7 +332,9 @@ def test_a_tiny_evaluation_end_to_end(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     page = report.write(results, tmp_path)
     assert "Table 1" in page.read_text()
-    written = json.loads(bars.write(results, tmp_path / "bench").read_text())
+    bars_file = bars.write(results, tmp_path / "bench")
+    assert bars_file.name == "evaluate.json"
+    written = json.loads(bars_file.read_text())
     assert [bar["met"] for bar in written["bars"]] == [bar.holds for bar in results.bars]
     assert {bar["name"] for bar in written["bars"]} == set(written["figures"]["found"])
     assert all(bar["target"] and bar["value"] is not None for bar in written["bars"])

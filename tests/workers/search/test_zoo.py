@@ -90,6 +90,10 @@ def test_what_is_added_is_audited_when_it_is_much() -> None:
     first = index.audit
     assert first is not None
     assert first.rows == 3_000
+    index.upsert(range(5_000, 5_400), islands(4, 100))
+    while index.loose:
+        index.link()
+    assert index.audit is not None and index.audit.rows == 3_400, "more than an eighth"
     index.upsert(range(10_000, 12_400), islands(80, 30))
     while index.loose:
         index.link()
