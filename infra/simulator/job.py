@@ -8,6 +8,7 @@ from infra.simulator.clock import Alarm
 from infra.simulator.engine import Sequence
 from infra.simulator.script import Conversation
 from schemas.errors import DeadlineExceeded
+from schemas.phases import phase_of
 from schemas.records import (
     KvHandle,
     Mode,
@@ -74,7 +75,6 @@ class Job:
 
     def phase(self, kind: PhaseKind, now_ms: float, **more: Any) -> Phase:
         """A finished step."""
-        work = self.work
         fields: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "cached_tokens": self.cached_tokens,
@@ -82,18 +82,7 @@ class Job:
             "transfer_ms": self.transfer_ms,
             **more,
         }
-        return Phase(
-            request_id=work.request_id,
-            session_id=work.session_id,
-            attempt=work.attempt,
-            router_id=work.router_id,
-            worker_id=work.worker_id,
-            worker_epoch=work.worker_epoch,
-            kind=kind,
-            started_ms=int(self.started_ms),
-            ended_ms=int(now_ms),
-            **fields,
-        )
+        return phase_of(self.work, kind, int(self.started_ms), int(now_ms), **fields)
 
     def outcome(self, kind: OutcomeKind, now_ms: float) -> Outcome:
         """The end."""

@@ -3,6 +3,7 @@ takes: the last frame of a stream, and the phase in place of work that could not
 """
 
 from schemas.errors import RecordTooLarge
+from schemas.phases import phase_of
 from schemas.records import Phase, PhaseKind, StreamEnd, TokenFrame, Work
 from streams.core.effects import Dispatch, Effect, End
 
@@ -15,18 +16,8 @@ def unsent_phase(effect: Effect | object, error: BaseException, now_ms: int) -> 
     if not isinstance(effect, Dispatch) or not isinstance(effect.record, Work):
         return None
     work = effect.record
-    return Phase(
-        request_id=work.request_id,
-        session_id=work.session_id,
-        attempt=work.attempt,
-        router_id=work.router_id,
-        worker_id=work.worker_id,
-        worker_epoch=work.worker_epoch,
-        kind=PhaseKind.FAILED,
-        started_ms=now_ms,
-        ended_ms=now_ms,
-        error=RecordTooLarge(f"{work.request_id}: its work was not sent: {error}").to_wire(),
-    )
+    why = RecordTooLarge(f"{work.request_id}: its work was not sent: {error}").to_wire()
+    return phase_of(work, PhaseKind.FAILED, now_ms, now_ms, error=why)
 
 
 def end_frame(end: End, router_id: str, now_ms: int) -> TokenFrame:

@@ -15,15 +15,11 @@ from schemas.errors import RecordError
 from schemas.fleet import FleetView
 from schemas.records import MemberKind, OutcomeKind, Request, TokenFrame
 from schemas.settings import LogSettings
-from streams.gateway.backend import LogBackend
-from streams.gateway.config import GatewaySettings
-from streams.gateway.hub import Hub
-from streams.gateway.metrics import Metrics
 from streams.gateway.sessions import Sessions
 from streams.gateway.turns import Turns
 from tests.fuzz.drawn import CODEC, examples, record_bytes, unstalled
 from tests.schemas.examples import instances
-from tests.streams.gateway_fakes import Rig, chat, ended, events_of, frame
+from tests.streams.gateway_fakes import Rig, chat, ended, events_of, frame, log_backend
 
 MINE = "the call's own stream"  # its id is known when it is sent
 NUMBERS = st.sampled_from([-(2**31), -1, 0, 1, 2, 3, 2**31 - 1])
@@ -49,20 +45,6 @@ LOGPROBS = st.builds(
     first_seq=NUMBERS,
     tokens=st.lists(TOPS, max_size=3),
 )
-
-
-def backend() -> LogBackend:
-    return LogBackend(
-        LogSettings(),
-        GatewaySettings(),
-        gateway_id="gateway-a",
-        started_ms=1,
-        url="",
-        models=frozenset({"tiny"}),
-        hub=Hub(),
-        metrics=Metrics(),
-        codec=CODEC,
-    )
 
 
 def record_of(value: bytes | None) -> ConsumerRecord:
@@ -127,7 +109,7 @@ def no_constant(name: str) -> None:
 async def test_a_call_ends_whatever_frames_say(
     drawn: list[TokenFrame], fields: dict[str, Any]
 ) -> None:
-    rig, reads = Rig(), backend()
+    rig, reads = Rig(), log_backend()
 
     def answer(request: Request) -> None:
         now_s = asyncio.get_running_loop().time()

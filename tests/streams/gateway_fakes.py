@@ -28,9 +28,10 @@ from schemas.records import (
     TokenFrame,
     WireError,
 )
+from schemas.settings import LogSettings
 from schemas.sizes import check_size
 from streams.gateway.app import create_app, listen, make_server
-from streams.gateway.backend import Told
+from streams.gateway.backend import LogBackend, Told
 from streams.gateway.config import GatewaySettings
 from streams.gateway.hub import Hub
 from streams.gateway.intake import Served
@@ -77,6 +78,21 @@ def tokenizer_folder() -> Path:
 @cache
 def tokenizer() -> Tokenizer:
     return Tokenizer(tokenizer_folder())
+
+
+def log_backend() -> LogBackend:
+    """The product's backend, which no broker is asked for."""
+    return LogBackend(
+        LogSettings(),
+        GatewaySettings(),
+        gateway_id="gateway-a",
+        started_ms=1,
+        url="",
+        models=frozenset({"tiny"}),
+        hub=Hub(),
+        metrics=Metrics(),
+        codec=CODEC,
+    )
 
 
 class FakeLog:

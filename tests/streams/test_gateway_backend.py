@@ -18,30 +18,16 @@ from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, NotReady, RecordError, RecordTooLarge
 from schemas.fleet import LEASE_MS, FleetView
 from schemas.records import MemberKind, Role
-from schemas.settings import LogSettings
 from streams.gateway import backend
 from streams.gateway.backend import LogBackend
-from streams.gateway.config import GatewaySettings
-from streams.gateway.hub import Hub
-from streams.gateway.metrics import Metrics
 from tests.streams import builders
 from tests.streams.builders import T0
-from tests.streams.gateway_fakes import frame
+from tests.streams.gateway_fakes import frame, log_backend
 
 
 def joined(view: FleetView) -> LogBackend:
     """A backend that is a member with this view, and whose heartbeats are acknowledged."""
-    found = LogBackend(
-        LogSettings(),
-        GatewaySettings(),
-        gateway_id="gateway-a",
-        started_ms=1,
-        url="",
-        models=frozenset({"tiny"}),
-        hub=Hub(),
-        metrics=Metrics(),
-        codec=Codec(),
-    )
+    found = log_backend()
     member: Any = SimpleNamespace(view=view, leases={"tokens": 1}, is_valid=lambda: True)
     found._membership, found._positions = member, {1: 7}
     return found

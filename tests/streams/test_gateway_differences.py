@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from schemas.errors import AttemptsDiffer
 from schemas.records import OutcomeKind, TokenFrame
 from streams.gateway.streams import Stream
+from tests.streams.gateway_calls import accepted, calling, whole_stream
 from tests.streams.gateway_fakes import Rig, chat, ended, events_of, frame, text_of
-from tests.streams.test_gateway_streaming import accepted, calling, whole_stream
 from tests.streams.test_gateway_streams import ANSWER, Piece, deliveries, said
 from tests.waiting import until
 

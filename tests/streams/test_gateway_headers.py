@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from schemas.records import Mode, Orchestration, OutcomeKind, Request, StreamStart
+from tests.streams.gateway_calls import Stream, calling
 from tests.streams.gateway_fakes import Rig, call, chat, ended, frame
-from tests.streams.test_gateway_streaming import Stream, calling
 from tests.waiting import until
 
 WHERE = ("mode", "orchestration", "prefill-worker", "decode-worker")

@@ -6,8 +6,8 @@ import pytest
 
 from schemas.errors import BrokerUnavailable
 from streams.gateway import service
+from tests.streams.gateway_calls import TEXTS, accepted, calling
 from tests.streams.gateway_fakes import STARTED_MS, Rig, chat, ended, events_of, frame, text_of
-from tests.streams.test_gateway_streaming import TEXTS, accepted, calling
 from tests.waiting import until
 
 

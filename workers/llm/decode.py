@@ -34,7 +34,7 @@ def row(stream: Stream, output: Output, text: str, seq: int, chars: int) -> None
         stream.columns.add_logprobs(stream.request_id, logprobs)
 
 
-def received(stream: Stream, output: Output, me: Identity, now_ms: int) -> Phase | None:
+def received(stream: Stream, output: Output, now_ms: int) -> Phase | None:
     """The phase that says that the KV arrived, the first time.
 
     Prefill has none: it tells the bytes when it is done, of a pair what it read and what it wrote.
@@ -49,7 +49,7 @@ def received(stream: Stream, output: Output, me: Identity, now_ms: int) -> Phase
         return None
     stream.kv_reported = True
     stream.kv_bytes = output.kv_bytes
-    return kv_received(stream, me, output.transfer_ms, now_ms)
+    return kv_received(stream, output.transfer_ms, now_ms)
 
 
 def finish(

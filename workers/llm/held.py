@@ -25,6 +25,7 @@ from schemas.errors import (
     WorkerRefused,
 )
 from schemas.log.clients import Headers
+from schemas.phases import phase_of
 from schemas.records import (
     CancelWork,
     Outcome,
@@ -42,7 +43,7 @@ from workers.frames import Frames
 from workers.llm import decode, peers, prefill
 from workers.llm.engine import Engine, Job, Output
 from workers.llm.prompts import Prompts
-from workers.llm.stream import Identity, Stream, allocated, ended, failed, phase, started
+from workers.llm.stream import Identity, Stream, allocated, ended, failed, started
 
 Report = Callable[[Phase, Headers], None]
 _BIT = {WorkPhase.PREFILL: 1, WorkPhase.DECODE: 2}
@@ -116,7 +117,8 @@ class Held:
         except TriviumError as error:
             refused = isinstance(error, WorkerRefused)
             kind = PhaseKind.REFUSED if refused else PhaseKind.FAILED
-            self._report(phase(work, me, kind, now_ms, now_ms, error=error.to_wire()), headers)
+            failure = phase_of(work, kind, now_ms, now_ms, error=error.to_wire())
+            self._report(failure, headers)
             return
         stream = self._stream(work, headers, len(prompt_tokens), now_ms)
         self._hold(stream)
@@ -233,7 +235,7 @@ class Held:
                         stream.request_id, stream.attempt, seq, chars, token_ids, text
                     )
             if output.kv_bytes:
-                received = decode.received(stream, output, self._me, now_ms)
+                received = decode.received(stream, output, now_ms)
                 if received is not None:
                     self._report(received, stream.headers)
             if output.finish_reason:
@@ -316,7 +318,7 @@ class Held:
         for stream in list(self._streams.values()):
             self._drop(stream)
             self._engine.abort(stream.job_id)
-            self._report(failed(stream, self._me, error, now_ms), stream.headers)
+            self._report(failed(stream, error, now_ms), stream.headers)
 
     def abandon(self) -> None:
         """Stop everything and say nothing: another worker may hold the requests already."""

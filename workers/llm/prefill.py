@@ -58,7 +58,7 @@ def whole_or_failed(
             stop_reason=output.stop_reason,
             kv=kv,
         )
-    return failed(stream, me, output.error or unexpected(stream, output).to_wire(), now_ms)
+    return failed(stream, output.error or unexpected(stream, output).to_wire(), now_ms)
 
 
 def unexpected(stream: Stream, output: Output) -> EngineFailed:

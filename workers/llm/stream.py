@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from schemas.log.clients import Headers
+from schemas.phases import phase_of
 from schemas.records import (
     KvHandle,
     Outcome,
@@ -72,29 +73,10 @@ class Stream:
         return not (self.prefill and self.paired)
 
 
-def phase(
-    work: Work, me: Identity, kind: PhaseKind, started_ms: int, now_ms: int, **more: object
-) -> Phase:
-    """A phase of a request on this worker."""
-    return Phase(
-        request_id=work.request_id,
-        session_id=work.session_id,
-        attempt=work.attempt,
-        router_id=work.router_id,
-        worker_id=me.worker_id,
-        worker_epoch=me.epoch,
-        kind=kind,
-        started_ms=started_ms,
-        ended_ms=now_ms,
-        **more,  # type: ignore[arg-type]  # the callers below name fields of Phase
-    )
-
-
-def failed(stream: Stream, me: Identity, error: WireError, now_ms: int) -> Phase:
+def failed(stream: Stream, error: WireError, now_ms: int) -> Phase:
     """The worker gives the request back; the router places it again or ends it."""
-    return phase(
+    return phase_of(
         stream.work,
-        me,
         PhaseKind.FAILED,
         stream.started_ms,
         now_ms,
@@ -107,9 +89,8 @@ def failed(stream: Stream, me: Identity, error: WireError, now_ms: int) -> Phase
 
 def allocated(stream: Stream, me: Identity, kv: KvHandle, now_ms: int) -> Phase:
     """Decode has blocks for the prompt, into which a peer is to write."""
-    return phase(
+    return phase_of(
         stream.work,
-        me,
         PhaseKind.KV_ALLOCATED,
         stream.started_ms,
         now_ms,
@@ -123,9 +104,8 @@ def handed_over(
     stream: Stream, me: Identity, kv: KvHandle | None, transfer_ms: float, now_ms: int
 ) -> Phase:
     """Prefill is done: its KV waits for a peer, or lies there already."""
-    return phase(
+    return phase_of(
         stream.work,
-        me,
         PhaseKind.PREFILL_DONE,
         stream.started_ms,
         now_ms,
@@ -140,11 +120,10 @@ def handed_over(
     )
 
 
-def kv_received(stream: Stream, me: Identity, transfer_ms: float, now_ms: int) -> Phase:
+def kv_received(stream: Stream, transfer_ms: float, now_ms: int) -> Phase:
     """The prompt's KV has arrived."""
-    return phase(
+    return phase_of(
         stream.work,
-        me,
         PhaseKind.KV_RECEIVED,
         stream.started_ms,
         now_ms,
