@@ -79,12 +79,13 @@ class Credits:
         self._setup = setup
         self._held: dict[tuple[str, Role], set[str]] = defaultdict(set)
         self._heard_ms: dict[str, float] = {}
+        self._beats: dict[str, tuple[int, int]] = {}  # epoch and number of the last that counts
 
     def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
         """Keep each worker's book."""
         if isinstance(event, FleetRecordArrived):
             if isinstance(event.record, Heartbeat):
-                self._heard_ms[event.record.member_id] = now_ms
+                self._beat(event.record, now_ms)
         elif isinstance(event, OutcomeArrived):
             self._gone(event.outcome)
         elif isinstance(event, PhaseArrived) and event.phase.kind in (
@@ -103,6 +104,13 @@ class Credits:
 
     def finished(self, cluster: Cluster) -> None:
         """Nothing more to check."""
+
+    def _beat(self, beat: Heartbeat, now_ms: float) -> None:
+        """Of a former life, or told before, it says nothing."""
+        number = (beat.epoch, beat.seq)
+        if number > self._beats.get(beat.member_id, (0, -1)):
+            self._beats[beat.member_id] = number
+            self._heard_ms[beat.member_id] = now_ms
 
     def _given(self, work: Work, now_ms: float) -> None:
         for held in self._held.values():  # a new attempt voids what others hold of it

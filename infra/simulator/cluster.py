@@ -20,10 +20,11 @@ from infra.simulator.clock import Clock
 from infra.simulator.gateways import Gateways, SimGateway
 from infra.simulator.latency import Setup
 from infra.simulator.links import Links
-from infra.simulator.script import Conversation
+from infra.simulator.script import Conversation, Turn
 from infra.simulator.worker import Ports, SimWorker
 from schemas.errors import RecordError, RecordTooLarge
 from schemas.fleet import HEARTBEAT_MS
+from schemas.log.membership import check_leases
 from schemas.numbers import check_numbers
 from schemas.records import (
     CancelWork,
@@ -34,6 +35,8 @@ from schemas.records import (
     Role,
     Work,
 )
+from schemas.settings import LogSettings
+from schemas.topics import TOPICS
 from streams.agents.records import unsent_phase
 from streams.config import RouterSettings
 from streams.core.effects import Dispatch, Effect, End
@@ -55,6 +58,7 @@ from streams.core.table import Table
 
 ROUTER = "router-0"
 PARTITION = 0
+_LOG = LogSettings()
 READY_MS = 1_000.0  # the fleet is known to the router by then: scripts begin here
 KV_EVENTS_MS = 100.0  # between two batches of a worker
 ORCHESTRATIONS = (
@@ -160,6 +164,7 @@ class Cluster:
         self._orchestrations = orchestrations
         self._tick_ms = settings.tick_ms
         self.buried = 0  # forged records that nobody could read
+        self.forged_texts: dict[str, tuple[Conversation, Turn]] = {}  # of requests nobody made
         self._beats = 0
         self._kv_seqs: dict[str, int] = {}
         self._kv_due: set[str] = set()
@@ -175,7 +180,7 @@ class Cluster:
             outcome=self._outcome,
             token=self.clients.token,
             changed=self._changed,
-            said=self.clients.said,
+            said=lambda name: self.forged_texts.get(name) or self.clients.said(name),
         )
         self._to_fleet(fleet.router_registration(ROUTER))
         for gateway in self.gateways.living:
@@ -238,17 +243,22 @@ class Cluster:
 
     def _dispatch(self, effect: Dispatch) -> None:
         """Tell a worker; work that the log does not take fails, as the router's outbox has it."""
+        there = _LOG.partitions(TOPICS[effect.topic].group)
+        assert 0 <= effect.partition < there, "no producer sends to a partition that is not there"
         try:
-            self._order((effect.topic, effect.partition), effect.record)
+            self.order((effect.topic, effect.partition), effect.record)
         except RecordTooLarge as error:
             phase = unsent_phase(effect, error, int(self.clock.now_ms))
             if phase is None:
                 raise
             self._phase(phase)
 
-    def _order(self, channel: Channel, record: Work | CancelWork) -> None:
-        worker = self.workers[record.worker_id]
-        if isinstance(record, Work):
+    def order(self, channel: Channel, record: Work | CancelWork) -> None:
+        """Tell a worker, if there is one of the name; raises RecordTooLarge."""
+        worker = self.workers.get(record.worker_id)
+        if worker is None:  # somebody made the router believe in it
+            self.bus.send(channel, record, lambda: None)
+        elif isinstance(record, Work):
             self.bus.send(channel, record, lambda: worker.take(record))
         elif isinstance(record, CancelWork):
             self.bus.send(channel, record, lambda: worker.cancel(record))
@@ -287,6 +297,7 @@ class Cluster:
     def _read(self, record: object, event: Event) -> None:
         try:
             check_numbers(record)
+            check_leases(record, _LOG)
         except RecordError:
             self.buried += 1
             return

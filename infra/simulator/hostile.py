@@ -1,7 +1,9 @@
 """Records that mean harm, as faults drawn from a seed: repeated, forged and oversized ones.
 
 What is forged is about work that some worker has at that time, and passes every check of form; only
-what it says is wrong. Nothing here forges what nobody could tell from the truth.
+what it says is wrong. Nothing here forges what nobody could tell from the truth: who may write to
+a topic is trusted that far (ARCHITECTURE.md, "Who may write"); so no later life or heartbeat of a
+worker that is there, and no order about a request that is.
 """
 
 from collections.abc import Callable
@@ -10,14 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from infra.simulator.cluster import PARTITION, Cluster, Fault
+from infra.simulator import fleet
+from infra.simulator.cluster import PARTITION, ROUTER, Cluster, Fault
 from infra.simulator.job import Job
 from infra.simulator.script import Turn, conversation
+from infra.simulator.worker import SimWorker
 from infra.simulator.workload import unlike_others
 from schemas.records import (
     Cancellation,
     CancelReason,
     Endpoint,
+    Heartbeat,
+    MemberState,
+    Orchestration,
     OutcomeKind,
     PhaseKind,
     Priority,
@@ -27,6 +34,7 @@ from schemas.records import (
 from schemas.topics import WORK_TOPICS
 from streams.core.events import (
     CancellationArrived,
+    FleetRecordArrived,
     OutcomeArrived,
     PhaseArrived,
     RequestArrived,
@@ -34,6 +42,7 @@ from streams.core.events import (
 
 Draw = np.random.Generator
 TOPICS = ("requests", "phases", "outcomes", "tokens", "fleet", "prefixes", *WORK_TOPICS.values())
+ORDERS = "decode"  # whichever it is, all are delivered alike
 LARGE_PROMPT_TOKENS = 16
 NEAR_BYTES = 600  # a large request is so far below its limit at most: work of it fits, or just not
 _NUMBERS = (0, 1, -1, (1 << 31) - 1, -(1 << 31))
@@ -107,6 +116,8 @@ def _senseless_phase(cluster: Cluster, job: Job, draw: Draw) -> None:
     kind = PhaseKind.KV_RECEIVED
     if job.prefill and job.paired:
         kind = PhaseKind.PREFILL_DONE  # of other attempts it would be the truth, too early
+    elif job.paired:
+        return  # the truth, too early: nobody waits for a prefill worker any more that is lost
     phase = job.phase(
         kind,
         float(draw.choice(_NUMBERS[:2])),
@@ -158,4 +169,91 @@ def _cancellation(cluster: Cluster, job: Job, draw: Draw) -> None:
     cluster.forge("cancellations", cancellation, CancellationArrived(cancellation, PARTITION))
 
 
-_FORGERIES = (_foreign_phase, _senseless_phase, _outcome, _request, _cancellation)
+def _stranger(cluster: Cluster, job: Job, draw: Draw) -> None:
+    """A worker that nobody started joins, perhaps with what another one leases, and takes work."""
+    worker = cluster.workers[job.work.worker_id]
+    name = f"stranger-{cluster.bus.sent('fleet', PARTITION)}"
+    said = fleet.registration(worker, (job.work.orchestration,))
+    assert said.capability is not None
+    capability, sizes = said.capability, ("block_size", "max_model_len", "running_max")
+    if draw.random() < 0.5:
+        odd: dict[str, Any] = {size: int(draw.choice(_NUMBERS)) for size in sizes}
+        capability = replace(capability, engine_id=name, **odd)
+    leases = said.leases
+    if draw.random() < 0.3:
+        leases = [replace(lease, partition=int(draw.choice(_NUMBERS))) for lease in leases]
+    nobody = SimWorker(
+        name, worker.roles, worker.partition, cluster.clock, cluster.setup, cluster.links,
+        worker.ports, cluster.workers,
+    )  # fmt: skip
+    nobody.alive = False  # it answers nothing
+    cluster.workers[name] = nobody
+    joined = replace(said, member_id=name, capability=capability, leases=leases)
+    _to_fleet(cluster, joined)
+    if draw.random() < 0.7:
+        _to_fleet(cluster, replace(_odd_beat(cluster, worker, draw), member_id=name))
+
+
+def _odd_beat(cluster: Cluster, worker: SimWorker, draw: Draw) -> Heartbeat:
+    beat = fleet.heartbeat(worker, 0, ROUTER)
+    counts = ("running", "waiting", "queued_tokens", "kv_blocks_used", "requests_total")
+    load = replace(
+        beat.load,
+        step_ms=float(draw.choice(_FLOATS)),
+        **{count: int(draw.choice(_NUMBERS)) for count in counts},
+    )
+    few = [replace(grant, credits=int(draw.choice(_NUMBERS[:3]))) for grant in beat.grants]
+    return replace(beat, load=load, grants=few, at_ms=int(draw.choice(_NUMBERS)))
+
+
+def _former_life(cluster: Cluster, job: Job, draw: Draw) -> None:
+    """Of a worker that is there: a life that is over, or a heartbeat that was overtaken."""
+    worker = cluster.workers[job.work.worker_id]
+    beat = _odd_beat(cluster, worker, draw)
+    said = fleet.registration(worker, ())
+    records: tuple[fleet.FleetRecord, ...] = (
+        replace(beat, epoch=worker.epoch - 1, seq=1 << 62, state=MemberState.GONE),
+        replace(beat, seq=int(draw.choice((0, -1)))),
+        replace(said, epoch=worker.epoch - 1, leases=[], roles=[]),
+        replace(beat, member_id="nobody", seq=1),
+    )
+    _to_fleet(cluster, records[int(draw.integers(len(records)))])
+
+
+def _to_fleet(cluster: Cluster, record: fleet.FleetRecord) -> None:
+    offset = cluster.bus.sent("fleet", PARTITION)
+    cluster.forge("fleet", record, FleetRecordArrived(record, offset))
+
+
+def _order(cluster: Cluster, job: Job, draw: Draw) -> None:
+    """Work that no router decided: of a request nobody made, for another life, or once more."""
+    work, now_ms = job.work, int(cluster.clock.now_ms)
+    prompt = LARGE_PROMPT_TOKENS
+    name = f"nobody-{cluster.bus.sent(ORDERS, 0)}"
+    tokens = unlike_others(now_ms, prompt + 4)
+    turn = Turn(prompt_tokens=prompt, output_tokens=4)
+    said = conversation(name, now_ms, [turn], tokens, cluster.setup.block_tokens)
+    cluster.forged_texts[name] = said, turn
+    order = replace(
+        work,
+        request_id=name,
+        attempt=int(draw.choice(_NUMBERS)),
+        orchestration=Orchestration.PREFILL_FIRST,
+        kv=None,
+        kv_target=None,
+        deadline_ms=now_ms + int(draw.choice((2, 50, 1_000))),
+    )
+    orders = (
+        order,
+        work,
+        replace(order, worker_epoch=work.worker_epoch + 1),
+        replace(work, worker_epoch=work.worker_epoch - 1, attempt=work.attempt + 1),
+        replace(work, worker_id="stranger", attempt=work.attempt + 1),
+    )
+    cluster.order((ORDERS, 0), orders[int(draw.integers(len(orders)))])
+
+
+_FORGERIES = (
+    *(_foreign_phase, _senseless_phase, _outcome, _request, _cancellation),
+    *(_stranger, _former_life, _order),
+)

@@ -51,6 +51,20 @@ _SENT_MAX = 64  # heartbeats whose way back through the log is awaited
 OnRecord = Callable[[Registration | Heartbeat, int, int], None]
 
 
+def check_leases(record: object, settings: LogSettings) -> None:
+    """Raise RecordError for leases of partitions that are not there: whoever believed in them
+    could send nothing to their holder."""
+    if not isinstance(record, Registration):
+        return
+    for lease in record.leases:
+        topic = TOPICS.get(lease.topic)
+        if topic is not None and not 0 <= lease.partition < settings.partitions(topic.group):
+            raise RecordError(
+                f"fleet: {record.member_id[:80]} leases {lease.topic[:80]}[{lease.partition}], "
+                "which is not there; its settings differ from those here"
+            )
+
+
 class Membership:
     """This process as a member of the fleet. `join`, then `run` until the end, then `leave`.
 
@@ -288,6 +302,7 @@ class Membership:
             found = self._codec.decode(record.value)
             if not isinstance(found, Registration | Heartbeat):
                 raise RecordError(f"fleet carries Registration or Heartbeat, found {type(found)}")
+            check_leases(found, self._settings)
         except RecordError as error:
             if self._running:  # those read while joining were buried by whoever read them first
                 await bury(self._producer, record, error)

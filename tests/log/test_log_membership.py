@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 
 import pytest
+from aiokafka import ConsumerRecord
 
 from schemas.codec import Codec
 from schemas.errors import LeaseError
@@ -20,6 +21,7 @@ from schemas.records import (
     Capability,
     Grant,
     Heartbeat,
+    Lease,
     Load,
     MemberKind,
     MemberState,
@@ -251,10 +253,18 @@ async def test_an_undecodable_fleet_record_is_buried_and_the_rest_goes_on(
         try:
             async with fleet.running(watcher):
                 topic = kafka.topic_prefix + "fleet"
-                await (await fleet.producer.send_raw(topic, b"garbage", key=b"w9", partition=0))
+                astray = Lease(topic="decode", partition=kafka.worker_partitions)
+                forged = Registration(
+                    member_id="w9", epoch=1, kind=MemberKind.WORKER, leases=[astray], started_ms=0
+                )
+                for value in (b"garbage", Codec().encode(forged)):
+                    await (await fleet.producer.send_raw(topic, value, key=b"w9", partition=0))
                 await other.join()
                 await until(lambda: "w2" in watcher.view.members)
-                (buried,) = await dead.batch()
+                buried: list[ConsumerRecord] = []
+                while len(buried) < 2:
+                    buried += await dead.batch()
         finally:
             await dead.stop()
-        assert buried.value == b"garbage"
+        assert [record.value for record in buried] == [b"garbage", Codec().encode(forged)]
+        assert "w9" not in watcher.view.members, "nobody could send work to it (issue 10, 24)"

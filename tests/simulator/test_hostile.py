@@ -69,19 +69,20 @@ def test_only_what_the_log_does_not_take_fails(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mend", "without", "crash"),
+    ("mend", "without", "crash", "seed"),
     [
-        ("unsent_phase", lambda *_: None, RecordTooLarge),  # a failed send ends the router
-        ("check_numbers", lambda _: None, (ValueError, OverflowError, RecordError)),
+        ("unsent_phase", lambda *_: None, RecordTooLarge, 2),  # a failed send ends the router
+        ("check_numbers", lambda _: None, (ValueError, OverflowError, RecordError), 2),
+        ("check_leases", lambda *_: None, AssertionError, 4),  # nobody sends there
     ],
 )
 def test_a_seed_finds_what_is_not_mended(
-    mend: str, without: Any, crash: Any, monkeypatch: pytest.MonkeyPatch
+    mend: str, without: Any, crash: Any, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The router stops over one record (issue 10, 15 and 24)."""
     monkeypatch.setattr(f"infra.simulator.cluster.{mend}", without)
     with pytest.raises(crash):
-        serve(2)
+        serve(seed)
 
 
 def test_what_the_size_rule_lets_in_is_served() -> None:
