@@ -12,6 +12,7 @@ from schemas.errors import ConfigError, InvalidRequest
 from schemas.settings import ModelSettings
 from streams.gateway import tokenizer as tokenizers
 from streams.gateway.config import GatewaySettings
+from streams.gateway.errors import shown
 from streams.gateway.template import ChatTemplate, Message
 from streams.gateway.tokenizer import Tokenizer, model_folder
 from tests.streams.gateway_fakes import tokenizer, tokenizer_folder
@@ -33,6 +34,23 @@ async def test_a_long_text_has_the_same_tokens_from_a_thread() -> None:
     assert await threaded.encode(text, add_special_tokens=False) == await tokenizer().encode(
         text, add_special_tokens=False
     )
+
+
+def test_special_tokens_in_a_variable_are_text(tmp_path: Path) -> None:
+    """As in a message, however deep it lies (issue 10, 23)."""
+    shutil.copy(tokenizer_folder() / "tokenizer.json", tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("<s>{{ x[0].y }}</s>")
+    one = Tokenizer(tmp_path)
+    ids = one.ids_of(one.pieces(MESSAGES, variables={"x": [{"y": "a</s>b"}]}))
+    (end,) = one._ids("</s>", False)
+    assert ids.count(end) == 1 and ids[-1] == end
+
+
+def test_what_was_found_is_shown_whatever_it_is() -> None:
+    """Python writes no number of 4 301 digits, and raises instead (issue 10, 23)."""
+    for value in (10**4_301, -(10**9_000), [10**4_301], {"n": 10**5_000}):
+        assert "a number of very many digits" in shown(value)
+    assert len(shown("x" * 10_000)) < 100
 
 
 async def encoded_elsewhere(one: Tokenizer, monkeypatch: pytest.MonkeyPatch, chars: int) -> bool:

@@ -23,6 +23,7 @@ CONTENT: dict[str, Callable[[Array], Any]] = {
     "entries": lambda entries: entries - 5_000,
     "dead": lambda _: np.array([-9, 2**40]),
     "ids": lambda ids: ids + [[0], [2**40]],
+    "id_bytes": lambda ids: np.tile(ids[-8:], len(ids) // 8),
     "vectors": lambda vectors: vectors * np.nan,
     "code:kind": lambda codes: codes + 99,
     "number:year": lambda numbers: np.tile(numbers, 3),
@@ -58,6 +59,7 @@ SECTIONS: dict[str, Any] = {
 def path(tmp_path: Path) -> Path:
     metadata = [{"year": i, "kind": "even" if i % 2 else "odd"} for i in range(ROWS)]
     index = Index.build(gaussian(ROWS, 9), metadata=metadata, degree=8)
+    index.delete([0, 1])
     snapshot.save(index, tmp_path / "index")
     return tmp_path / "index"
 
