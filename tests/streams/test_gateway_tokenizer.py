@@ -172,6 +172,8 @@ def test_templates_render_as_their_authors_expect(source: str, expected: str) ->
         "{{ messages.append(1) }}",
         "{{ ''.__class__.__mro__ }}",
         "{{ messages[9].content.x }}",
+        *("{{ 1 // 0 }}", "{{ 'x'.encode('no such') }}"),  # were a 500 (issue 10, 23)
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
     ],
 )
 def test_a_template_that_refuses_is_the_callers_error(source: str) -> None:

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from schemas.errors import KvUnavailable, StaleEpoch
+from tests.workers.desk import PREFILL
+from tests.workers.engines import answered, job, prompt, start_sim
 from tests.workers.fakes import handle
 from workers.llm.sim_handles import HandleRules
 
@@ -19,6 +21,23 @@ def test_a_target_has_no_fewer_than_no_valid_tokens(blocks: tuple[int, ...]) -> 
         wrong = replace(TARGET, tokens=tokens, block_ids=blocks)
         assert isinstance(rules.use_target(wrong, 64, 0), KvUnavailable)
     assert rules.use_target(replace(TARGET, block_ids=blocks), 64, 0) is None
+
+
+async def test_handles_are_of_the_present_life_and_those_before_keep_their_blocks() -> None:
+    """A peer may be reading them; freed, they would hold another prompt (issue 10, 4)."""
+    engine = await start_sim()
+    try:
+        epochs = []
+        for epoch in (0, 77):
+            if epoch:
+                engine.begin_life(epoch)  # type: ignore[attr-defined]  # the simulated one's
+            kv = (await answered(engine, job(prompt(40, epoch), PREFILL))).last.kv
+            assert kv is not None
+            epochs.append(kv.worker_epoch)
+        assert epochs[1] == 77 != epochs[0]
+        assert engine.load().extra["held"] == 2
+    finally:
+        await engine.close()
 
 
 def test_an_engine_that_begins_another_life_is_news() -> None:
