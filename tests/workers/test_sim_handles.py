@@ -30,7 +30,7 @@ async def test_handles_are_of_the_present_life_and_those_before_keep_their_block
         epochs = []
         for epoch in (0, 77):
             if epoch:
-                engine.begin_life(epoch)  # type: ignore[attr-defined]  # the simulated one's
+                engine.begin_life(epoch)
             kv = (await answered(engine, job(prompt(40, epoch), PREFILL))).last.kv
             assert kv is not None
             epochs.append(kv.worker_epoch)
