@@ -25,7 +25,7 @@ from streams.gateway.sessions import Turn
 logger = logging.getLogger(__name__)
 BATCHES_MAX = 100  # taken at once; between them calls get their turn
 UNTOLD_MAX = 1_000  # the oldest go first
-PACE_S = 0.05  # between two records: a busy gateway tells many turns with each
+PACE_S = 0.25  # between two records: each costs a round to the broker, here and at all readers
 _TROUBLE = (*TROUBLE, TopicError)
 
 
