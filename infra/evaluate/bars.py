@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from infra.bench import report
 from infra.evaluate import paper, regret, step_change
 from infra.evaluate.grid import RATIOS
+from infra.evaluate.step_change import ALL, LATER, Recovery, shown
 from infra.evaluate.traffic import KV_SHARE_MAX, POOLS, Traffic
 
 if TYPE_CHECKING:
@@ -46,21 +47,7 @@ def of(results: "Results") -> list[Bar]:
     ]
     for pools in RATIOS:
         found += _policies(results, pools)
-    for row in (row for row in results.recovery if row.counted == step_change.LATER):
-        after = ", ".join(f"{value:.1%}" for value in row.pooled.after)
-        found.append(
-            Bar(
-                what=f"{row.pools} learned: within {step_change.REGRET_MAX:.0%} regret 200 "
-                "requests after prefill slows down",
-                found=f"before {row.pooled.before:.1%}; windows of 200 requests after it, pooled "
-                f"over {len(row.seeds)} seeds: {after}",
-                value=100 * max(row.pooled.after[1:], default=0.0),
-                target=f"<= {100 * step_change.REGRET_MAX:g}",
-                unit="%",
-                holds=row.holds,
-            )
-        )
-    return found + _traffic(results.traffic)
+    return [*found, *recovered(results.recovery), *_traffic(results.traffic)]
 
 
 def _trends(name: str, trends: dict[str, bool]) -> Bar:
@@ -105,6 +92,30 @@ def _policies(results: "Results", pools: str) -> list[Bar]:
             unit="points",
             holds=not learned.missed and not table.missed,
         ),
+    ]
+
+
+def recovered(rows: list[Recovery]) -> list[Bar]:
+    """On later turns, as the regret of the grid; all turns are told beside it."""
+    every = {
+        row.pools: f"before {row.pooled.before:.1%}, after it {shown(row.pooled.after)}"
+        for row in rows
+        if row.counted == ALL
+    }
+    return [
+        Bar(
+            what=f"{row.pools} learned: within {step_change.REGRET_MAX:.0%} regret 200 "
+            "requests after prefill slows down",
+            found=f"before {row.pooled.before:.1%}; windows of 200 requests after it, pooled "
+            f"over {len(row.seeds)} seeds: {shown(row.pooled.after)}; with the first tokens of "
+            f"all turns: {every[row.pools]}",
+            value=100 * max(row.pooled.after[1:], default=0.0),
+            target=f"<= {100 * step_change.REGRET_MAX:g}",
+            unit="%",
+            holds=row.holds,
+        )
+        for row in rows
+        if row.counted == LATER
     ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from infra.evaluate import interference, paper, plots, regret, step_change
 from infra.evaluate.main import Results
 from infra.evaluate.page import listing, note, page, picture, table
+from infra.evaluate.step_change import shown
 from infra.evaluate.tables import KINDS, Failures
 
 
@@ -267,23 +268,19 @@ def _recovery(results: Results) -> str:
         {
             "": lambda r: f"{r.pools}, TTFT of {r.counted}",
             "regret before": lambda r: f"{r.pooled.before:.1%}",
-            "windows of 200 requests after": lambda r: _shown(r.pooled.after),
+            "windows of 200 requests after": lambda r: shown(r.pooled.after),
             "mean but for the first": lambda r: f"{r.pooled.mean:.1%} ± {r.error:.1%}",
             "local before": lambda r: f"{r.local_before:.0%}",
             "after": lambda r: f"{r.local_after:.0%}",
         },
     )
     rows = [
-        (f"{row.pools}, TTFT of {row.counted}", seed, f"{one.before:.1%}", _shown(one.after))
+        (f"{row.pools}, TTFT of {row.counted}", seed, f"{one.before:.1%}", shown(one.after))
         for row in results.recovery
         for seed, one in row.seeds.items()
     ]
     heads = ("", "seed", "regret before", "windows of 200 requests after")
     return f"{about}{pooled}{table(heads, rows)}"
-
-
-def _shown(shares: list[float]) -> str:
-    return ", ".join(f"{share:.1%}" for share in shares)
 
 
 def _frontier(results: Results) -> str:

@@ -228,6 +228,10 @@ def test_recovery_compares_windows_of_the_same_conversations() -> None:
     every = step_change.recovery(POOLS, step_change.ALL, seeds)
     assert every.pooled.after[1:] == [pytest.approx(0.045), pytest.approx(1 / 0.775 - 1)]
     assert not every.holds
+    [bar] = bars.recovered([later, every])
+    assert bar.holds and bar.value == pytest.approx(9.0)
+    assert "over 2 seeds: 25.0%, 9.0%, 0.0%; with the first tokens of all turns: " in bar.found
+    assert bar.found.endswith("4.5%, 29.0%")
 
 
 def test_loads_are_paired_with_what_they_were_run_with() -> None:
