@@ -30,7 +30,7 @@ ANSWER_SHARE, ANSWER_RATE = 0.5, 0.05  # how much of max_tokens answers use
 ANSWER_TOKENS_RATE = 0.01  # slow: lengths of answers differ by orders of magnitude
 HOP_RATE = 0.05
 PROMPTS_MEMORY_MS = 2_000.0  # over which prompts placed on a worker are averaged
-BUSY_MAX = 0.8  # most of its time that a worker is taken to compute prompts
+BUSY_MAX = 0.8  # most of its time that a worker is taken to spend on prompts, or a batch to lose
 
 Features = tuple[float, ...]
 Place = tuple[Life, Role]
@@ -167,7 +167,10 @@ class Estimates:
         moved = moved_tokens / THOUSAND
         moving_ms = hand_ms + move_ms * moved
         answer_tokens = max(1.0, self.answer_share * max_tokens)
-        stalled_ms = running * stall_ms * append_tokens / max(base_ms, 1e-3)
+        # A token takes a step, and what prompts and other streams add to it. Streams that end later
+        # meet more of both, so a delay grows by what a token takes over its step alone.
+        lone_ms = max(step_ms, (1 - BUSY_MAX) * base_ms, 1e-3)
+        stalled_ms = running * stall_ms * append_tokens / lone_ms
         tpot_local_ms = base_ms + stalled_ms / (self.answer_tokens or answer_tokens)
         tpot_remote_ms = base_ms + moving_ms / answer_tokens
         waiting_ms = max(0.0, home.busy_until_ms - now_ms)

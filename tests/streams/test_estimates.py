@@ -171,6 +171,47 @@ def test_what_prompts_behind_it_wait_counts_on_either_side() -> None:
     assert loss * scores["d0"].ttft_remote_ms == pytest.approx(100 * 0.01 * 50 / 0.9)
 
 
+@pytest.mark.parametrize("prompts_per_s", [0.0, 5.0, 10.0])
+def test_streams_that_a_prompt_delays_delay_others_and_meet_more_prompts(
+    prompts_per_s: float,
+) -> None:
+    """What a local prompt costs a batch in the long run (issue 10, 29).
+
+    Computed anew: 10 requests per s have answers of 100 tokens. A token takes 8 ms, 0.1 ms for each
+    stream, and 0.02 ms for each prompt token that is computed meanwhile.
+    """
+    per_ms, answer_tokens, tokens, sharing_ms, each_ms = 0.01, 100.0, 1_000, 0.1, 0.02
+
+    def tpot_ms(token_rate: float) -> float:
+        found_ms = 8.0
+        for _ in range(200):  # each streams' time decides how many of them run at once
+            running = per_ms * answer_tokens * found_ms
+            found_ms = 8.0 + sharing_ms * running + each_ms * token_rate * found_ms
+        return found_ms
+
+    rate = prompts_per_s * tokens / 1_000
+    now_ms, few = tpot_ms(rate), 1e-6
+    scene = pair(policy="learned")
+    known, home = scene.placer.estimates, scene.worker("d0")
+    home.token_rate, home.given_ms = rate, scene.now_ms
+    home.others_running = per_ms * answer_tokens * now_ms  # type: ignore[assignment]  # a mean
+    known.answer_tokens = answer_tokens
+    known.decode.coefficients = [8.0, sharing_ms, each_ms * now_ms, 0.0, 0.0]
+    found = expected(known, scene)
+    assert found.tpot_remote_ms == pytest.approx(now_ms)
+    lost_ms = per_ms * tokens * (tpot_ms(rate + few) - now_ms) / few  # by all, for one prompt
+    assert found.tpot_local_ms - now_ms == pytest.approx(lost_ms, rel=1e-3)
+
+
+def test_what_a_batch_is_thought_to_lose_is_bounded() -> None:
+    """Where streams seem to do nothing but wait for one another (issue 10, 29)."""
+    scene = pair(policy="learned")
+    known, home = scene.placer.estimates, scene.worker("d0")
+    home.others_running, known.answer_tokens = 10, 100.0
+    known.decode.coefficients = [0.0, 1.0, 0.1, 0.0, 0.0]
+    assert expected(known, scene).loss_tpot == pytest.approx(5 * (10 * 0.1 * 1_000 / 10 / 100) / 10)
+
+
 def test_prompts_beside_a_batch_are_thought_to_take_what_prefill_does_until_some_were() -> None:
     """No first turn would ever be tried otherwise (issue 10, 29)."""
     scene = pair(policy="learned")
