@@ -5,13 +5,10 @@ same change. They are cut by when they began into windows of 100, 200 requests: 
 change, which follows the first 200 requests of all, and those after it. A window's regret is that
 of `regret.py`, with the window's x=0 as reference and the one x that is best there as rival.
 
-That counts the first tokens of later turns only. `learned` computes first turns locally too where
-that pays, and does not know that they count for nothing here: it gives some of what later turns
-could have for a greater gain of first turns. A second row counts the first tokens of all turns.
-
 With one seed such a window is off by 1 to 3 points, so those of several seeds, from the
 evaluation's own on, are pooled: means are of all their turns. The bar is on every pooled window but
-the first after the change, by later turns. Each seed's figures are in the report too.
+the first after the change. It counts the first tokens of later turns only, while `learned` gives
+some of what those could have for a greater gain of first turns; so a second row counts all turns.
 """
 
 from collections.abc import Sequence
