@@ -15,7 +15,7 @@ from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.metrics.loggers import StatLoggerBase
+from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
 
 from schemas.records import Sampling, Structured, StructuredKind, TokenLogprob, TopLogprob
 
@@ -216,6 +216,29 @@ class _Logger(StatLoggerBase):  # type: ignore[misc]  # vLLM has no types here
         engine_idx: int = 0,
     ) -> None:
         self._meter.record(scheduler_stats, iteration_stats)
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+
+class NoPrometheus(PrometheusStatLogger):  # type: ignore[misc]  # vLLM has no types here
+    """Stands where vLLM would export metrics of its own, which no worker serves.
+
+    Its own would be registered once for the whole process: engines that start at once then remove
+    each other's, or fail with `DuplicateTimeseries`.
+    """
+
+    def __init__(self, vllm_config: Any, engine_indexes: Any = None) -> None:
+        pass
+
+    def record(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def record_admission_rejection(self, reason: str) -> None:
+        pass
+
+    def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+        pass
 
     def log_engine_initialized(self) -> None:
         pass

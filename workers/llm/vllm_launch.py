@@ -28,7 +28,7 @@ from schemas.settings import ModelSettings
 from workers.kv.network import LOOPBACK, ucx_variables
 from workers.kv.network import variables as environment_of
 from workers.llm.tiny import model_folder
-from workers.llm.vllm_api import Meter
+from workers.llm.vllm_api import Meter, NoPrometheus
 from workers.llm.vllm_fence import FENCE_VARIABLE, KvRelease
 from workers.llm.vllm_plugin import (
     BIND_VARIABLE,
@@ -194,10 +194,11 @@ def _constructed(args: AsyncEngineArgs, meter: Meter, variables: Mapping[str, st
     The thread's end does not end its children: they watch this process, not the thread.
     """
     result: list[Any] = []
+    loggers = [meter.logger, NoPrometheus]
 
     def construct() -> None:
         try:
-            result.append(AsyncLLM.from_engine_args(args, stat_loggers=[meter.logger]))
+            result.append(AsyncLLM.from_engine_args(args, stat_loggers=loggers))
         except BaseException as error:  # raised again where it was asked for
             result.append(error)
 
