@@ -7,6 +7,7 @@ where its engines would take CPU time while idle.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -27,6 +28,7 @@ from infra.fleet import FleetWatch
 from infra.launcher import Stack
 from infra.plan import Plan, core_shares
 from infra.pool import move_worker
+from infra.processes import children
 from infra.supervisor import Process, ProcessSpec, Supervisor
 from schemas.errors import NotReady
 from schemas.log.clients import LogProducer
@@ -41,6 +43,7 @@ ENGINE: dict[str, Any] = {"block_size": 32, "running_max": 64, "kv_cache_bytes":
 MODEL_LEN_MAX = 2_048
 START_S = 420.0
 _POLL_S = 0.2
+_WORKER = "VLLM::Worker"  # as vLLM titles the processes that compute
 _PATIENT = {"first_token_timeout_ms": 120_000, "progress_timeout_ms": 120_000}
 
 
@@ -127,6 +130,8 @@ async def vllm_pair(
             process = supervisor.processes[f"{name}-{number}"]
             await _healthy(f"http://{HOST}:{port}/health", process)
         engines = [supervisor.processes[f"{name}-{number}"] for number in range(2)]
+        for number, process in enumerate(engines):
+            hold(process.pid, _cores(number))
         peer = Peer(shown, f"http://{HOST}:{proxy_port}", engines)
         peer.signal(signal.SIGSTOP)
         try:
@@ -141,7 +146,7 @@ def _server(
     name: str, number: int, port: int, channel: int, model: Path, folder: Path, hands_over: bool
 ) -> ProcessSpec:
     """One API server on its half of the cores, as Trivium's launcher would bind a worker."""
-    cores = core_shares(sorted(os.sched_getaffinity(0)), 2)[number]
+    cores = _cores(number)
     flags: dict[str, Any] = {
         "host": HOST,
         "port": port,
@@ -172,6 +177,25 @@ def _server(
     }
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     return _spec(name, command, folder, env)
+
+
+def _cores(number: int) -> Sequence[int]:
+    """Those of one engine of two."""
+    return core_shares(sorted(os.sched_getaffinity(0)), 2)[number]
+
+
+def hold(pid: int, cores: Sequence[int]) -> None:
+    """Give the engine workers under a process their cores again.
+
+    vLLM's `NixlConnector` moves the thread that computes to the last core of its node whatever it
+    was bound to, so both engines of this machine would share one core.
+    """
+    for child, command in children(pid).items():
+        if _WORKER in command:
+            for thread in os.listdir(f"/proc/{child}/task"):
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.sched_setaffinity(int(thread), cores)
+        hold(child, cores)
 
 
 def _proxy(name: str, deals: Sequence[str], port: int, folder: Path) -> ProcessSpec:
