@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import prometheus_client
 import pytest
 from zmq.asyncio import Context
 from zmq.constants import SocketType
@@ -76,6 +77,11 @@ def engines() -> Iterator[Engines]:
         yield Engines(runner, *pair)
         for each in pair:
             runner.run(each.close())
+
+
+def test_engines_share_no_metrics(engines: Engines) -> None:
+    """vLLM's own are registered for a whole process, so engines that start at once would clash."""
+    assert not any("vllm" in name for name in prometheus_client.REGISTRY._names_to_collectors)
 
 
 def test_nobody_beyond_this_machine_reaches_an_engine(engines: Engines) -> None:
