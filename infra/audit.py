@@ -16,9 +16,9 @@ from aiokafka import ConsumerRecord
 
 from schemas.errors import RecordError
 from schemas.log.clients import AssignedReader
-from schemas.outcomes import counting
+from schemas.log.registry import make_codec
 from schemas.records import Decision, Orchestration, Outcome, Phase, PhaseKind, Request, TokenFrame
-from schemas.registry import make_codec
+from schemas.rules.outcomes import counting
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 

@@ -27,8 +27,8 @@ from schemas.fleet import FleetView
 from schemas.log.admin import create_topics
 from schemas.log.clock import wall_ms
 from schemas.log.patience import insist
+from schemas.log.registry import make_codec
 from schemas.records import MemberKind, MemberState
-from schemas.registry import make_codec
 from schemas.settings import home
 from workers.llm.models import model_folder
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.codec import to_dict
-from schemas.outcomes import counting
 from schemas.records import (
     Cancellation,
     CancelWork,
@@ -23,6 +22,7 @@ from schemas.records import (
     TokenFrame,
     Work,
 )
+from schemas.rules.outcomes import counting
 from streams.gateway.streams import Stream
 
 

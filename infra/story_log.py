@@ -17,8 +17,8 @@ from schemas.codec import Codec
 from schemas.errors import NotFound, RecordError
 from schemas.log.clients import AssignedReader
 from schemas.log.clock import wall_ms
+from schemas.log.registry import make_codec
 from schemas.records import Outcome, Request
-from schemas.registry import make_codec
 from schemas.settings import LogSettings
 from schemas.topics import DAY_MS, TOPICS, partition_of
 from streams.gateway.ids import arrival_of, from_public

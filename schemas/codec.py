@@ -2,8 +2,8 @@
 
 The path uses fastavro only. Every schema version that was ever committed can be read: `avro`
 holds the current ones, `history` the older ones, which are resolved to the current one.
-Schema registry calls happen once, at start (`schemas/registry.py`); nothing here does I/O once a
-codec is made.
+Schema registry calls happen once, at start (`schemas/log/registry.py`); nothing here does I/O once
+a codec is made.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from fastavro.schema import fingerprint, load_schema, to_parsing_canonical_form
 
 from schemas import records
 from schemas.errors import RecordError
-from schemas.sizes import check_bytes
+from schemas.rules.sizes import check_bytes
 
 AVRO_DIR = Path(__file__).parent / "avro"
 HISTORY_DIR = Path(__file__).parent / "history"

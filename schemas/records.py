@@ -395,7 +395,7 @@ class Phase:
 
 @frozen
 class Outcome:
-    """A terminal record of an accepted request; schemas/outcomes.py says which counts."""
+    """A terminal record of an accepted request; schemas/rules/outcomes.py says which counts."""
 
     request_id: str
     session_id: str

@@ -22,8 +22,8 @@ from schemas.errors import (
     from_wire,
 )
 from schemas.fleet import FleetView
-from schemas.numbers import check_numbers
 from schemas.records import Hits, MemberKind, MemberState, WireError
+from schemas.rules.numbers import check_numbers
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 SHARDS_MAX = 1_024

@@ -23,7 +23,7 @@ from schemas.records import (
     TokenFrame,
     TokenLogprob,
 )
-from schemas.sizes import FRAME_BYTES_MAX
+from schemas.rules.sizes import FRAME_BYTES_MAX
 
 _ROW_BYTES, _TOKEN_BYTES, _LOGPROB_BYTES = 64, 5, 24  # beside its texts, at most
 _CHAR_BYTES = 4

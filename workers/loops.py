@@ -20,7 +20,7 @@ from schemas.log.clients import Ack, AssignedReader, LogProducer, bury
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
 from schemas.records import AssignRoles, CancelWork, Work
-from schemas.sizes import check_size
+from schemas.rules.sizes import check_size
 from workers.config import WorkerSettings
 from workers.frames import Frames, HeldReport
 from workers.llm.engine import Engine, Output

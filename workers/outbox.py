@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from schemas.errors import BrokerUnavailable, RecordTooLarge
 from schemas.log.clients import Ack, Headers, LogProducer
-from schemas.outcomes import outcome_key
 from schemas.records import Outcome, Phase, PhaseKind
+from schemas.rules.outcomes import outcome_key
 
 RETRY_S = 0.1
 

@@ -14,8 +14,8 @@ from infra.bench.fault_clients import WHOLE, Plain, Resuming
 from infra.bench.fault_load import Talks, wrong
 from infra.bench.fault_plan import FREEZE, KILL
 from infra.bench.report import Bar, at_most, percentile
-from schemas.outcomes import counting
 from schemas.records import OutcomeKind
+from schemas.rules.outcomes import counting
 
 _NAMED_MAX = 40  # of a kind, in the report
 _FINE = {OutcomeKind.COMPLETED, OutcomeKind.CANCELLED}  # the latter: its caller hung up

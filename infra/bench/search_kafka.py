@@ -31,10 +31,10 @@ from infra.supervisor import ProcessSpec, Supervisor
 from schemas.codec import Codec
 from schemas.errors import NotReady, TriviumError
 from schemas.log.admin import create_topics
-from schemas.log.asker import Asker
-from schemas.log.asking import asking
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
+from schemas.log.retrieval.asker import Asker
+from schemas.log.retrieval.member import asking
 from schemas.records import Document
 from schemas.retrieval import layout_of, pack_vector
 from schemas.settings import LogSettings

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from schemas.codec import Codec, pack_tokens
-from schemas.outcomes import outcome_key
 from schemas.records import (
     Candidate,
     Decision,
@@ -27,6 +26,7 @@ from schemas.records import (
     Sampling,
     Session,
 )
+from schemas.rules.outcomes import outcome_key
 
 LATER_MS = 1 << 42  # deadlines that nobody meets; no time of the template matters
 _ID, _SESSION = "req-00000000000000000000", "session-000000000000"

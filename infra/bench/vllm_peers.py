@@ -32,8 +32,8 @@ from infra.processes import children
 from infra.supervisor import Process, ProcessSpec, Supervisor
 from schemas.errors import NotReady
 from schemas.log.clients import LogProducer
+from schemas.log.registry import make_codec
 from schemas.records import MemberKind, Role
-from schemas.registry import make_codec
 from schemas.settings import LogSettings, ModelSettings
 from streams.gateway.config import GatewaySettings
 from workers.config import WorkerSettings

@@ -145,7 +145,7 @@ async def _load(
     from rich.progress import Progress
 
     from schemas.log.clients import LogProducer
-    from schemas.registry import make_codec
+    from schemas.log.registry import make_codec
 
     codec = await asyncio.to_thread(make_codec, log)
     producer = LogProducer(log, codec, durable=True, client_id="trivium-documents")

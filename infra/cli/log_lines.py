@@ -13,7 +13,7 @@ from collections.abc import Callable
 _AGAIN_S = 10.0
 _FORMAT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 # They tell every step of every start and stop; Faust's services by the modules of their classes.
-_TALKATIVE = ("aiokafka", "faust", "mode", "schemas.log.faust_app")
+_TALKATIVE = ("aiokafka", "faust", "mode", "schemas.log.faust.app")
 _REPETITIVE = "aiokafka"
 
 

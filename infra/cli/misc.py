@@ -75,7 +75,7 @@ def asyncapi(
 
     Examples: `trivium asyncapi -o trivium.json`, `trivium asyncapi | jq .channels`
     """
-    from schemas.asyncapi import asyncapi_text
+    from schemas.generate.asyncapi import asyncapi_text
 
     text = asyncapi_text()
     if output is None:

@@ -56,7 +56,7 @@ async def _list(log: LogSettings, as_json: bool) -> None:
 
     from infra.cli.status import members
     from infra.fleet import FleetWatch
-    from schemas.registry import make_codec
+    from schemas.log.registry import make_codec
 
     fleet = FleetWatch(log, await asyncio.to_thread(make_codec, log))
     await fleet.start()
@@ -97,7 +97,7 @@ async def _move(
     from infra.pool import find_worker, move_worker
     from schemas.log.clients import LogProducer
     from schemas.log.clock import wall_ms
-    from schemas.registry import make_codec
+    from schemas.log.registry import make_codec
 
     codec = await asyncio.to_thread(make_codec, log)
     fleet = FleetWatch(log, codec)

@@ -92,9 +92,9 @@ def vector_from(text: str | None, file: Path | None) -> Any:
 async def _search(
     log: LogSettings, values: Any, deadline_ms: int, fields: dict[str, Any]
 ) -> "Found":
-    from schemas.log.asking import asking
     from schemas.log.clock import wall_ms
-    from schemas.registry import make_codec
+    from schemas.log.registry import make_codec
+    from schemas.log.retrieval.member import asking
 
     codec = await asyncio.to_thread(make_codec, log)
     async with asking(log, codec, f"search-{os.getpid()}") as asker:

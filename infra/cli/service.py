@@ -53,7 +53,7 @@ def worker(
 
     async def run(stop: asyncio.Event) -> None:
         from infra.cli.engines import engine_source
-        from schemas.registry import make_codec
+        from schemas.log.registry import make_codec
         from workers.runtime import run_worker
 
         resolved = await asyncio.to_thread(_with_model_folder, settings)
@@ -95,7 +95,7 @@ def retrieval(
     name = member_id or f"{_default_id('retrieval')}-{place.shard}"
 
     async def run(stop: asyncio.Event) -> None:
-        from schemas.registry import make_codec
+        from schemas.log.registry import make_codec
         from workers.search.pool import run_retrieval
 
         await run_retrieval(
@@ -123,7 +123,7 @@ def router(
     settings = settings_from(config, bootstrap)
 
     async def run(stop: asyncio.Event) -> None:
-        from schemas.registry import make_codec
+        from schemas.log.registry import make_codec
         from streams.agents.running import run_router
 
         name = member_id or _default_id("router")
@@ -155,7 +155,7 @@ def gateway(
     settings = settings_from(config, bootstrap, gateway={"host": host, "port": port})
 
     async def run(stop: asyncio.Event) -> None:
-        from schemas.registry import make_codec
+        from schemas.log.registry import make_codec
         from streams.gateway.app import run_gateway
         from streams.gateway.event_key import event_key
 

@@ -47,7 +47,7 @@ async def _show(log: LogSettings, once: bool, as_json: bool) -> None:
     from rich.live import Live
 
     from infra.fleet import FleetWatch
-    from schemas.registry import make_codec
+    from schemas.log.registry import make_codec
 
     fleet = FleetWatch(log, await asyncio.to_thread(make_codec, log))
     try:

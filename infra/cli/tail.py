@@ -46,7 +46,7 @@ async def _follow(
     log: LogSettings, topic: str, partitions: int, from_beginning: bool, count: int, as_json: bool
 ) -> None:
     from schemas.log.clients import AssignedReader
-    from schemas.registry import make_codec
+    from schemas.log.registry import make_codec
 
     codec = await asyncio.to_thread(make_codec, log)
     reader = AssignedReader(log, topic, range(partitions), client_id="trivium-tail")

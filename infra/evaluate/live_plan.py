@@ -22,8 +22,8 @@ from infra.evaluate.planning import Measured, table_from
 from infra.story_log import CLOCKS_MS, LogFinder, Window
 from schemas.errors import ConfigError
 from schemas.log.clock import wall_ms
+from schemas.log.registry import make_codec
 from schemas.records import Decision, DecisionKind
-from schemas.registry import make_codec
 from schemas.settings import LogSettings
 from streams.core.table import Cell, Table
 

@@ -11,7 +11,7 @@ from typing import Any
 from infra.simulator.clock import Clock
 from schemas.codec import Codec
 from schemas.errors import RecordTooLarge
-from schemas.sizes import check_size
+from schemas.rules.sizes import check_size
 
 Channel = tuple[str, int]  # topic and partition
 

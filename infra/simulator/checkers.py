@@ -36,7 +36,8 @@ from streams.core.events import (
 class OneOutcome:
     """[1] Every request ends exactly once, and no work is given out for it after that.
 
-    The outcome of an attempt below one that was given out ends nothing (`schemas/outcomes.py`).
+    The outcome of an attempt below one that was given out ends nothing
+    (`schemas/rules/outcomes.py`).
     """
 
     def __init__(self) -> None:

@@ -25,7 +25,6 @@ from infra.simulator.worker import Ports, SimWorker
 from schemas.errors import RecordError, RecordTooLarge
 from schemas.fleet import HEARTBEAT_MS
 from schemas.log.membership import check_leases
-from schemas.numbers import check_numbers
 from schemas.records import (
     CancelWork,
     Orchestration,
@@ -35,6 +34,7 @@ from schemas.records import (
     Role,
     Work,
 )
+from schemas.rules.numbers import check_numbers
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from streams.agents.records import unsent_phase

@@ -8,7 +8,6 @@ from infra.simulator.clock import Alarm
 from infra.simulator.engine import Sequence
 from infra.simulator.script import Conversation
 from schemas.errors import DeadlineExceeded
-from schemas.phases import phase_of
 from schemas.records import (
     KvHandle,
     Mode,
@@ -19,6 +18,7 @@ from schemas.records import (
     Work,
     WorkPhase,
 )
+from schemas.rules.phases import phase_of
 
 
 @dataclass(slots=True, eq=False)

@@ -14,8 +14,8 @@ from aiokafka.errors import KafkaError, NodeNotReadyError, for_code
 
 from schemas.errors import BrokerUnavailable, ConfigError, TopicError
 from schemas.log.connecting import client_options, no_broker, started
+from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
-from schemas.sizes import RECORD_BYTES_MAX
 from schemas.topics import DEAD_LETTER_SUFFIX, HOUR_MS, REBUILT_FROM, TOPICS, Topic
 
 log = logging.getLogger("trivium.log")

@@ -2,7 +2,7 @@
 
 Every aiokafka setting that Trivium uses on a hot path stands here, once. Consumer groups are not
 used: readers are assigned their partitions, because a rebalance has no place between a dispatch and
-its worker. Faust agents are the one exception (`schemas/log/faust_app.py`).
+its worker. Faust agents are the one exception (`schemas/log/faust/app.py`).
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordTooLarge, TopicError, TriviumError, clipped
 from schemas.log.connecting import client_options, no_broker, started
+from schemas.rules.sizes import RECORD_BYTES_MAX, check_size
 from schemas.settings import LogSettings
-from schemas.sizes import RECORD_BYTES_MAX, check_size
 from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, check_record, partition_of
 
 _DISCARD_S = 2.0  # for a producer's task to notice that its connections are closed

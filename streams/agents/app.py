@@ -5,8 +5,8 @@ Each agent hands its events to `RouterProcess.take`.
 
 from typing import Any
 
-from schemas.log import faust_app
-from schemas.log.faust_app import Taker
+from schemas.log.faust import app as faust_app
+from schemas.log.faust.app import Taker
 from schemas.settings import LogSettings
 
 TOPICS = ("requests", "cancellations", "phases", "outcomes")

@@ -5,7 +5,7 @@ batches by `streams/agents/router.py`.
 """
 
 from schemas.records import JournalBatch
-from schemas.sizes import JOURNAL_LINES_MAX
+from schemas.rules.sizes import JOURNAL_LINES_MAX
 from streams.agents.outbox import Write
 
 Line = tuple[str, int, int, int]

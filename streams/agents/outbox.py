@@ -23,9 +23,9 @@ from aiokafka.errors import MessageSizeTooLargeError
 from schemas.errors import RecordTooLarge
 from schemas.log.clients import Headers, LogProducer
 from schemas.log.clock import wall_ms
-from schemas.outcomes import outcome_key
 from schemas.records import Work
-from schemas.trace import trace_of
+from schemas.rules.outcomes import outcome_key
+from schemas.rules.trace import trace_of
 from streams.agents.records import end_frame, unsent_phase
 from streams.core.effects import Decide, Dispatch, Effect, End, Forget, SaveSession
 

@@ -3,8 +3,8 @@ takes: the last frame of a stream, and the phase in place of work that could not
 """
 
 from schemas.errors import RecordTooLarge
-from schemas.phases import phase_of
 from schemas.records import Phase, PhaseKind, StreamEnd, TokenFrame, Work
+from schemas.rules.phases import phase_of
 from streams.core.effects import Dispatch, Effect, End
 
 

@@ -17,9 +17,8 @@ from schemas.codec import Codec
 from schemas.errors import LeaseError, RecordError
 from schemas.log.clients import LogProducer, bury
 from schemas.log.clock import SLEWED_MS, wall_ms
-from schemas.log.faust_app import consumer_record
+from schemas.log.faust.app import consumer_record
 from schemas.log.membership import Membership
-from schemas.numbers import check_numbers
 from schemas.records import (
     Cancellation,
     Decision,
@@ -34,8 +33,9 @@ from schemas.records import (
     Resumption,
     Session,
 )
+from schemas.rules.numbers import check_numbers
+from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
-from schemas.sizes import check_size
 from schemas.topics import check_record
 from streams.agents.app import TOPICS
 from streams.agents.gate import Gate

@@ -10,7 +10,7 @@ from typing import Any
 
 from schemas.codec import Codec
 from schemas.log.admin import check_retention, needs_of_requests
-from schemas.log.faust_app import run_app
+from schemas.log.faust.app import run_app
 from schemas.log.patience import outlive
 from schemas.settings import LogSettings
 from schemas.topics import live_ms_max

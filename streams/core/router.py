@@ -178,7 +178,8 @@ class Router:
         self.dispatcher.pump(now_ms)
 
     def _outcome_arrived(self, event: OutcomeArrived, now_ms: int) -> None:
-        """The request has ended, unless a later attempt was placed since (`schemas/outcomes.py`).
+        """The request has ended, unless a later attempt was placed since
+        (`schemas/rules/outcomes.py`).
 
         A worker that was given up may have written its outcome before it heard so. While the
         request waits to be placed again, that outcome is the end: the gateway has taken it for

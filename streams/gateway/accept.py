@@ -9,12 +9,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from schemas import trace
 from schemas.codec import pack_tokens
 from schemas.errors import InvalidRequest
 from schemas.log.clients import Headers
 from schemas.records import CancelReason, Priority, Request
-from schemas.trace import trace_of
+from schemas.rules import trace
+from schemas.rules.trace import trace_of
 from streams.config import ORCHESTRATIONS, POLICIES
 from streams.gateway import sessions
 from streams.gateway.event_id import StreamKey

@@ -7,8 +7,8 @@ import pytest
 
 from infra.alone import alone
 from infra.audit import audit, read_topic
-from schemas.outcomes import counting
 from schemas.records import Heartbeat, Outcome, OutcomeKind
+from schemas.rules.outcomes import counting
 from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, sim_settings, stack
 from tests.waiting import until

@@ -8,7 +8,7 @@ import pytest
 from schemas.log.clients import AssignedReader
 from schemas.settings import LogSettings
 from tests.e2e.harness import Client, sim_settings, stack
-from tests.schemas.registry_stub import running_registry
+from tests.schemas.log.registry_stub import running_registry
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 

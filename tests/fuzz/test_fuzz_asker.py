@@ -16,8 +16,8 @@ from schemas.records import Load, MemberKind, MemberState, RetrievalRequest
 from schemas.retrieval import pack_vector
 from tests.fuzz.drawn import CODEC, examples, record_bytes, unstalled
 from tests.fuzz.test_fuzz_retrieval import FLOATS, IDS, KINDS, MANY, NUMBERS, TIMES
-from tests.schemas.asked_pool import Pool, ask, asking, hits
 from tests.schemas.examples import example, instances
+from tests.schemas.log.retrieval.asked_pool import Pool, ask, asking, hits
 from workers.search.control import Signals, move
 from workers.search.fleet_figures import FleetFigures, stalled_share
 from workers.search.settings import RetrievalSettings

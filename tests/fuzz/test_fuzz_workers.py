@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import RecordError, RecordTooLarge
 from schemas.records import AssignRoles, CancelWork, Role, Work
-from schemas.sizes import check_size
+from schemas.rules.sizes import check_size
 from tests.fuzz.drawn import CODEC, examples, record_bytes
 from tests.schemas.examples import instances
 from tests.workers.desk import NOW_MS, Desk

@@ -11,7 +11,7 @@ from infra.simulator.latency import Setup
 from infra.simulator.workload import Profile, poisson
 from infra.simulator.workload import Shape as TurnShape
 from schemas.errors import RecordError, RecordTooLarge
-from schemas.sizes import RECORD_BYTES_MAX, REQUEST_BYTES_MAX
+from schemas.rules.sizes import RECORD_BYTES_MAX, REQUEST_BYTES_MAX
 from streams.config import RouterSettings
 
 SETUP = Setup()

@@ -28,8 +28,8 @@ from schemas.records import (
     TokenFrame,
     WireError,
 )
+from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
-from schemas.sizes import check_size
 from streams.gateway.app import create_app, listen, make_server
 from streams.gateway.backend import LogBackend, Told
 from streams.gateway.config import GatewaySettings

@@ -5,8 +5,8 @@ import dataclasses
 from typing import Any
 
 from schemas.codec import Codec
+from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
-from schemas.sizes import check_size
 from streams.agents.router import RouterProcess
 from streams.config import RouterSettings
 from streams.core.events import PartitionReady, PartitionTaken

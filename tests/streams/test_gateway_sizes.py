@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from schemas.sizes import REQUEST_BYTES_MAX
+from schemas.rules.sizes import REQUEST_BYTES_MAX
 from tests.schemas.examples import TRACEPARENT
 from tests.streams.gateway_fakes import Rig, call, chat, completion, http_client, serving
 

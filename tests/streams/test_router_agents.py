@@ -9,8 +9,8 @@ from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, ConfigError, LeaseError
-from schemas.log import faust_app
 from schemas.log.clock import wall_ms
+from schemas.log.faust import app as faust_app
 from schemas.records import (
     DecisionKind,
     Outcome,
@@ -19,8 +19,8 @@ from schemas.records import (
     Request,
     Session,
 )
+from schemas.rules.sizes import JOURNAL_LINES_MAX
 from schemas.settings import LogSettings
-from schemas.sizes import JOURNAL_LINES_MAX
 from streams.agents import router, watchdog
 from streams.agents.app import TOPICS, add_agents, make_app
 from streams.agents.gate import Gate

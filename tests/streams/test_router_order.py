@@ -3,8 +3,8 @@
 import asyncio
 from itertools import permutations
 
-from schemas.outcomes import counting, outcome_key
 from schemas.records import CancelWork, DecisionKind, OutcomeKind, PhaseKind, Reason, Work
+from schemas.rules.outcomes import counting, outcome_key
 from schemas.topics import TOPICS
 from streams.agents.outbox import Outbox
 from streams.core.effects import Dispatch, Effect

@@ -10,7 +10,7 @@ from aiokafka.errors import MessageSizeTooLargeError
 from schemas.codec import Codec
 from schemas.errors import MESSAGE_CHARS_MAX, RecordTooLarge
 from schemas.records import OutcomeKind, Phase, PhaseKind, WireError, Work
-from schemas.sizes import REQUEST_BYTES_MAX
+from schemas.rules.sizes import REQUEST_BYTES_MAX
 from streams.agents.outbox import Lane, Outbox
 from streams.core.effects import Decide, Dispatch, End
 from streams.core.events import PhaseArrived

@@ -30,7 +30,7 @@ from schemas.records import (
     Work,
     WorkPhase,
 )
-from schemas.sizes import check_size
+from schemas.rules.sizes import check_size
 from schemas.topics import check_record, partition_of
 from tests.waiting import until
 from workers.kv.block_log import BlockLog

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from schemas.codec import Codec
 from schemas.records import Outcome, OutcomeKind, StreamEnd, TokenLogprob, TopLogprob
-from schemas.sizes import FRAME_BYTES_MAX
+from schemas.rules.sizes import FRAME_BYTES_MAX
 from tests.schemas.examples import TRACEPARENT
 from workers.frames import Batch, Frames
 

@@ -8,7 +8,7 @@ import pytest
 
 from schemas.errors import RecordTooLarge
 from schemas.records import Outcome, OutcomeKind, Phase, PhaseKind
-from schemas.sizes import NAME_CHARS_MAX, REPORT_BYTES_MAX
+from schemas.rules.sizes import NAME_CHARS_MAX, REPORT_BYTES_MAX
 from tests.schemas.examples import example
 from tests.workers.fakes import FakeLog, FakeProducer, handle
 from workers.outbox import Outbox

@@ -25,7 +25,6 @@ from schemas.errors import (
     WorkerRefused,
 )
 from schemas.log.clients import Headers
-from schemas.phases import phase_of
 from schemas.records import (
     CancelWork,
     Outcome,
@@ -38,7 +37,8 @@ from schemas.records import (
     Work,
     WorkPhase,
 )
-from schemas.trace import trace_of
+from schemas.rules.phases import phase_of
+from schemas.rules.trace import trace_of
 from workers.frames import Frames
 from workers.llm import decode, peers, prefill
 from workers.llm.engine import Engine, Job, Output

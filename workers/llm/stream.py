@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from schemas.log.clients import Headers
-from schemas.phases import phase_of
 from schemas.records import (
     KvHandle,
     Outcome,
@@ -21,6 +20,7 @@ from schemas.records import (
     Work,
     WorkPhase,
 )
+from schemas.rules.phases import phase_of
 from workers.frames import Columns
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from schemas.errors import InvalidRequest, TriviumError, UnknownCollection
 from schemas.records import CollectionMade, CollectionState, Document
 from schemas.retrieval import DIM_MAX, unpack_vector
-from schemas.sizes import FLEET_BYTES_MAX
+from schemas.rules.sizes import FLEET_BYTES_MAX
 from workers.search.columns import Value
 from workers.search.index import Index
 from workers.search.metrics import Metric

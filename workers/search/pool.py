@@ -16,7 +16,7 @@ from typing import Any
 from schemas.codec import Codec
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
-from schemas.log.faust_app import add_agents, make_app, run_app
+from schemas.log.faust.app import add_agents, make_app, run_app
 from schemas.log.membership import Membership
 from schemas.log.patience import outlive
 from schemas.records import (

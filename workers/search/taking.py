@@ -11,10 +11,10 @@ from typing import Any
 from schemas.codec import Codec
 from schemas.errors import RecordError, RecordTooLarge
 from schemas.log.clients import Ack, LogProducer, bury
-from schemas.log.faust_app import consumer_record
+from schemas.log.faust.app import consumer_record
 from schemas.records import Hits, RetrievalRequest
+from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
-from schemas.sizes import check_size
 from schemas.topics import check_record
 from workers.search.query import Kind
 from workers.search.receipts import Place, Receipts

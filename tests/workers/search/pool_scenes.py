@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from schemas.codec import Codec
-from schemas.log.asker import Asker
-from schemas.log.asking import asking
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
+from schemas.log.retrieval.asker import Asker
+from schemas.log.retrieval.member import asking
 from schemas.records import Document, MemberState
 from schemas.retrieval import Found, layout_of, pack_vector
 from schemas.settings import LogSettings

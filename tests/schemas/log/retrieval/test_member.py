@@ -8,7 +8,8 @@ import pytest
 
 from schemas.codec import Codec
 from schemas.errors import LeaseError
-from schemas.log import asker, asking
+from schemas.log.retrieval import asker
+from schemas.log.retrieval import member as asking
 from schemas.settings import LogSettings
 
 

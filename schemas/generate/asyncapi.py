@@ -1,7 +1,7 @@
 """The topic table as an AsyncAPI 3 document: channels, operations and Avro messages.
 
-Generated, never edited: `python -m schemas.asyncapi` rewrites the committed copy, and a test
-compares the two. Partition counts are the defaults of the settings.
+Generated, never edited: `python -m schemas.generate.asyncapi` rewrites the committed copy, and a
+test compares the two. Partition counts are the defaults of the settings.
 """
 
 import json
@@ -17,7 +17,7 @@ from schemas.topics import (
     Topic,
 )
 
-ASYNCAPI_FILE = Path(__file__).parent / "asyncapi.json"
+ASYNCAPI_FILE = Path(__file__).parents[1] / "asyncapi.json"
 DOCUMENT_VERSION = "1.0.0"
 KAFKA_BINDING = "0.5.0"
 AVRO_FORMAT = "application/vnd.apache.avro+json;version=1.9.0"

@@ -19,8 +19,8 @@ from schemas.log.admin import create_topics, describe_topics, verify_topics, wan
 from schemas.log.clients import AssignedReader, LogProducer, bury
 from schemas.log.clock import wall_ms
 from schemas.records import Cancellation, CancelReason, Session
+from schemas.rules.sizes import RECORD_BYTES_MAX
 from schemas.settings import LogSettings
-from schemas.sizes import RECORD_BYTES_MAX
 from schemas.topics import TOPICS, partition_of
 from tests.waiting import until
 

@@ -32,7 +32,7 @@ from schemas.errors import (
 from schemas.log.clients import AssignedReader, LogProducer, bury
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
-from schemas.log.pending import Pending
+from schemas.log.retrieval.pending import Pending
 from schemas.records import RetrievalRequest
 from schemas.retrieval import Found, check_hits, layout_of, merged, pack_vector
 from schemas.settings import LogSettings

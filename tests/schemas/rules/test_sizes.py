@@ -10,7 +10,7 @@ import pytest
 from schemas.codec import Codec
 from schemas.errors import MESSAGE_CHARS_MAX, EngineFailed, RecordTooLarge, clipped
 from schemas.records import KvHandle, Phase, PhaseKind, Request, Role
-from schemas.sizes import (
+from schemas.rules.sizes import (
     FLEET_BYTES_MAX,
     NAME_CHARS_MAX,
     RECORD_BYTES_MAX,

@@ -12,9 +12,9 @@ from schemas.errors import (
     QueueFull,
     WrongDimension,
 )
-from schemas.log import asker as module
+from schemas.log.retrieval import asker as module
 from schemas.records import RetrievalRequest
-from tests.schemas.asked_pool import Pool, ask, asking, hits
+from tests.schemas.log.retrieval.asked_pool import Pool, ask, asking, hits
 from tests.virtual import virtual
 from tests.waiting import pass_time, until
 

@@ -76,7 +76,7 @@ class _InLoop(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # faust has
         ):
             if not hasattr(consumer, name):
                 raise ConfigError(
-                    f"aiokafka's consumer has no {name}; check schemas/log/faust_app.py"
+                    f"aiokafka's consumer has no {name}; check schemas/log/faust/app.py"
                 )
             setattr(consumer, name, value)
         return consumer
@@ -162,10 +162,10 @@ def make_app(
     if version("faust-streaming") != FAUST_VERSION:
         raise ConfigError(
             f"expected faust-streaming {FAUST_VERSION}, found {version('faust-streaming')}; "
-            "schemas/log/faust_app.py changes what it offers no setting for"
+            "schemas/log/faust/app.py changes what it offers no setting for"
         )
     if not hasattr(cython_streams, "sleep"):
-        raise ConfigError("faust's streams have no sleep; check schemas/log/faust_app.py")
+        raise ConfigError("faust's streams have no sleep; check schemas/log/faust/app.py")
     cython_streams.sleep = _turn_now_and_then
     private_folder(home())
     datadir = home() / "faust"  # Faust makes one though it keeps nothing there

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from schemas.phases import phase_of
 from schemas.records import PhaseKind, WorkPhase
+from schemas.rules.phases import phase_of
 from streams.agents.records import unsent_phase
 from streams.core.effects import Dispatch
 from tests.workers.fakes import work

@@ -7,7 +7,7 @@ from typing import Any
 import avro.schema
 import pytest
 
-from schemas.asyncapi import ASYNCAPI_FILE, AVRO_FORMAT, asyncapi_document, asyncapi_text
+from schemas.generate.asyncapi import ASYNCAPI_FILE, AVRO_FORMAT, asyncapi_document, asyncapi_text
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 
@@ -35,7 +35,7 @@ def resolve(reference: str) -> Any:
 
 
 def test_the_committed_copy_is_current() -> None:
-    assert ASYNCAPI_FILE.read_text() == asyncapi_text(), "run `python -m schemas.asyncapi`"
+    assert ASYNCAPI_FILE.read_text() == asyncapi_text(), "run `python -m schemas.generate.asyncapi`"
 
 
 def test_required_parts_are_there() -> None:

@@ -10,12 +10,12 @@ import pytest
 
 from schemas.codec import Codec, full_schema
 from schemas.errors import BrokerUnavailable, ConfigError
+from schemas.log.registry import Registry, fetch, make_codec, register_all, subjects
 from schemas.records import Cancellation, CancelReason, Reason, WireError
-from schemas.registry import Registry, fetch, make_codec, register_all, subjects
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from tests.schemas.examples import example
-from tests.schemas.registry_stub import StubRegistry, running_registry
+from tests.schemas.log.registry_stub import StubRegistry, running_registry
 
 CANCELLATION = Cancellation(
     request_id="r1", session_id="s1", reason=CancelReason.CLIENT_GONE, at_ms=5

@@ -2,7 +2,7 @@
 
 import pytest
 
-from schemas.trace import trace_of
+from schemas.rules.trace import trace_of
 from tests.schemas.examples import TRACEPARENT
 
 ZEROS = b"00-" + b"0" * 32 + b"-00f067aa0ba902b7-01"

@@ -5,9 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from schemas.codec import Codec
-from schemas.log.asker import Asker
 from schemas.log.clients import LogProducer
 from schemas.log.membership import Membership
+from schemas.log.retrieval.asker import Asker
 from schemas.records import MemberKind, MemberState
 from schemas.settings import LogSettings
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from schemas.codec import Codec
 from schemas.fleet import FleetView
-from schemas.log.asker import Asker
 from schemas.log.clock import wall_ms
+from schemas.log.retrieval.asker import Asker
 from schemas.records import (
     Heartbeat,
     Hits,

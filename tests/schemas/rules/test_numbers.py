@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from schemas.errors import RecordError
-from schemas.numbers import NUMBER_MAX, TOKENS_MAX, check_numbers
 from schemas.records import Phase, PhaseKind
+from schemas.rules.numbers import NUMBER_MAX, TOKENS_MAX, check_numbers
 
 PHASE = Phase(
     request_id="r",
