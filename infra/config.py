@@ -26,8 +26,8 @@ from schemas.settings import (
 from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
 from workers.config import WorkerSettings
-from workers.llm.sim_settings import SimSettings
-from workers.llm.vllm_settings import VllmSettings
+from workers.llm.sim.settings import SimSettings
+from workers.llm.vllm.settings import VllmSettings
 from workers.search.settings import RetrievalSettings
 
 DEFAULT_FILE = Path("trivium.toml")

@@ -15,7 +15,7 @@ splitmix64's (Sebastiano Vigna, after Steele, Lea and Flood, OOPSLA 2014).
 Good for guessing where a prompt's KV lies, and for nothing else. It is linear and without a key:
 other tokens with the same hash are found in seconds, by a lattice's short vectors. Whoever wants a
 wrong guess can have one, and gains nothing where engines compare tokens by their own means: vLLM's
-prefix cache by SHA-256, kept KV by a keyed mark (`workers/llm/vllm_check.py`). The simulated engine
+prefix cache by SHA-256, kept KV by a keyed mark (`workers/llm/vllm/check.py`). The simulated engine
 finds blocks by this hash, for its KV is that very number.
 """
 

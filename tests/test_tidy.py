@@ -31,7 +31,7 @@ IMPURE_CALLS = {"print", "open", "input", "id", "hash"}
 # Each is imported where it is used for real, and by as few files as possible.
 HEAVY = {
     "torch": set(),
-    "vllm": {"workers/llm/vllm_"},
+    "vllm": {"workers/llm/vllm/"},
     "nixl": {"workers/kv"},
     "nixl_cu12": set(),
     "cupy": {"workers/search/cuda/launch"},

@@ -12,8 +12,8 @@ from schemas.errors import ConfigError
 from workers.llm.engine import Engine
 
 ENGINES = {
-    "sim": "workers.llm.sim_engine:start",
-    "vllm": "workers.llm.vllm_engine:start",
+    "sim": "workers.llm.sim.engine:start",
+    "vllm": "workers.llm.vllm.engine:start",
 }
 KV_EVENTS_BLOCKS_LIMIT = 65_536  # 512 KiB of a batch
 _AT_LEAST = {

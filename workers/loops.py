@@ -1,6 +1,6 @@
 """The loops of a running worker: read work, take engine steps, send frames, watch deadlines.
 
-Each loop is one task of `workers/life.py` and runs until cancelled; whatever it raises ends the
+Each loop is one task of `workers/serving.py` and runs until cancelled; whatever it raises ends the
 life. The rules are in `workers/llm/held.py`. While the lease is in doubt nothing is written and no
 work begins. No loop awaits a token frame's acknowledgement, but a partition's next frame leaves
 only after it; an outcome is written when the frame that ends its stream is in the log, and a frame
@@ -22,8 +22,8 @@ from schemas.log.membership import Membership
 from schemas.records import AssignRoles, CancelWork, Work
 from schemas.rules.sizes import check_size
 from workers.config import WorkerSettings
-from workers.frames import Frames, HeldReport
 from workers.llm.engine import Engine, Output
+from workers.llm.frames import Frames, HeldReport
 from workers.llm.held import Held
 from workers.outbox import Outbox
 

@@ -3,7 +3,7 @@
 `run_worker` is what the command line calls; it returns after a drain. A life ends with its lease or
 with the broker; then engine, model and prefix cache stay, and the next life has a higher epoch. A
 TriviumError is raised where that cannot help, so that the launcher starts another process. A life
-is in `workers/life.py`.
+is in `workers/serving.py`.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from schemas.records import MemberKind, Role
 from schemas.settings import LogSettings, ModelSettings
 from workers import tasks
 from workers.config import WorkerSettings
-from workers.life import Life
 from workers.llm.engine import Engine
 from workers.log_clients import LogClients
 from workers.roles import lease_topics
+from workers.serving import Life
 
 EngineSource = Engine | Callable[[int], Awaitable[Engine]]  # by the worker's epoch
 

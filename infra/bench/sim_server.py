@@ -26,8 +26,8 @@ from schemas.records import KvHandle, Sampling, WorkPhase
 from schemas.settings import ModelSettings, build
 from streams.gateway.tokenizer import Tokenizer
 from workers.llm.engine import Engine, Job, Output
-from workers.llm.sim_engine import start
-from workers.llm.sim_settings import SimSettings
+from workers.llm.sim.engine import start
+from workers.llm.sim.settings import SimSettings
 
 _DEADLINE_MS = 120_000
 _DONE = b"data: [DONE]\n\n"

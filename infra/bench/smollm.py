@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from schemas.errors import ConfigError
 from schemas.settings import ModelSettings
-from workers.llm.models import model_folder
+from workers.llm.models.folder import model_folder
 
 SMOLLM = "smollm"  # what benchmarks call it
 NAME = "SmolLM2-135M-Instruct"

@@ -34,7 +34,7 @@ from tests.e2e.harness import GATEWAY, Answer, Client, stack
 from tests.waiting import until
 from tests.workers.processes import family, niceness
 from workers.config import WorkerSettings
-from workers.llm.vllm_settings import VllmSettings
+from workers.llm.vllm.settings import VllmSettings
 
 pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(2_400)]
 PATIENT = {"first_token_timeout_ms": 120_000, "progress_timeout_ms": 120_000}

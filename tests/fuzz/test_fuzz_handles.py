@@ -12,10 +12,10 @@ from schemas.errors import InvalidRequest, KvUnavailable, PromptTooLong, StaleEp
 from schemas.records import KvHandle, Sampling
 from tests.fuzz.drawn import JSON, changed_bytes, examples, text_of
 from tests.schemas.examples import instances
-from tests.workers.engines import PREFILL, answered, job, prompt, start_sim
-from tests.workers.test_vllm_check import PARAMS, gate, handle
-from workers.llm.sim_handles import HandleRules
-from workers.llm.vllm_check import PREFIX_KEY, PREFIX_MARK, HandleGate, job_problem, prefix_mark
+from tests.workers.llm.engines import PREFILL, answered, job, prompt, start_sim
+from tests.workers.llm.vllm.test_check import PARAMS, gate, handle
+from workers.llm.sim.handles import HandleRules
+from workers.llm.vllm.check import PREFIX_KEY, PREFIX_MARK, HandleGate, job_problem, prefix_mark
 
 PROMPT = list(range(40))
 BLOCKS = 2

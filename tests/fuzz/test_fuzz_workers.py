@@ -13,8 +13,8 @@ from schemas.records import AssignRoles, CancelWork, Role, Work
 from schemas.rules.sizes import check_size
 from tests.fuzz.drawn import CODEC, examples, record_bytes
 from tests.schemas.examples import instances
-from tests.workers.desk import NOW_MS, Desk
 from tests.workers.fakes import EPOCH, WORKER, capability, handle, out, work
+from tests.workers.llm.held_in_memory import NOW_MS, Desk
 from workers.llm.stream import Identity
 from workers.roles import RoleOrders, lease_topics
 

@@ -11,7 +11,7 @@ from schemas.errors import ConfigError
 from schemas.records import KvEvents, TokenFrame
 from tests.waiting import pass_time, until
 from tests.workers.fakes import EPOCH, WORKER, out, work
-from tests.workers.life import Life, life
+from tests.workers.running_worker import Life, life
 from workers.config import WorkerSettings
 from workers.kv.block_log import BlockLog
 

@@ -23,7 +23,7 @@ from schemas.records import (
 from tests.virtual import virtual
 from tests.waiting import pass_time, until
 from tests.workers.fakes import EPOCH, WORKER, capability, handle, out, work
-from tests.workers.life import Life
+from tests.workers.running_worker import Life
 from workers.llm.stream import Identity
 from workers.roles import RoleOrders, check_roles, lease_topics
 

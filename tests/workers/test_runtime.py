@@ -32,7 +32,7 @@ from tests.workers.fakes import (
     out,
     work,
 )
-from tests.workers.life import Life, life
+from tests.workers.running_worker import Life, life
 from workers.config import WorkerSettings, engine_start
 from workers.llm.engine import Engine, EngineLoad
 
@@ -414,5 +414,5 @@ def test_settings_that_stop_the_start(changes: dict[str, Any], message: str) -> 
 
 
 def test_engines_start_by_name() -> None:
-    pytest.importorskip("workers.llm.sim_engine", reason="the sim engine is missing")
+    pytest.importorskip("workers.llm.sim.engine", reason="the sim engine is missing")
     assert callable(engine_start("sim"))

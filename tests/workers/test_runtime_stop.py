@@ -28,7 +28,7 @@ from tests.workers.fakes import (
     out,
     work,
 )
-from tests.workers.life import Life, life
+from tests.workers.running_worker import Life, life
 from workers.llm.engine import Engine, EngineLoad
 
 

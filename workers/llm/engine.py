@@ -1,8 +1,8 @@
 """The engine protocol: what a worker needs from whatever computes tokens and KV.
 
-Two engines implement it, `workers/llm/vllm_engine.py` and `workers/llm/sim_engine.py`;
-`tests/workers/test_engine_contract.py` is the one suite that both pass. An engine knows nothing of
-Kafka, leases or routers.
+Two engines implement it, `workers/llm/vllm/engine.py` and `workers/llm/sim/engine.py`;
+`tests/workers/llm/test_engine_contract.py` is the one suite that both pass. An engine knows nothing
+of Kafka, leases or routers.
 """
 
 from collections.abc import Sequence

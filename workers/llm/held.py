@@ -39,9 +39,9 @@ from schemas.records import (
 )
 from schemas.rules.phases import phase_of
 from schemas.rules.trace import trace_of
-from workers.frames import Frames
 from workers.llm import decode, peers, prefill
 from workers.llm.engine import Engine, Job, Output
+from workers.llm.frames import Frames
 from workers.llm.prompts import Prompts
 from workers.llm.stream import Identity, Stream, allocated, ended, failed, started
 

@@ -21,7 +21,7 @@ from schemas.records import (
     WorkPhase,
 )
 from schemas.rules.phases import phase_of
-from workers.frames import Columns
+from workers.llm.frames import Columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

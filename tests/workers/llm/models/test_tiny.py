@@ -1,0 +1,81 @@
+"""The tiny model: reproducible, reused, and with a chat template that extends by turns."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from jinja2 import Environment
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+
+from schemas.settings import ModelSettings
+from workers.llm.models import tiny
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make_tiny_model(tmp_path_factory.mktemp("models"))
+
+
+def test_is_reused(folder: Path) -> None:
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    assert tiny.make_tiny_model(folder.parent) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # no draft stays
+
+
+def test_is_the_same_everywhere(folder: Path, tmp_path: Path) -> None:
+    again = tiny.make_tiny_model(tmp_path)
+    assert again.name == folder.name
+    for path in folder.iterdir():
+        assert (again / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_weights_fit_the_config(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    weights = load_file(folder / "model.safetensors")
+    assert weights["lm_head.weight"].shape == (config["vocab_size"], config["hidden_size"])
+    assert sum(tensor.size for tensor in weights.values()) == pytest.approx(3.4e6, rel=0.05)
+    assert {tensor.dtype for tensor in weights.values()} == {np.dtype("float32")}
+
+
+@pytest.mark.parametrize(
+    "text", ["The river does not ask.", "Zürich 🙂 \n\ttabs", "<html>{}</html>", ""]
+)
+def test_tokenizer_round_trip(folder: Path, text: str) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def test_special_tokens_are_single(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    for token_id, token in enumerate(tiny.SPECIAL_TOKENS):
+        assert tokenizer.encode(token).ids == [token_id]
+
+
+def test_chat_template_extends_by_turns() -> None:
+    template = Environment(autoescape=False).from_string(tiny.CHAT_TEMPLATE)
+    turn = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    first = template.render(messages=turn, add_generation_prompt=True)
+    assert first == "<|begin|><|system|>Be brief.<|end|><|user|>Hello<|end|><|assistant|>"
+    answered = [*turn, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "More"}]
+    second = template.render(messages=answered, add_generation_prompt=True)
+    assert second == first + "Hi<|end|><|user|>More<|end|><|assistant|>"
+
+
+def test_only_the_name_tiny_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRIVIUM_HOME", str(tmp_path))
+    assert tiny.model_folder(ModelSettings(path="org/model")) == "org/model"
+    made = Path(tiny.model_folder(ModelSettings()))
+    assert made.parent == tmp_path / "models"
+    assert (made / "model.safetensors").exists()
+
+
+def test_too_little_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("Too short a text.")
+    monkeypatch.setattr(tiny, "CORPUS", corpus)
+    with pytest.raises(ValueError, match="expected text for 2048 tokens"):
+        tiny.make_tiny_model(tmp_path / "models")
+    assert list((tmp_path / "models").iterdir()) == []

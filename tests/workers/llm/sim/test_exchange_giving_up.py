@@ -1,0 +1,347 @@
+"""Both phases of a request at once on simulated engines: who gives up, and what is safe then."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from schemas.log.clock import wall_ms
+from schemas.records import Orchestration
+from tests.virtual import run_virtual
+from tests.waiting import until
+from tests.workers.llm.engines import (
+    answered,
+    collected,
+    job,
+    paired_jobs,
+    peer_handle,
+    prompt,
+    start_sim,
+)
+from tests.workers.llm.sim.engine_pairs import (
+    CONCURRENT,
+    DECODE_FIRST,
+    PAIRED,
+    closed,
+    started,
+    target_of,
+    transfer_of,
+    until_written,
+    written,
+)
+
+
+def test_prefill_that_nobody_asks_gives_up_and_a_late_want_hears_why() -> None:
+    async def main() -> None:
+        producer = await start_sim(handle_ttl_ms=30, handle_margin_ms=10)
+        consumer = await start_sim()
+        first, second = paired_jobs(producer, consumer, prompt(50), CONCURRENT)
+        prefilled = await answered(producer, first)
+        assert prefilled.error_code == "kv_unavailable"
+        assert prefilled.last.error is not None
+        assert prefilled.last.error.retriable
+        assert producer.blocks.used == 0
+        decoded = await answered(consumer, second)
+        assert decoded.last.error == prefilled.last.error
+        await closed(producer, consumer)
+
+    run_virtual(main())
+
+
+@PAIRED
+def test_promise_that_is_not_kept_expires_and_its_blocks_stay_out_of_use(
+    orchestration: Orchestration,
+) -> None:
+    async def main() -> None:
+        producer = await start_sim()
+        consumer = await start_sim(
+            handle_ttl_ms=40, handle_margin_ms=10, transfer_timeout_ms=60, running_max=2
+        )
+        transfer_of(consumer).failing = 100  # the peer is not told that it is unwanted
+        _, second = await started(orchestration, producer, consumer, prompt(50))
+        other = job(prompt(20, 3), max_tokens=200)
+        busy = asyncio.ensure_future(collected(consumer, second, other, add=False))
+        consumer.add(other)
+        await until(lambda: consumer.load().extra["quarantined"] > 0)
+        assert consumer.load().running == 1  # the batch went on
+        decoded, plain = await busy
+        assert decoded.error_code == "kv_unavailable"
+        assert len(plain.token_ids) == 200
+        await until(lambda: not consumer.load().extra["quarantined"])
+        await closed(producer, consumer)
+
+    run_virtual(main())
+
+
+@PAIRED
+def test_target_that_has_expired_is_not_written_to(orchestration: Orchestration) -> None:
+    async def main() -> None:
+        producer = await start_sim(prefill_base_ms=60)
+        consumer = await start_sim(handle_ttl_ms=40, handle_margin_ms=10)
+        first, second = await started(orchestration, producer, consumer, prompt(50))
+        (prefilled,), (decoded,) = await asyncio.gather(
+            collected(producer, first), collected(consumer, second, add=False)
+        )
+        assert prefilled.error_code == decoded.error_code == "kv_unavailable"
+        assert written(producer) == []
+        await closed(producer, consumer)
+
+    run_virtual(main())
+
+
+@PAIRED
+def test_peer_of_a_later_life_is_not_written_to(orchestration: Orchestration) -> None:
+    async def main() -> None:
+        producer, consumer = await start_sim(prefill_base_ms=20), await start_sim()
+        first, second = await started(orchestration, producer, consumer, prompt(50))
+        producer.add(first)
+        assert first.kv_target is not None
+        producer.saw_worker(first.kv_target.worker_id, 2, "engine-of-its-next-life")
+        (prefilled,) = await collected(producer, first, add=False)
+        assert prefilled.last.error is not None
+        assert "expected epoch 2" in prefilled.last.error.message
+        assert written(producer) == []
+        (decoded,) = await collected(consumer, second, add=False)
+        assert decoded.last.error == prefilled.last.error
+        await closed(producer, consumer)
+
+    run_virtual(main())
+
+
+@PAIRED
+def test_decode_whose_peer_is_replaced_ends_at_once(orchestration: Orchestration) -> None:
+    async def main() -> None:
+        producer = await start_sim()
+        consumer = await start_sim(
+            handle_ttl_ms=200, handle_margin_ms=20, transfer_timeout_ms=50, transfer_tries_max=1
+        )
+        first, second = await started(orchestration, producer, consumer, prompt(50))
+        await producer.close()
+        assert second.kv is not None
+        consumer.saw_worker(second.kv.worker_id, 2, "engine-of-its-next-life")
+        (decoded,) = await collected(consumer, second, add=False)
+        assert decoded.error_code == "kv_unavailable"
+        assert consumer.blocks.used == 4  # nobody can say what the lost one still does
+        again = replace(first, request_id="other.1", kv_target=None, phase=second.phase)
+        again = replace(again, kv=replace(second.kv, engine_request_id="other.1"))
+        assert (await answered(consumer, again)).error_code == "stale_epoch"
+        await closed(consumer)
+
+    run_virtual(main())
+
+
+@PAIRED
+def test_decode_whose_peer_is_lost_ends_at_once(orchestration: Orchestration) -> None:
+    async def main() -> None:
+        producer, consumer = await start_sim(), await start_sim()
+        _, second = await started(orchestration, producer, consumer, prompt(50))
+        consumer.lost_engine("another")
+        consumer.lost_engine(producer.capability.engine_id)
+        (decoded,) = await collected(consumer, second, add=False)
+        assert decoded.error_code == "kv_unavailable"
+        await closed(producer, consumer)
+
+    run_virtual(main())
+
+
+@PAIRED
+def test_abort_of_decode_ends_prefill_and_frees_the_blocks(orchestration: Orchestration) -> None:
+    async def main() -> None:
+        producer, consumer = await start_sim(prefill_base_ms=100), await start_sim()
+        first, second = await started(orchestration, producer, consumer, prompt(50))
+        producer.add(first)
+        consumer.abort(second.request_id)
+        assert consumer.blocks.used == 4
+        (prefilled,) = await collected(producer, first, add=False)
+        assert prefilled.error_code == "kv_unavailable"
+        assert prefilled.token_ids == []  # it did not even compute on
+        await until(lambda: not consumer.blocks.used)  # confirmed long before it would expire
+        await closed(producer, consumer)
+
+    run_virtual(main())
+
+
+@PAIRED
+def test_decode_that_gave_up_before_prefill_came_is_not_written_to(
+    orchestration: Orchestration,
+) -> None:
+    async def main() -> None:
+        producer, consumer = await start_sim(), await start_sim()
+        first, second = await started(orchestration, producer, consumer, prompt(50))
+        consumer.abort(second.request_id)
+        await until(lambda: not consumer.blocks.used)
+        prefilled = await answered(producer, first)
+        assert prefilled.error_code == "kv_unavailable"
+        assert written(producer) == []
+        await closed(producer, consumer)
+
+    run_virtual(main())
+
+
+@PAIRED
+def test_blocks_of_a_write_under_way_stay_out_of_use_on_both_sides(
+    orchestration: Orchestration,
+) -> None:
+    async def main() -> None:
+        producer, consumer = await start_sim(), await start_sim()
+        first, second = await started(orchestration, producer, consumer, prompt(50))
+        transfer_of(producer).stalled = True
+        await until_written(producer, first)
+        consumer.abort(second.request_id)
+        producer.abort(first.request_id)
+        ends = await asyncio.gather(
+            collected(producer, first, add=False), collected(consumer, second, add=False)
+        )
+        assert [end.last.finish_reason for (end,) in ends] == ["abort", "abort"]
+        assert producer.load().running == consumer.load().running == 0
+        assert (producer.blocks.used, consumer.blocks.used) == (4, 4)
+        producer.blocks.forget_cached()
+        consumer.blocks.forget_cached()
+        assert (await answered(consumer, job(prompt(60, 4)))).last.finish_reason == "length"
+        assert (producer.blocks.used, consumer.blocks.used) == (4, 4)
+        transfer_of(producer).stalled = False
+        await closed(producer, consumer)
+
+    run_virtual(main())
+
+
+@PAIRED
+def test_abort_of_prefill_alone_leaves_decode_to_its_own_cancellation(
+    orchestration: Orchestration,
+) -> None:
+    async def main() -> None:
+        producer, consumer = await start_sim(prefill_base_ms=50), await start_sim()
+        first, second = await started(orchestration, producer, consumer, prompt(50))
+        producer.add(first)
+        producer.abort(first.request_id)
+        (prefilled,) = await collected(producer, first, add=False)
+        assert prefilled.last.finish_reason == "abort"
+        assert consumer.load().running == 1
+        await until(lambda: not transfer_of(consumer).notices)
+        consumer.abort(second.request_id)
+        (decoded,) = await collected(consumer, second, add=False)
+        assert decoded.last.finish_reason == "abort"
+        await closed(producer, consumer)
+
+    run_virtual(main())
+
+
+@PAIRED
+@pytest.mark.parametrize("failures", [2, 8])
+def test_write_that_fails_is_tried_again_with_pauses_and_then_both_end(
+    orchestration: Orchestration, failures: int
+) -> None:
+    async def main() -> None:
+        producer, consumer = await start_sim(), await start_sim()
+        first, second = await started(orchestration, producer, consumer, prompt(50))
+        transfer_of(producer).stalled = True
+        await until_written(producer, first)
+        transfer_of(producer).failing, transfer_of(producer).stalled = failures, False
+        (prefilled,) = await collected(producer, first, add=False)
+        transfer_of(producer).failing = 0
+        (decoded,) = await collected(consumer, second, add=False)
+        if failures == 2:
+            assert prefilled.last.finish_reason == "handover"
+            assert len(decoded.token_ids) == 12
+        else:
+            assert prefilled.error_code == "kv_unavailable"
+            assert decoded.last.error == prefilled.last.error
+        await closed(producer, consumer)
+
+    run_virtual(main())
+
+
+@PAIRED
+def test_late_write_ends_prefill_and_its_blocks_wait(orchestration: Orchestration) -> None:
+    async def main() -> None:
+        producer, consumer = await start_sim(transfer_timeout_ms=10), await start_sim()
+        first, second = await started(orchestration, producer, consumer, prompt(50))
+        transfer_of(producer).stalled = True
+        (prefilled,) = await collected(producer, first)
+        assert prefilled.error_code == "kv_unavailable"
+        assert (producer.load().running, producer.blocks.used) == (0, 4)
+        transfer_of(producer).stalled = False  # it is written after all, so decode goes on
+        (decoded,) = await collected(consumer, second, add=False)
+        assert decoded.token_ids == (await answered(producer, job(prompt(50)))).token_ids
+        await closed(producer, consumer)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"tokens": 49}, "kv_unavailable"),
+        ({"block_ids": (1,)}, "kv_unavailable"),
+        ({"block_size": 8}, "kv_unavailable"),
+        ({"expires_at_ms": 1}, "kv_unavailable"),
+        ({"engine_request_id": "another"}, "kv_unavailable"),
+    ],
+)
+def test_promise_that_does_not_fit_is_refused_and_prefill_hears_of_it(
+    change: dict[str, Any], code: str
+) -> None:
+    async def main() -> None:
+        producer, consumer = await start_sim(), await start_sim()
+        first, second = paired_jobs(producer, consumer, prompt(50), CONCURRENT)
+        assert second.kv is not None
+        decoded = await answered(consumer, replace(second, kv=replace(second.kv, **change)))
+        assert decoded.error_code == code
+        assert (await answered(producer, first)).error_code == "kv_unavailable"
+        await closed(producer, consumer)
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokens": 17},
+        {"tokens": 64},
+        {"block_ids": (1,)},
+        {"block_ids": ()},
+        {"block_size": 8},
+        {"expires_at_ms": 1},
+        {"engine_request_id": "another"},
+    ],
+)
+def test_target_that_does_not_fit_is_refused_and_decode_hears_of_it(change: dict[str, Any]) -> None:
+    async def main() -> None:
+        producer, consumer = await start_sim(), await start_sim()
+        first, second = paired_jobs(producer, consumer, prompt(50), DECODE_FIRST)
+        first, target = await target_of(producer, consumer, first, second)
+        prefilled = await answered(producer, replace(first, kv_target=replace(target, **change)))
+        assert prefilled.error_code == "kv_unavailable"
+        (decoded,) = await collected(consumer, second, add=False)
+        assert decoded.last.error == prefilled.last.error
+        await closed(producer, consumer)
+
+    run_virtual(main())
+
+
+def test_paired_job_needs_a_peer_and_not_itself() -> None:
+    async def main() -> None:
+        engine, alone = await start_sim(), await start_sim(transfer="none")
+        missing = job(prompt(50), orchestration=CONCURRENT)
+        assert (await answered(engine, missing)).error_code == "kv_unavailable"
+        own = peer_handle(engine, "request.1", 50)
+        itself = job(prompt(50), request_id="request.1", kv=own, orchestration=CONCURRENT)
+        assert (await answered(engine, itself)).error_code == "kv_unavailable"
+        assert alone.capability.orchestrations == ()
+        _, second = paired_jobs(engine, alone, prompt(50), CONCURRENT)
+        assert (await answered(alone, second)).error_code == "kv_unavailable"
+        await closed(engine, alone)
+
+    run_virtual(main())
+
+
+def test_deadline_of_a_waiting_decode_is_kept() -> None:
+    async def main() -> None:
+        producer, consumer = await start_sim(), await start_sim()
+        _, second = paired_jobs(producer, consumer, prompt(50), CONCURRENT)
+        late = replace(second, deadline_ms=wall_ms() + 20)
+        assert (await answered(consumer, late)).error_code == "deadline_exceeded"
+        await closed(producer, consumer)
+
+    run_virtual(main())

@@ -1,0 +1,49 @@
+"""Which handles the simulated engine's other side takes; plain calls."""
+
+from dataclasses import replace
+
+import pytest
+
+from schemas.errors import KvUnavailable, StaleEpoch
+from tests.workers.fakes import handle
+from tests.workers.llm.engines import answered, job, prompt, start_sim
+from tests.workers.llm.held_in_memory import PREFILL
+from workers.llm.sim.handles import HandleRules
+
+TARGET = replace(handle(1_000), tokens=32, block_size=32, block_ids=(3, 4))
+
+
+@pytest.mark.parametrize("blocks", [(3, 4), ()])
+def test_a_target_has_no_fewer_than_no_valid_tokens(blocks: tuple[int, ...]) -> None:
+    """Blocks, and a promise of them (issue 10, 24)."""
+    rules = HandleRules(32)
+    for tokens in (-32, -1, 65):
+        wrong = replace(TARGET, tokens=tokens, block_ids=blocks)
+        assert isinstance(rules.use_target(wrong, 64, 0), KvUnavailable)
+    assert rules.use_target(replace(TARGET, block_ids=blocks), 64, 0) is None
+
+
+async def test_handles_are_of_the_present_life_and_those_before_keep_their_blocks() -> None:
+    """A peer may be reading them; freed, they would hold another prompt (issue 10, 4)."""
+    engine = await start_sim()
+    try:
+        epochs = []
+        for epoch in (0, 77):
+            if epoch:
+                engine.begin_life(epoch)
+            kv = (await answered(engine, job(prompt(40, epoch), PREFILL))).last.kv
+            assert kv is not None
+            epochs.append(kv.worker_epoch)
+        assert epochs[1] == 77 != epochs[0]
+        assert engine.load().extra["held"] == 2
+    finally:
+        await engine.close()
+
+
+def test_an_engine_that_begins_another_life_is_news() -> None:
+    """What it was doing is over, though the engine is the same (issue 10, 4)."""
+    rules, worker = HandleRules(32), TARGET.worker_id
+    assert rules.saw(worker, TARGET.worker_epoch, "engine") == ""
+    assert rules.saw(worker, TARGET.worker_epoch, "engine") is None
+    assert rules.saw(worker, TARGET.worker_epoch + 1, "engine") == "engine"
+    assert isinstance(rules.use_target(TARGET, 64, 0), StaleEpoch)

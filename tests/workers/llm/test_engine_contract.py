@@ -1,0 +1,433 @@
+"""What every engine must do, run on every engine; sizes and times differ and are not compared."""
+
+import asyncio
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from schemas.errors import EngineDead
+from schemas.records import Orchestration
+from tests.waiting import until
+from tests.workers.llm.engines import (
+    ENGINES,
+    PREFILL,
+    Answer,
+    allocated,
+    answered,
+    collected,
+    handed_over,
+    job,
+    paired,
+    paired_jobs,
+)
+from tests.workers.llm.engines import prompt as make_prompt
+from workers.llm.engine import Engine
+
+LIMIT_S = 100
+_MARKS = {"vllm": [pytest.mark.vllm, pytest.mark.timeout(500)]}
+
+
+@dataclass
+class Pair:
+    """Two engines of one kind, and the loop that they live in."""
+
+    runner: asyncio.Runner
+    producer: Engine
+    consumer: Engine
+
+    def run(self, main: Any) -> Any:
+        async def limited() -> Any:
+            async with asyncio.timeout(LIMIT_S):
+                return await main
+
+        return self.runner.run(limited())
+
+    def answer(self, **fields: Any) -> Answer:
+        """An answer of the consumer to a prompt that is always the same."""
+        tokens = fields.pop("prompt_tokens", make_prompt(40))
+        answer: Answer = self.run(answered(self.consumer, job(tokens, **fields)))
+        return answer
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=_MARKS.get(name, [])) for name in ENGINES],
+)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """Engines are shared by all tests of the module: a real one takes long to start."""
+    factory = ENGINES[request.param]
+    with asyncio.Runner() as runner:
+
+        async def started() -> tuple[Engine, Engine]:
+            return await asyncio.gather(factory(), factory())
+
+        found = Pair(runner, *runner.run(started()))
+        yield found
+        for engine in (found.producer, found.consumer):
+            runner.run(engine.close())
+
+
+def test_capability(pair: Pair) -> None:
+    ours, theirs = pair.producer.capability, pair.consumer.capability
+    assert ours.engine_id != theirs.engine_id
+    assert ours.kv_layout == theirs.kv_layout
+    assert ours.block_size > 0
+    assert ours.running_max > 1
+
+
+def test_answer_has_its_length_and_text(pair: Pair) -> None:
+    answer = pair.answer(max_tokens=12)
+    assert answer.last.finish_reason == "length"
+    assert len(answer.token_ids) == 12
+    assert answer.text
+    assert [output.finish_reason for output in answer.outputs[:-1]] == [""] * (
+        len(answer.outputs) - 1
+    )
+
+
+def test_greedy_answers_repeat(pair: Pair) -> None:
+    assert pair.answer().token_ids == pair.answer().token_ids
+
+
+def test_answer_depends_on_the_prompt(pair: Pair) -> None:
+    other = [*make_prompt(39), 99]
+    assert pair.answer().token_ids != pair.answer(prompt_tokens=other).token_ids
+
+
+def test_seeds_repeat_and_differ(pair: Pair) -> None:
+    def drawn(seed: int) -> list[int]:
+        return pair.answer(temperature=1.0, seed=seed).token_ids
+
+    assert drawn(5) == drawn(5)
+    assert drawn(5) != drawn(6)
+
+
+def test_neighbours_change_nothing(pair: Pair) -> None:
+    jobs = [job(make_prompt(20 + 9 * i, i), max_tokens=8 + i) for i in range(6)]
+    together = pair.run(collected(pair.consumer, *jobs))
+    for one, answer in zip(jobs, together, strict=True):
+        alone = pair.run(
+            answered(pair.consumer, replace(one, request_id=f"{one.request_id}-again"))
+        )
+        assert alone.token_ids == answer.token_ids
+        assert alone.text == answer.text
+
+
+@pytest.mark.parametrize("include_stop", [False, True])
+def test_stop_string(pair: Pair, include_stop: bool) -> None:
+    whole = pair.answer(max_tokens=24).text
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 4]
+    answer = pair.answer(max_tokens=24, stop=(stop,), include_stop=include_stop)
+    end = whole.index(stop) + (len(stop) if include_stop else 0)
+    assert answer.text == whole[:end]
+    assert (answer.last.finish_reason, answer.last.stop_reason) == ("stop", stop)
+
+
+def test_stop_string_that_never_comes_loses_no_text(pair: Pair) -> None:
+    whole = pair.answer(max_tokens=24).text
+    answer = pair.answer(max_tokens=24, stop=(whole[-1] + "#", whole[-3:] + "#"))
+    assert answer.text == whole
+    assert answer.last.finish_reason == "length"
+
+
+def test_stop_token(pair: Pair) -> None:
+    whole = pair.answer().token_ids
+    answer = pair.answer(stop_token_ids=(whole[5],))
+    assert answer.token_ids == whole[: whole.index(whole[5]) + 1]
+    assert (answer.last.finish_reason, answer.last.stop_reason) == ("stop", str(whole[5]))
+
+
+def test_min_tokens_hold_a_stop_back(pair: Pair) -> None:
+    first = pair.answer().token_ids[0]
+    answer = pair.answer(stop_token_ids=(first,), min_tokens=6)
+    assert len(answer.token_ids) >= 6
+
+
+def test_logprobs(pair: Pair) -> None:
+    answer = pair.answer(logprobs=3)
+    logprobs = [entry for output in answer.outputs for entry in output.logprobs]
+    assert [entry.token_id for entry in logprobs] == answer.token_ids
+    for entry in logprobs:
+        assert entry.logprob <= 0
+        assert len(entry.top) >= 3
+        assert len({top.token_id for top in entry.top}) == len(entry.top)
+        assert sum(math.exp(top.logprob) for top in entry.top) <= 1 + 1e-4
+    assert not any(output.logprobs for output in pair.answer().outputs)
+
+
+def test_abort_ends_with_abort(pair: Pair) -> None:
+    async def main() -> Answer:
+        one = job(make_prompt(30), max_tokens=1_500)
+        pair.consumer.add(one)
+        while not any(out.token_ids for out in await pair.consumer.outputs()):
+            pass
+        pair.consumer.abort(one.request_id)
+        pair.consumer.abort("nobody")
+        answer = (await collected(pair.consumer, one, add=False))[0]
+        await until(lambda: not pair.consumer.load().running)
+        return answer
+
+    assert pair.run(main()).last.finish_reason == "abort"
+
+
+def test_load_counts(pair: Pair) -> None:
+    before = pair.consumer.load().tokens_total
+    pair.answer(max_tokens=7)
+
+    async def idle() -> None:
+        await until(lambda: not pair.consumer.load().running)
+
+    pair.run(idle())
+    load = pair.consumer.load()
+    assert load.tokens_total - before >= 6
+    assert load.kv_blocks_total > 0
+    assert 0 <= load.kv_blocks_used <= load.kv_blocks_total
+
+
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 32, 70, 200])
+def test_handing_over_changes_nothing(pair: Pair, tokens: int) -> None:
+    samplings: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.9, "seed": 7})
+    for sampling in samplings:
+        prompt = make_prompt(tokens, salt=tokens)
+        prefilled, decoded = pair.run(
+            handed_over(pair.producer, pair.consumer, prompt, max_tokens=20, **sampling)
+        )
+        alone = pair.run(answered(pair.producer, job(prompt, max_tokens=20, **sampling)))
+        assert prefilled.token_ids == alone.token_ids[:1]
+        assert decoded.token_ids == alone.token_ids
+        assert decoded.text == alone.text
+        assert decoded.last.finish_reason == "length"
+
+
+def test_handle_says_where_the_kv_lies(pair: Pair) -> None:
+    prompt = make_prompt(50, salt=91)
+    prefilled, decoded = pair.run(handed_over(pair.producer, pair.consumer, prompt))
+    kv = prefilled.last.kv
+    assert kv is not None
+    assert len(prefilled.token_ids) == 1
+    assert kv.engine_id == pair.producer.capability.engine_id
+    assert kv.tokens == 50
+    assert len(kv.params) < 2_000
+    assert sum(output.kv_bytes > 0 for output in decoded.outputs) == 1
+    assert decoded.outputs[0].kv_bytes > 0
+    assert pair.consumer.load().kv_bytes_received > 0
+
+
+def test_blocks_already_held_are_not_read_again(pair: Pair) -> None:
+    first = make_prompt(300, salt=92)
+    _, decoded = pair.run(handed_over(pair.producer, pair.consumer, first))
+    second = [*first, *decoded.token_ids, *make_prompt(20, salt=93)]
+    _, again = pair.run(handed_over(pair.producer, pair.consumer, second))
+    assert 0 < again.outputs[0].kv_bytes < decoded.outputs[0].kv_bytes
+
+
+def test_prefix_is_cached_for_the_next_turn(pair: Pair) -> None:
+    first = make_prompt(300, salt=94)
+    answer = pair.answer(prompt_tokens=first)
+    again = pair.answer(prompt_tokens=[*first, *answer.token_ids, *make_prompt(20, salt=95)])
+    assert again.outputs[0].cached_tokens >= 256
+
+
+def test_prefill_that_is_the_whole_answer_leaves_no_handle(pair: Pair) -> None:
+    answer = pair.run(answered(pair.producer, job(make_prompt(20), PREFILL, max_tokens=1)))
+    assert answer.last.finish_reason == "length"
+    assert answer.last.kv is None
+    assert len(answer.token_ids) == 1
+
+
+@pytest.mark.parametrize("case", ["used", "expired", "malformed"])
+def test_handle_that_must_not_be_used_is_not(pair: Pair, case: str) -> None:
+    """An engine says so, and another placement may succeed, or computes the prompt itself."""
+    prompt = make_prompt(60, salt=96)
+
+    async def main() -> Answer:
+        prefilled, _ = await handed_over(pair.producer, pair.consumer, prompt)
+        kv = prefilled.last.kv
+        assert kv is not None
+        if case != "used":
+            fresh = job(prompt, PREFILL)
+            kv = (await answered(pair.producer, fresh)).last.kv
+            assert kv is not None
+        if case == "expired":
+            kv = replace(kv, expires_at_ms=1)
+        if case == "malformed":
+            kv = replace(kv, tokens=kv.tokens + 1)
+        return await answered(pair.consumer, job(prompt, kv=kv))
+
+    answer = pair.run(main())
+    assert not any(output.kv_bytes for output in answer.outputs)
+    if answer.last.error is None:
+        assert answer.token_ids == pair.answer(prompt_tokens=prompt).token_ids
+    else:
+        assert answer.last.finish_reason == "error"
+        assert answer.error_code == "kv_unavailable"
+        assert answer.last.error.retriable
+    assert pair.answer().last.finish_reason == "length"  # the engine goes on
+
+
+@pytest.fixture(params=[Orchestration.CONCURRENT, Orchestration.DECODE_FIRST])
+def together(request: pytest.FixtureRequest, pair: Pair) -> Orchestration:
+    """A paired orchestration that both engines can do."""
+    orchestration: Orchestration = request.param
+    for engine in (pair.producer, pair.consumer):
+        if orchestration not in engine.capability.orchestrations:
+            pytest.skip(f"the engine {engine.capability.engine} cannot do {orchestration}")
+    return orchestration
+
+
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 32, 70, 200])
+def test_both_phases_at_once_change_nothing(
+    pair: Pair, together: Orchestration, tokens: int
+) -> None:
+    samplings: tuple[dict[str, Any], ...] = ({}, {"temperature": 0.9, "seed": 7})
+    for sampling in samplings:
+        salt = 200 + tokens + len(sampling) + 1_000 * len(together.value)
+        prompt, fields = make_prompt(tokens, salt), {"max_tokens": 20, **sampling}
+        prefilled, decoded = pair.run(
+            paired(pair.producer, pair.consumer, prompt, together, **fields)
+        )
+        alone = pair.run(answered(pair.producer, job(prompt, **fields)))
+        assert prefilled.token_ids == alone.token_ids[:1]
+        assert decoded.token_ids == alone.token_ids
+        assert decoded.text == alone.text
+        assert decoded.last.finish_reason == "length"
+        assert (prefilled.last.finish_reason, prefilled.last.kv) == ("handover", None)
+        assert not any(output.finish_reason for output in prefilled.outputs[:-1])
+
+
+def test_blocks_already_held_are_not_written_again(pair: Pair, together: Orchestration) -> None:
+    first = make_prompt(300, salt=300 + len(together.value))
+    prefilled, decoded = pair.run(paired(pair.producer, pair.consumer, first, together))
+    second = [*first, *decoded.token_ids, *make_prompt(20, salt=301)]
+    later, again = pair.run(paired(pair.producer, pair.consumer, second, together))
+    assert 0 < later.last.kv_bytes < prefilled.last.kv_bytes
+    assert again.outputs[0].kv_bytes < decoded.outputs[0].kv_bytes
+    alone = pair.run(answered(pair.producer, job(second)))
+    assert again.token_ids == alone.token_ids
+
+
+@pytest.mark.parametrize("who", ["prefill", "decode"])
+def test_abort_of_one_phase_ends_it_and_the_other_can_be_aborted(
+    pair: Pair, together: Orchestration, who: str
+) -> None:
+    prompt = make_prompt(60, salt=310 + len(together.value) + len(who))
+
+    async def main() -> tuple[str, str]:
+        first, second = paired_jobs(pair.producer, pair.consumer, prompt, together)
+        if together is Orchestration.DECODE_FIRST:
+            target = (await allocated(pair.consumer, second)).kv
+            first = replace(first, kv_target=target)
+        else:
+            pair.consumer.add(second)
+        pair.producer.add(first)
+        sides = [(pair.producer, first), (pair.consumer, second)]
+        for engine, each in sides if who == "prefill" else reversed(sides):
+            engine.abort(each.request_id)
+        ends = await asyncio.gather(*(collected(engine, each, add=False) for engine, each in sides))
+        for engine, _ in sides:
+            await until(lambda engine=engine: not engine.load().running)
+        return ends[0][0].last.finish_reason, ends[1][0].last.finish_reason
+
+    assert pair.run(main()) == ("abort", "abort")
+    assert pair.answer().last.finish_reason == "length"
+
+
+def test_repeated_jobs_of_both_phases_are_ignored(pair: Pair, together: Orchestration) -> None:
+    prompt = make_prompt(60, salt=320 + len(together.value))
+
+    async def main() -> tuple[Answer, Answer]:
+        first, second = paired_jobs(pair.producer, pair.consumer, prompt, together)
+        if together is Orchestration.DECODE_FIRST:
+            target = (await allocated(pair.consumer, second)).kv
+            first = replace(first, kv_target=target)
+        for _ in range(2):
+            pair.producer.add(first)
+            pair.consumer.add(second)
+        (prefilled,), (decoded,) = await asyncio.gather(
+            collected(pair.producer, first, add=False), collected(pair.consumer, second, add=False)
+        )
+        return prefilled, decoded
+
+    prefilled, decoded = pair.run(main())
+    assert len(prefilled.token_ids) == 1
+    assert decoded.token_ids == pair.answer(prompt_tokens=prompt).token_ids
+
+
+def test_pairs_run_beside_each_other(pair: Pair, together: Orchestration) -> None:
+    """Also in opposite directions, and beside plain answers."""
+
+    async def main() -> None:
+        engines = (pair.producer, pair.consumer)
+        prompts = [make_prompt(30 + 7 * i, salt=330 + i) for i in range(6)]
+        jobs = [
+            paired_jobs(engines[i % 2], engines[(i + 1) % 2], tokens, together, max_tokens=8 + i)
+            for i, tokens in enumerate(prompts)
+        ]
+        found: dict[tuple[int, str], Answer] = {}
+
+        async def serve(at: int) -> None:
+            engine, open_ids = engines[at], {each.request_id for each, _ in jobs}
+            while open_ids:
+                for output in await engine.outputs():
+                    key = at, output.request_id
+                    found.setdefault(key, Answer()).outputs.append(output)
+                    if output.kv is not None:
+                        i = next(i for i, two in enumerate(jobs) if two[0].request_id == key[1])
+                        engines[i % 2].add(replace(jobs[i][0], kv_target=output.kv))
+                    if output.finish_reason:
+                        open_ids.discard(output.request_id)
+
+        for i, (first, second) in enumerate(jobs):
+            engines[(i + 1) % 2].add(second)
+            if together is Orchestration.CONCURRENT:
+                engines[i % 2].add(first)
+        await asyncio.gather(serve(0), serve(1))
+        for i, (first, _) in enumerate(jobs):
+            alone = await answered(engines[0], job(prompts[i], max_tokens=8 + i))
+            assert found[i % 2, first.request_id].token_ids == alone.token_ids[:1]
+            assert found[(i + 1) % 2, first.request_id].token_ids == alone.token_ids
+
+    pair.run(main())
+
+
+def test_prompt_that_does_not_fit_is_an_error(pair: Pair) -> None:
+    longest = pair.consumer.capability.max_model_len
+    assert pair.answer(prompt_tokens=[5] * (longest + 1)).error_code == "context_length_exceeded"
+    assert pair.answer(prompt_tokens=[]).error_code == "invalid_request"
+
+
+def test_deadline_ends_a_request(pair: Pair) -> None:
+    answer = pair.answer(max_tokens=1_900, timeout_ms=50)
+    assert answer.last.finish_reason == "error"
+    assert answer.error_code == "deadline_exceeded"
+
+
+def test_cancelled_wait_loses_nothing(pair: Pair) -> None:
+    async def main() -> Answer:
+        waiting = asyncio.ensure_future(pair.consumer.outputs())
+        await asyncio.wait([waiting], timeout=0.01)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        return await answered(pair.consumer, job(make_prompt(20)))
+
+    assert len(pair.run(main()).token_ids) == 12
+
+
+def test_close_ends_the_engine(request: pytest.FixtureRequest, pair: Pair) -> None:
+    name = request.node.callspec.params["pair"]
+    if name == "vllm":
+        pytest.skip("a third vLLM engine takes a minute to start")
+
+    async def main() -> None:
+        engine = await ENGINES[name]()
+        engine.add(job(make_prompt(20), max_tokens=1_000))
+        await engine.close()
+        await engine.close()
+        with pytest.raises(EngineDead, match="closed"):
+            while True:
+                await engine.outputs()
+
+    pair.run(main())

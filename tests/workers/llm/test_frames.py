@@ -1,0 +1,227 @@
+"""Frames hold all rows of one gateway partition, once, in order."""
+
+from collections.abc import Iterator
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.codec import Codec
+from schemas.records import Outcome, OutcomeKind, StreamEnd, TokenLogprob, TopLogprob
+from schemas.rules.sizes import FRAME_BYTES_MAX
+from tests.schemas.examples import TRACEPARENT
+from workers.llm.frames import Batch, Frames
+
+CODEC = Codec()
+LOGPROB = TokenLogprob(token_id=7, token="a", logprob=-0.5)
+ROWS = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.sampled_from(["r1", "r2", "r3"]),
+        st.lists(st.integers(0, 99), max_size=3),
+        st.text(max_size=3),
+    )
+)
+
+
+def ending(request_id: str) -> tuple[StreamEnd, Outcome, list[tuple[str, bytes]]]:
+    """The last word of a stream, with its outcome."""
+    kind = OutcomeKind.CANCELLED
+    end = StreamEnd(request_id=request_id, attempt=1, seq=0, chars=0, kind=kind)
+    outcome = Outcome(
+        request_id=request_id,
+        session_id="s",
+        attempt=1,
+        kind=kind,
+        written_by="w1",
+        ended_ms=1,
+    )
+    return end, outcome, [("traceparent", TRACEPARENT)]
+
+
+@given(ROWS)
+def test_rows_come_out_as_they_went_in(rows: list[tuple[int, str, list[int], str]]) -> None:
+    frames = Frames("w1")
+    for number, (partition, request_id, ids, text) in enumerate(rows):
+        seq = number * 10  # a gap after each row, so that none joins another
+        frames.columns(partition).row(request_id, 1, seq, seq, ids, text)
+    batches = frames.take(5)
+    assert [batch.partition for batch in batches] == list(dict.fromkeys(row[0] for row in rows))
+    found = []
+    for batch in batches:
+        frame, start = CODEC.decode(CODEC.encode(batch.frame)), 0
+        assert (frame.worker_id, frame.at_ms) == ("w1", 5)
+        for n, count in enumerate(frame.token_counts):
+            ids = frame.token_ids[start : start + count]
+            found.append((batch.partition, frame.request_ids[n], list(ids), frame.texts[n]))
+            start += count
+        assert start == len(frame.token_ids)
+    assert sorted(found) == sorted(rows)
+    assert not frames.pending()
+    assert frames.take(6) == []
+
+
+def test_columns_kept_by_a_stream_fill_the_next_frame() -> None:
+    frames = Frames("w1")
+    columns = frames.columns(3)
+    columns.row("r1", 1, 0, 0, [7], "a")
+    first = frames.take(1)[0].frame
+    columns.row("r1", 1, 1, 1, [8], "b")
+    second = frames.take(2)[0].frame
+    assert (first.token_ids, second.token_ids) == ([7], [8])
+    assert frames.columns(3) is columns
+
+
+def test_tokens_that_wait_join_the_row_that_their_stream_has() -> None:
+    frames = Frames("w1")
+    columns = frames.columns(3)
+    columns.row("r1", 1, 0, 0, [7], "a")
+    columns.row("r2", 1, 0, 0, [5], "x")
+    columns.row("r1", 1, 1, 1, [8, 9], "bc")
+    columns.row("r1", 2, 0, 0, [7], "a")  # another attempt starts again
+    columns.row("r2", 1, 4, 4, [6], "y")  # does not follow
+    frame = frames.take(1)[0].frame
+    assert frame.request_ids == ["r1", "r2", "r1", "r2"]
+    assert frame.token_counts == [3, 1, 1, 1]
+    assert frame.token_ids == [7, 8, 9, 5, 7, 6]
+    assert frame.texts == ["abc", "x", "a", "y"]
+
+
+def test_rows_with_log_probabilities_stay_apart() -> None:
+    frames = Frames("w1")
+    columns = frames.columns(3)
+    for seq in range(2):
+        columns.row("r1", 1, seq, seq, [seq], "a")
+        columns.add_logprobs("r1", [LOGPROB])
+    frame = frames.take(1)[0].frame
+    assert list(frame.first_seqs) == [entry.first_seq for entry in frame.logprobs] == [0, 1]
+
+
+def test_a_busy_partition_keeps_what_it_has() -> None:
+    frames = Frames("w1")
+    for partition in (3, 4):
+        frames.columns(partition).row("r1", 1, 0, 0, [7], "a")
+    assert [batch.partition for batch in frames.take(1, {3})] == [4]
+    assert frames.pending()
+    assert not frames.pending({3})
+    assert [batch.partition for batch in frames.take(2)] == [3]
+
+
+def test_an_end_takes_its_outcome_along() -> None:
+    frames = Frames("w1")
+    end, outcome, headers = ending("r1")
+    frames.columns(0).end(end, outcome, headers)
+    assert frames.pending()
+    (batch,) = frames.take(1)
+    assert list(batch.frame.ends) == [end]
+    assert list(batch.reports) == [(outcome, headers)]
+
+
+def test_logprobs_name_their_first_token() -> None:
+    frames = Frames("w1")
+    logprob = TokenLogprob(token_id=7, token="a", logprob=-0.5)
+    frames.columns(0).row("r1", 2, 4, 9, [7], "a")
+    frames.columns(0).add_logprobs("r1", [logprob])
+    (found,) = frames.take(1)[0].frame.logprobs
+    assert (found.request_id, found.attempt, found.first_seq) == ("r1", 2, 4)
+    assert list(found.tokens) == [logprob]
+
+
+def test_only_what_begins_or_ends_is_urgent() -> None:
+    frames = Frames("w1")
+    columns = frames.columns(3)
+    columns.row("r1", 1, 5, 5, [7], "a")
+    columns.row("r2", 1, 9, 9, [8], "b")
+    assert not frames.urgent
+    assert frames.take(1, urgent_only=True) == []
+    columns.row("r2", 1, 10, 10, [9], "c")
+    columns.end(*ending("r2"))
+    columns.row("r3", 1, 0, 0, [4], "x")
+    assert frames.urgent
+    (batch,) = frames.take(1, urgent_only=True)
+    assert (batch.frame.request_ids, batch.frame.texts) == (["r2", "r3"], ["bc", "x"])
+    assert [end.request_id for end in batch.frame.ends] == ["r2"]
+    assert len(batch.reports) == 1
+    assert frames.pending()
+    assert not frames.urgent
+    columns.row("r1", 1, 6, 6, [7], "d")
+    assert [batch.frame.texts for batch in frames.take(1)] == [["ad"]]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["r1", "r2", "r3"]), st.booleans()), max_size=40))
+def test_each_stream_arrives_whole_and_in_order(steps: list[tuple[str, bool]]) -> None:
+    """Whatever is taken when: urgent alone, or all."""
+    frames, sent, got = Frames("w1"), dict[str, int](), dict[str, int]()
+    for request_id, urgent_only in [*steps, ("r1", False)]:
+        seq = sent.get(request_id, 0)
+        frames.columns(0).row(request_id, 1, seq, seq, [seq], "a")
+        sent[request_id] = seq + 1
+        if sent[request_id] % 4 == 0:
+            frames.columns(0).add_logprobs(request_id, [LOGPROB])
+        for batch in frames.take(1, urgent_only=urgent_only):
+            rows = zip(
+                batch.frame.request_ids,
+                batch.frame.first_seqs,
+                batch.frame.token_counts,
+                strict=True,
+            )
+            for name, first_seq, count in rows:
+                assert first_seq == got.get(name, 0)
+                got[name] = first_seq + count
+    assert got == sent
+
+
+def test_what_is_cleared_is_never_sent() -> None:
+    frames = Frames("w1")
+    frames.columns(0).row("r1", 1, 0, 0, [7], "a")
+    frames.clear()
+    assert not frames.pending()
+
+
+def test_a_frame_that_would_be_too_large_leaves_in_parts() -> None:
+    """256 streams with the most log-probabilities: each stream whole, in order (issue 10, 12)."""
+    frames = Frames("w1")
+    columns = frames.columns(3)
+    top = [TopLogprob(token_id=2**31 - 1, token="\U0010ffff" * 12, logprob=-0.5)] * 20
+    logprob = TokenLogprob(token_id=2**31 - 1, token="\U0010ffff" * 12, logprob=-0.5, top=top)
+    names = [f"r{n:026}" for n in range(256)]
+    for seq in range(4):
+        for name in names:
+            columns.row(name, 1, seq, seq, [2**31 - 1], "\U0010ffff")
+            columns.add_logprobs(name, [logprob])
+    for name in names:
+        columns.row(name, 1, 4, 4, [1], "b")  # may wait
+    end, outcome, headers = ending(names[0])
+    columns.end(end, outcome, headers)
+    batches = list(taken(frames))
+    assert len(batches) > 1
+    assert max(len(CODEC.encode(batch.frame)) for batch in batches) < FRAME_BYTES_MAX
+    seqs: dict[str, list[int]] = {}
+    for batch in batches:
+        for name, seq in zip(batch.frame.request_ids, batch.frame.first_seqs, strict=True):
+            seqs.setdefault(name, []).append(seq)
+    assert seqs == dict.fromkeys(names, list(range(5)))
+    assert [len(batch.reports) for batch in batches] == [0] * (len(batches) - 1) + [1]
+    assert [len(batch.frame.ends) for batch in batches] == [0] * (len(batches) - 1) + [1]
+
+
+def taken(frames: Frames) -> Iterator[Batch]:
+    """Every part of what is there; what is left after the first is urgent."""
+    yield from frames.take(1)
+    while frames.pending():
+        assert frames.urgent
+        yield from frames.take(1, urgent_only=True)
+
+
+def test_a_row_that_is_too_large_alone_still_leaves() -> None:
+    frames = Frames("w1")
+    for number in range(2):
+        frames.columns(0).row(f"r{number}", 1, 0, 0, [7], "a" * FRAME_BYTES_MAX)
+    assert [len(batch.frame.texts) for batch in taken(frames)] == [1, 1]
+
+
+def test_nothing_of_a_frame_in_parts_is_sent_when_cleared() -> None:
+    frames = Frames("w1")
+    for number in range(2):
+        frames.columns(0).row(f"r{number}", 1, 0, 0, [7], "a" * FRAME_BYTES_MAX)
+    frames.clear()
+    assert not frames.pending()

@@ -1,0 +1,78 @@
+"""How many prompts of prefill work an engine has at once, by plain calls."""
+
+from schemas.errors import WorkerRefused
+from schemas.log.clock import wall_ms
+from tests.virtual import run_virtual
+from tests.waiting import until
+from tests.workers.fakes import cancel_work, out, work
+from tests.workers.llm.engines import job, prompt, start_sim
+from tests.workers.llm.held_in_memory import DECODE, NOW_MS, PREFILL, Desk
+from tests.workers.running_worker import life
+from workers.llm.prompts import Prompts
+
+
+def given(desk: Desk) -> list[str]:
+    """What the engine was given so far."""
+    return [each.request_id for each in desk.engine.jobs]
+
+
+def test_one_prompt_at_a_time_and_the_next_with_its_first_token() -> None:
+    """Nothing but the engine bounded them; what is decoded never waits (issue 10, 27)."""
+    desk = Desk(8, at_once=1)
+    for name in ("r1", "r2", "r3"):
+        desk.work(name, PREFILL)
+    desk.work("r4", DECODE)
+    assert given(desk) == ["r1.1", "r4.1"]
+    assert (len(desk.held.prompts), desk.held.prompts.tokens) == (2, 6)
+    desk.step(out("r4.1", [5]))
+    assert given(desk) == ["r1.1", "r4.1"]
+    desk.step(out("r1.1", [5]))  # its KV may wait for a peer; the engine need not
+    assert given(desk) == ["r1.1", "r4.1", "r2.1"]
+    desk.step(out("r2.1", [5]), out("r1.1", [], finish_reason="error"))
+    assert given(desk) == ["r1.1", "r4.1", "r2.1", "r3.1"]
+
+
+def test_what_waits_and_is_given_up_never_starts() -> None:
+    """(issue 10, 27)"""
+    desk = Desk(8, at_once=1)
+    for name in ("r1", "r2", "r3"):
+        desk.work(name, PREFILL)
+    desk.held.cancel(cancel_work("r2"), NOW_MS)
+    desk.held.cancel(cancel_work("r1"), NOW_MS)
+    assert given(desk) == ["r1.1", "r3.1"]
+    desk.work("r5", PREFILL)
+    desk.held.give_back(WorkerRefused("over").to_wire(), NOW_MS)
+    assert given(desk) == ["r1.1", "r3.1"] and not desk.held.prompts
+
+
+async def test_the_setting_reaches_the_gate_and_what_waits_is_told_as_load() -> None:
+    """Routers count on it (issue 10, 27)."""
+    async with life(prefill_running_max=1) as found:
+        for name in ("r1", "r2", "r3"):
+            found.log.readers["prefill"].put(work(name, PREFILL))
+        assert found.worker._engine is not None
+        load = found.membership.load_source
+        await until(lambda: load().waiting == 2)
+        assert [each.request_id for each in found.engine.jobs] == ["r1.1"]
+        assert (
+            load().queued_tokens == found.engine.load().queued_tokens + 2 * 3
+        )  # tokens of a prompt
+
+
+def test_an_engine_that_could_compute_all_at_once_computes_one() -> None:
+    """(issue 10, 27)"""
+
+    async def main() -> None:
+        engine = await start_sim(prefill_base_ms=10, prefill_running_max=8)
+        prompts, began_ms = Prompts(engine, 1), wall_ms()
+        times: list[int] = []
+        for salt in range(3):
+            prompts.add(job(prompt(20, salt), PREFILL))
+        while len(times) < 3:
+            for output in await engine.outputs():
+                times.append(round(wall_ms() - began_ms))
+                prompts.left(output.request_id)
+        assert times == [10, 20, 30]
+        await engine.close()
+
+    run_virtual(main())

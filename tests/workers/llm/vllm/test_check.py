@@ -1,0 +1,335 @@
+"""What vLLM must never see: jobs and handles that are refused, settings that stop the start."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from schemas import prefix
+from schemas.errors import ConfigError, KvUnavailable, StaleEpoch
+from schemas.records import Capability, KvHandle, Sampling
+from tests.workers.llm.engines import job
+from workers.llm.vllm.check import HandleGate, checked_params, job_problem, prefix_mark
+from workers.llm.vllm.handover import Handover, certain_text
+from workers.llm.vllm.settings import VllmSettings
+
+PARAMS: dict[str, Any] = {
+    "do_remote_prefill": True,
+    "do_remote_decode": False,
+    "remote_block_ids": [[3, 4]],
+    "remote_engine_id": "engine-p",
+    "remote_request_id": "r1-abcd0123",
+    "remote_host": "localhost",
+    "remote_port": 5600,
+    "tp_size": 1,
+    "dcp_size": 1,
+    "pp_size": 1,
+    "remote_num_tokens": 40,
+    "remote_blocks_expiry_time": None,
+    "transfer_mode": "pull",
+}
+
+
+def handle(**changes: Any) -> KvHandle:
+    """A good handle of 40 tokens; `params` changes single parameters, None removes one."""
+    params = {**PARAMS, **changes.pop("params", {})}
+    params = {name: value for name, value in params.items() if value is not None}
+    fields: dict[str, Any] = {
+        "worker_id": "prefill-0",
+        "worker_epoch": 5,
+        "engine_id": "engine-p",
+        "engine_request_id": "r1-abcd0123",
+        "tokens": 40,
+        "block_size": 32,
+        "block_ids": (3, 4),
+        "expires_at_ms": 1_000,
+        "params": json.dumps(params).encode(),
+    }
+    return KvHandle(**{**fields, **changes})
+
+
+def gate() -> HandleGate:
+    return HandleGate(engine_id="engine-d", block_size=32)
+
+
+def test_a_good_handle_passes_once() -> None:
+    one = gate()
+    params = one.use(handle(), 40, now_ms=999)
+    assert params == {k: v for k, v in PARAMS.items() if k != "remote_blocks_expiry_time"}
+    with pytest.raises(KvUnavailable, match="already used once"):
+        one.use(handle(), 40, now_ms=999)
+
+
+def test_unknown_parameters_are_dropped() -> None:
+    assert "_p_side_truncated" not in checked_params(handle(params={"_p_side_truncated": True}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"params": {name: None}} for name, value in PARAMS.items() if value is not None),
+        {"params": {"remote_block_ids": []}},
+        {"params": {"remote_block_ids": [[]]}},
+        {"params": {"remote_block_ids": [3, 4]}},
+        {"params": {"remote_block_ids": [[3, "4"]]}},
+        {"params": {"remote_block_ids": [[3, -4]]}},
+        {"params": {"remote_block_ids": [[3, True]]}},
+        {"params": {"remote_block_ids": [[3]]}},
+        {"params": {"remote_block_ids": [[3, 4], [5]]}},  # every group counts (issue 10, 24)
+        {"params": {"remote_block_ids": [[3, 4], [5, 6]]}},
+        {"params": {"remote_port": "5600"}},
+        {"params": {"remote_port": True}},
+        {"params": {"remote_port": 0}},
+        {"params": {"remote_port": 70_000}},
+        {"params": {"remote_host": ""}},
+        {"params": {"tp_size": 0}},
+        *({"params": {name: 4_097}} for name in ("tp_size", "dcp_size", "pp_size")),
+        {"params": {"remote_host": "\ud800"}},  # this and the numbers around: (issue 10, 24)
+        {"params": {"remote_block_ids": [[3, 2**31]]}},
+        {"params": b"[" * 100_000},
+        {"params": {"do_remote_prefill": False}},
+        {"params": {"do_remote_decode": True}},
+        {"params": {"transfer_mode": "push"}},
+        {"params": {"remote_engine_id": "another"}},
+        {"params": {"remote_request_id": "another"}},
+        {"params": {"remote_num_tokens": 41}},
+        {"params": b""},
+        {"params": b"[]"},
+        {"params": b"{"},
+        {"tokens": 41},
+        {"block_size": 16},
+        {"engine_id": "engine-d"},
+        {"expires_at_ms": 900},
+    ],
+)
+def test_a_bad_handle_is_refused(changes: dict[str, Any]) -> None:
+    one = gate()
+    raw = changes.get("params")
+    bad = replace(handle(), params=raw) if isinstance(raw, bytes) else handle(**changes)
+    with pytest.raises(KvUnavailable):
+        one.use(bad, 40, now_ms=900)
+    one.use(handle(), 40, now_ms=900)  # and leaves no trace
+
+
+def test_own_kv_is_not_fetched() -> None:
+    mine = handle(engine_id="engine-d", params={"remote_engine_id": "engine-d"})
+    with pytest.raises(KvUnavailable, match="another engine's"):
+        gate().use(mine, 40, now_ms=0)
+
+
+def test_kv_of_an_earlier_life_is_refused() -> None:
+    one = gate()
+    one.saw("prefill-0", 6)
+    with pytest.raises(StaleEpoch, match="expected epoch 6"):
+        one.use(handle(), 40, now_ms=0)
+    one.use(handle(worker_epoch=6), 40, now_ms=0)
+
+
+def kept_handle(tokens: list[int], **changes: Any) -> KvHandle:
+    """A decode engine's KV of the first 40 of these tokens; `params` changes single parameters."""
+    own = {
+        "do_remote_prefill": False,
+        "do_remote_decode": True,
+        "remote_blocks_expiry_time": 17.5,
+        "prefix_key": "k",
+        "prefix_mark": prefix_mark(tokens[:40], "k"),
+    }
+    return handle(**{**changes, "params": {**own, **changes.pop("params", {})}})
+
+
+def test_kv_behind_other_tokens_with_the_same_block_hash_is_refused() -> None:
+    """Such tokens are found in seconds: a lattice's short vectors (issue 10, 22)."""
+    shifts = [13, 1, -27, -2, -14, -6, 15, -10, -12, -2, -17, 13]
+    theirs = [1_000] * 60
+    ours = [*(1_000 + shift for shift in shifts), *theirs[12:]]
+    assert prefix.chain(theirs, 40).tolist() == prefix.chain(ours, 40).tolist()
+    with pytest.raises(KvUnavailable, match="expected KV of the prompt's own tokens"):
+        gate().use_kept(kept_handle(theirs), ours, now_ms=0)
+
+
+def test_kept_kv_passes_once_for_a_prompt_that_goes_on_with_it() -> None:
+    one, tokens = gate(), [*range(60)]
+    params = one.use_kept(kept_handle(tokens), tokens, now_ms=999)
+    assert (params["do_remote_decode"], params["do_remote_prefill"]) == (True, False)
+    assert params["remote_blocks_expiry_time"] == 17.5
+    assert not {"prefix_key", "prefix_mark"} & params.keys()
+    with pytest.raises(KvUnavailable, match="already used once"):
+        one.use_kept(kept_handle(tokens), tokens, now_ms=999)
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens"),
+    [
+        ({}, [*range(40)]),  # of which the last must be computed
+        ({}, [*range(39), 7, *range(40, 60)]),
+        ({}, [7, *range(1, 60)]),
+        ({"params": {"prefix_key": None}}, [*range(60)]),
+        ({"params": {"prefix_mark": None}}, [*range(60)]),
+        ({"params": {"prefix_key": "another"}}, [*range(60)]),
+        ({"params": {"remote_blocks_expiry_time": None}}, [*range(60)]),
+        ({"params": {"remote_block_ids": [[3, 4, 5]]}}, [*range(60)]),
+        ({"params": {"do_remote_prefill": True}}, [*range(60)]),
+        ({"params": {"do_remote_decode": False}}, [*range(60)]),
+        ({"block_size": 16}, [*range(60)]),
+        ({"expires_at_ms": 900}, [*range(60)]),
+    ],
+)
+def test_kept_kv_of_another_conversation_is_refused(
+    changes: dict[str, Any], tokens: list[int]
+) -> None:
+    one, own = gate(), [*range(60)]
+    with pytest.raises(KvUnavailable):
+        one.use_kept(kept_handle(own, **changes), tokens, now_ms=900)
+    one.use_kept(kept_handle(own), own, now_ms=900)  # and leaves no trace
+
+
+def test_a_kept_handle_is_no_prompts_and_the_other_way_round() -> None:
+    tokens = [*range(60)]
+    with pytest.raises(KvUnavailable):
+        gate().use(kept_handle(tokens), 40, now_ms=0)
+    with pytest.raises(KvUnavailable):
+        gate().use_kept(handle(), tokens, now_ms=0)
+
+
+PEER = {"remote_host": "localhost", "remote_port": 5600, "tp_size": 1}
+
+
+def test_a_promise_names_its_peer() -> None:
+    one = HandleGate(engine_id="engine-d", block_size=32, mode="push")
+    promised = handle(block_ids=(), params={}, engine_request_id="r1.1")
+    params = one.promise(promised, 40, json.dumps(PEER).encode(), now_ms=999)
+    assert params == {
+        **PEER,
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": "engine-p",
+        "remote_request_id": "r1.1",
+        "remote_num_tokens": 40,
+    }
+
+
+@pytest.mark.parametrize(
+    ("peer", "tokens"),
+    [
+        (None, 40),
+        (b"", 40),
+        ({**PEER, "remote_port": 0}, 40),
+        ({**PEER, "remote_host": None}, 40),
+        ({**PEER, "tp_size": 0}, 40),
+        (PEER, 41),
+    ],
+)
+def test_a_promise_of_nobody_is_refused(peer: Any, tokens: int) -> None:
+    known = json.dumps(peer).encode() if isinstance(peer, dict) else peer
+    with pytest.raises(KvUnavailable):
+        gate().promise(handle(), tokens, known, now_ms=0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({}, ""),
+        ({"prompt_tokens": [1] * 99}, ""),
+        ({"prompt_tokens": []}, "invalid_request"),
+        ({"prompt_tokens": [1] * 100}, "context_length_exceeded"),
+        ({"prompt_tokens": [1, -1]}, "invalid_request"),
+        ({"prompt_tokens": [1, 500]}, "invalid_request"),
+        ({"max_tokens": 0}, "invalid_request"),
+        ({"max_tokens": 4, "min_tokens": 5}, "invalid_request"),
+    ],
+)
+def test_jobs(fields: dict[str, Any], code: str) -> None:
+    one = job(fields.pop("prompt_tokens", [1, 2, 3]), **fields)
+    error = job_problem(one, max_model_len=100, vocab_size=500)
+    assert (error.code if error else "") == code
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kv_transfer": "both"}, "expected pull or push or off"),
+        ({"keep_decoded_kv_ms": 5_000}, "expected 0 or more than 5000 ms"),
+        ({"keep_decoded_kv_ms": 9_000, "kv_transfer": "push"}, "expected 0 where kv_transfer"),
+        ({"running_max": 0}, "vllm.running_max: expected at least 1"),
+        ({"kv_lease_s": 5, "handle_margin_ms": 5_000}, "expected less than kv_lease_s"),
+        ({"extra": "{"}, "expected a JSON object"),
+        ({"extra": "[]"}, "expected a JSON object"),
+    ],
+)
+def test_settings_that_stop_the_start(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        VllmSettings(**fields)
+
+
+def test_more_arguments() -> None:
+    assert VllmSettings(extra='{"seed": 3}').extra_args() == {"seed": 3}
+
+
+def test_handles_expire_before_the_lease_and_are_counted() -> None:
+    capability = Capability(
+        model="m",
+        engine="vllm",
+        engine_id="engine-p",
+        block_size=32,
+        max_model_len=100,
+        running_max=4,
+    )
+    settings = VllmSettings(kv_lease_s=30, handle_margin_ms=5_000)
+    handover = Handover(settings, capability, worker_id="prefill-0", worker_epoch=5)
+    made = handover.handle("r1", PARAMS, now_ms=1_000)
+    assert made.expires_at_ms == 26_000
+    assert (made.tokens, made.block_ids, made.engine_request_id) == (40, (3, 4), "r1-abcd0123")
+    assert gate().use(made, 40, now_ms=25_999)
+    handover.handle("r2", {**PARAMS, "remote_request_id": "r2-00000000"}, now_ms=2_000)
+    assert handover.held(30_999, kv_usage=0.1) == 2
+    assert handover.held(31_000, kv_usage=0.1) == 1
+    assert handover.taken_back("r2") == "r2-00000000"
+    assert handover.taken_back("r2") == ""
+    handover.handle("r3", PARAMS, now_ms=3_000)
+    assert handover.held(3_001, kv_usage=0.0) == 0  # all memory is free, so it was read
+    assert handover.total == 3
+
+
+def test_a_conversation_is_kept_for_its_next_turn() -> None:
+    capability = Capability(
+        model="m",
+        engine="vllm",
+        engine_id="engine-p",
+        block_size=32,
+        max_model_len=100,
+        running_max=4,
+    )
+    settings = VllmSettings(keep_decoded_kv_ms=9_000)
+    handover = Handover(settings, capability, worker_id="decode-0", worker_epoch=5)
+    returned = {
+        **PARAMS,
+        "do_remote_prefill": False,
+        "do_remote_decode": True,
+        "remote_blocks_expiry_time": 3.5,
+    }
+    tokens = [*range(41)]
+    kept = handover.kept("r1", returned, tokens, now_ms=1_000)
+    assert kept is not None
+    assert (kept.tokens, kept.expires_at_ms) == (40, 5_000)
+    assert gate().use_kept(kept, [*tokens, 1, 2], now_ms=4_999)
+    assert handover.held(9_999, kv_usage=0.1) == 1
+    assert handover.held(10_000, kv_usage=0.1) == 0
+    assert handover.kept("r2", returned, tokens[:39], now_ms=0) is None
+    assert handover.kept("r3", {**returned, "remote_block_ids": [[1]]}, tokens, now_ms=0) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "include", "certain"),
+    [
+        (" river", (), False, " river"),
+        (" river", ("river bank",), False, " "),
+        (" river", ("river bank",), True, " river"),
+        (" river", ("erosion", "xyz"), False, " riv"),
+    ],
+)
+def test_first_text_keeps_what_may_become_a_stop_string(
+    text: str, stop: tuple[str, ...], include: bool, certain: str
+) -> None:
+    sampling = Sampling(max_tokens=8, stop=stop, include_stop=include)
+    assert certain_text(text, sampling) == certain

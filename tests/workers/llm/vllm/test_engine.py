@@ -1,0 +1,497 @@
+"""The vLLM engine beyond the contract: hand-overs that go wrong, figures, and engines that die.
+
+One prefill and one decode engine for all tests; the last tests end them.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.errors import EngineDead
+from schemas.prefix import chain
+from schemas.records import KvHandle, Orchestration, Structured, StructuredKind
+from tests.waiting import until
+from tests.workers.llm.engines import (
+    PREFILL,
+    Answer,
+    answered,
+    collected,
+    handed_over,
+    job,
+    prompt,
+    start_vllm,
+)
+from tests.workers.processes import cores_used, family, lives
+from workers.llm.vllm import engine as vllm_engine
+from workers.llm.vllm.settings import VllmSettings
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(500)]  # two engines start
+BLOCK_BYTES = 32 * 2 * 4 * 4 * 32 * 4  # tokens, K and V, layers, heads, size, float32
+ROOT = Path(__file__).parents[4]
+
+
+@dataclass
+class Engines:
+    """The two engines, their processes, and the loop that they live in."""
+
+    runner: asyncio.Runner
+    producer: Any
+    consumer: Any
+    producer_pid: int
+    consumer_pid: int
+
+    def run(self, main: Any) -> Any:
+        async def limited() -> Any:
+            async with asyncio.timeout(100):
+                return await main
+
+        return self.runner.run(limited())
+
+    def alone(self, tokens: list[int], **sampling: Any) -> Answer:
+        """What the consumer answers without a hand-over."""
+        answer: Answer = self.run(answered(self.consumer, job(tokens, **sampling)))
+        return answer
+
+    def extra(self, name: str) -> float:
+        found: float = self.consumer.load().extra[name]
+        return found
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[Engines]:
+    with asyncio.Runner() as runner:
+
+        async def started() -> tuple[Any, Any]:
+            keep: dict[str, Any] = {"keep_decoded_kv_ms": 60_000}
+            return await asyncio.gather(start_vllm(**keep), start_vllm(**keep))
+
+        producer, consumer = runner.run(started())
+        for each in (producer, consumer):
+            each._receiver._keeps = False  # but in the tests that are about it
+        yield Engines(runner, producer, consumer, _core(producer), _core(consumer))
+        runner.run(consumer.close())
+        runner.run(producer.close())
+
+
+def _core(engine: Any) -> int:
+    """vLLM's engine process, the parent of the compute process."""
+    (core,) = engine._llm.engine_core.resources.engine_manager.processes
+    return int(core.pid)
+
+
+def handle(engines: Engines, tokens: list[int], **sampling: Any) -> KvHandle:
+    """A fresh handle of the producer."""
+    one = engines.run(answered(engines.producer, job(tokens, PREFILL, **sampling)))
+    assert one.last.kv is not None, one.last
+    kv: KvHandle = one.last.kv
+    return kv
+
+
+def test_many_at_once(engines: Engines) -> None:
+    """Hand-overs both ways and plain requests, all on the same two engines."""
+
+    async def main() -> list[tuple[list[int], list[int]]]:
+        prompts = [prompt(30 + 40 * i, salt=200 + i) for i in range(6)]
+        p, d = engines.producer, engines.consumer
+        pairs = [handed_over(*((p, d) if i % 2 else (d, p)), t) for i, t in enumerate(prompts)]
+        over = [await pair for pair in pairs]
+        alone = await collected(p, *[job(t) for t in prompts])
+        return [(pair[1].token_ids, one.token_ids) for pair, one in zip(over, alone, strict=True)]
+
+    for over, alone in engines.run(main()):
+        assert over == alone
+
+
+def test_bytes_are_counted_and_cached_tokens_are_ones_own(engines: Engines) -> None:
+    tokens = prompt(300, salt=210)
+    before = engines.consumer.load().kv_bytes_received
+    _, decoded = engines.run(handed_over(engines.producer, engines.consumer, tokens))
+    first = decoded.outputs[0]
+    assert first.kv_bytes == 10 * BLOCK_BYTES
+    assert first.transfer_ms > 0
+    assert first.cached_tokens == 0
+    assert engines.consumer.load().kv_bytes_received - before == first.kv_bytes
+    longer = [*tokens, *decoded.token_ids, *prompt(30, salt=211)]
+    _, again = engines.run(handed_over(engines.producer, engines.consumer, longer))
+    assert again.outputs[0].cached_tokens == 288
+    assert again.outputs[0].kv_bytes == 2 * BLOCK_BYTES
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"remote_block_ids": None},
+        {"remote_request_id": None},
+        {"remote_host": 7},
+        {"remote_block_ids": [[0, 1, 2]]},
+        {"do_remote_prefill": False},
+    ],
+)
+def test_malformed_handles_never_reach_the_engine(engines: Engines, bad: dict[str, Any]) -> None:
+    tokens = prompt(50, salt=212)
+    kv = handle(engines, tokens)
+    refused = engines.extra("kv_refused_total")
+    params = {**json.loads(kv.params), **bad}
+    broken = replace(kv, params=json.dumps(params).encode())
+    answer = engines.run(answered(engines.consumer, job(tokens, kv=broken)))
+    assert answer.token_ids == engines.alone(tokens).token_ids
+    assert engines.extra("kv_refused_total") == refused + 1
+    engines.producer.abort(kv.engine_request_id[:-9])  # else its lease holds the memory for long
+
+
+def test_a_read_that_ends_too_late_is_not_trusted(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = prompt(70, salt=213)
+    kv = handle(engines, tokens)
+    late = engines.extra("kv_late_total")
+
+    async def main() -> Answer:
+        one = job(tokens, kv=kv)
+        engines.consumer.add(one)
+        with monkeypatch.context() as later:
+            later.setattr(vllm_engine, "wall_ms", lambda: kv.expires_at_ms)
+            return (await collected(engines.consumer, one, add=False))[0]
+
+    answer = engines.run(main())
+    assert answer.token_ids == engines.alone(tokens).token_ids
+    assert not any(output.kv_bytes for output in answer.outputs)
+    assert engines.extra("kv_late_total") == late + 1
+
+
+def test_a_stop_string_across_the_hand_over(engines: Engines) -> None:
+    tokens = prompt(40, salt=214)
+    whole = engines.alone(tokens, max_tokens=16)
+    first = engines.alone(tokens, max_tokens=1).text
+    stop = whole.text[len(first) - 2 : len(first) + 3]
+    prefilled, decoded = engines.run(
+        handed_over(engines.producer, engines.consumer, tokens, max_tokens=16, stop=(stop,))
+    )
+    assert decoded.text == whole.text[: whole.text.index(stop)]
+    assert decoded.text.startswith(prefilled.text)
+    assert decoded.last.stop_reason == stop
+
+
+def test_an_answer_that_stops_at_once_is_not_handed_over(engines: Engines) -> None:
+    tokens = prompt(40, salt=215)
+    first = engines.alone(tokens).token_ids[0]
+
+    async def main() -> Answer:
+        one = job(tokens, PREFILL, stop_token_ids=(first,))
+        answer = await answered(engines.producer, one)
+        await until(lambda: not engines.producer.load().kv_blocks_used)  # and holds no memory
+        return answer
+
+    answer: Answer = engines.run(main())
+    assert (answer.last.finish_reason, answer.last.kv) == ("stop", None)
+
+
+def test_an_abandoned_hand_over_is_freed_at_once(engines: Engines) -> None:
+    async def main() -> None:
+        one = job(prompt(200, salt=216), PREFILL)
+        assert (await answered(engines.producer, one)).last.kv is not None
+        assert engines.producer.load().extra["kv_handles_held"] >= 1
+        assert engines.producer.load().kv_blocks_used > 0
+        engines.producer.abort(one.request_id)
+        await until(lambda: engines.producer.load().extra["kv_handles_held"] == 0)
+        assert engines.producer.load().kv_blocks_used == 0
+
+    engines.run(main())
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "check"),
+    [
+        (StructuredKind.CHOICE, '["left", "right"]', lambda text: text in ("left", "right")),
+        (StructuredKind.REGEX, "[0-9]{4}-[0-9]{2}", lambda text: text[:4].isdigit()),
+        (
+            StructuredKind.JSON_SCHEMA,
+            '{"type": "object", "properties": {"ok": {"type": "boolean"}}, '
+            '"required": ["ok"], "additionalProperties": false}',
+            lambda text: set(json.loads(text)) == {"ok"},
+        ),
+    ],
+)
+def test_structured_answers_are_handed_over(
+    engines: Engines, kind: StructuredKind, value: str, check: Any
+) -> None:
+    sampling = {"structured": Structured(kind=kind, value=value), "max_tokens": 40}
+    tokens = prompt(40, salt=217)
+    prefilled, decoded = engines.run(
+        handed_over(engines.producer, engines.consumer, tokens, **sampling, ignore_eos=False)
+    )
+    assert check(decoded.text)
+    assert decoded.token_ids[:1] == prefilled.token_ids
+
+
+def test_logprobs_do_not_change_by_a_hand_over(engines: Engines) -> None:
+    tokens = prompt(40, salt=218)
+    _, decoded = engines.run(handed_over(engines.producer, engines.consumer, tokens, logprobs=2))
+    alone = engines.alone(tokens, logprobs=2)
+    found, wanted = (
+        [entry for output in one.outputs for entry in output.logprobs] for one in (decoded, alone)
+    )
+    assert [entry.token_id for entry in found] == [entry.token_id for entry in wanted]
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.logprob == pytest.approx(theirs.logprob, abs=1e-3)
+        assert [top.token_id for top in ours.top] == [top.token_id for top in theirs.top]
+        assert len(ours.top) == 2
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 3.0},
+        {"temperature": float("nan")},
+        {"top_p": 0.0},
+        {"top_k": -7},
+        {"min_p": 2.0},
+        {"presence_penalty": 3.0},
+        {"repetition_penalty": 0.0},
+        {"logprobs": 10_000},
+        {"stop": ("",)},
+        {"stop_token_ids": (99_999,), "min_tokens": 2},
+        {"logit_bias": {"x": 1.0}},
+        {"logit_bias": {"99999": 1.0}},
+        {"bad_words": ("",)},
+        {"structured": Structured(kind=StructuredKind.REGEX, value="(")},
+        {"structured": Structured(kind=StructuredKind.JSON_SCHEMA, value="{")},
+        {"structured": Structured(kind=StructuredKind.CHOICE, value="7")},
+        {"structured": Structured(kind=StructuredKind.GRAMMAR, value="root ::= (")},
+    ],
+)
+def test_bad_sampling_is_the_clients_fault(engines: Engines, sampling: dict[str, Any]) -> None:
+    one = replace(job([5, 6, 7]), sampling=replace(job([5]).sampling, **sampling))
+    answer = engines.run(answered(engines.consumer, one))
+    assert (answer.last.finish_reason, answer.error_code) == ("error", "invalid_request")
+    assert engines.alone([5, 6, 7]).last.finish_reason == "length"
+
+
+def test_other_sampling_reaches_vllm(engines: Engines) -> None:
+    tokens = prompt(30, salt=219)
+    plain = engines.alone(tokens).token_ids
+    biased = engines.alone(tokens, logit_bias={str(plain[0]): -100.0}).token_ids
+    assert biased[0] != plain[0]
+    assert engines.alone(tokens, logit_bias={"1": 100.0}, ignore_eos=False).token_ids == [1]
+
+
+@pytest.fixture
+def keeping(engines: Engines) -> Iterator[Engines]:
+    """Decoded KV is kept for the next turn; nothing is cached or kept before or after."""
+    pair = (engines.producer, engines.consumer)
+    engines.run(_emptied(*pair))
+    for each in pair:
+        each._receiver._keeps = True
+    yield engines
+    for each in pair:
+        each._receiver._keeps = False
+
+
+async def _emptied(*pair: Any) -> None:
+    for each in pair:
+        await until(each._llm.reset_prefix_cache)
+        await answered(each, job([5], PREFILL, max_tokens=1))  # events leave with a step
+        await until(lambda: not len(each.block_log))  # noqa: B023  # called in this round
+
+
+def test_turn_2_reads_its_history_from_decode(keeping: Engines) -> None:
+    p, d = keeping.producer, keeping.consumer
+    first = prompt(400, salt=230)
+    _, decoded = keeping.run(handed_over(p, d, first, max_tokens=26))
+    kept = decoded.last.kv
+    assert kept is not None
+    assert kept.tokens == 425  # the last token's KV is not computed
+    second = [*first, *decoded.token_ids, *prompt(90, salt=231)]
+    keeping.run(_emptied(p))
+    one = replace(job(second, PREFILL), kv=kept)
+    prefilled = keeping.run(answered(p, one))
+    assert prefilled.outputs[0].kv_bytes == 14 * BLOCK_BYTES
+    assert prefilled.outputs[0].cached_tokens == 0
+    two = job(second, request_id=one.request_id, kv=prefilled.last.kv)
+    answer = keeping.run(answered(d, two))
+    d.abort(two.request_id)  # gives its KV up
+    keeping.run(_emptied(p, d))  # the first turn's was given up when it was read
+    assert answer.token_ids == keeping.alone(second).token_ids
+    refused = p.load().extra["kv_refused_total"]
+    again = keeping.run(answered(p, replace(job(second, PREFILL), kv=kept)))
+    assert again.token_ids == answer.token_ids[:1]
+    assert p.load().extra["kv_refused_total"] == refused + 1
+    p.abort(again.last.request_id)
+
+
+@pytest.mark.parametrize("case", ["expired", "other tokens", "too many", "malformed"])
+def test_history_that_is_not_the_prompts_is_not_read(keeping: Engines, case: str) -> None:
+    p, d = keeping.producer, keeping.consumer
+    first = prompt(100, salt=232)
+    _, decoded = keeping.run(handed_over(p, d, first, max_tokens=20))
+    kept = decoded.last.kv
+    assert kept is not None
+    second = [*first, *decoded.token_ids, *prompt(30, salt=233)]
+    if case == "expired":
+        kept = replace(kept, expires_at_ms=1)
+    elif case == "other tokens":
+        second[40] += 1
+    elif case == "too many":
+        second = second[: kept.tokens]
+    else:
+        kept = replace(kept, params=kept.params.replace(b"expiry", b"e"))
+    refused = p.load().extra["kv_refused_total"]
+    prefilled = keeping.run(answered(p, replace(job(second, PREFILL), kv=kept)))
+    assert not any(output.kv_bytes for output in prefilled.outputs)
+    assert p.load().extra["kv_refused_total"] == refused + 1
+    d.abort(decoded.last.request_id)
+    p.abort(prefilled.last.request_id)
+    assert keeping.alone(second).token_ids[:1] == prefilled.token_ids
+
+
+def test_the_block_log_holds_what_can_be_found(engines: Engines) -> None:
+    p, d = engines.producer, engines.consumer
+    tokens = prompt(100, salt=234)
+    engines.run(_emptied(d))
+    answer = engines.alone(tokens, max_tokens=40)
+    computed = [*tokens, *answer.token_ids][:-1]
+    expected = {*chain(computed, 32).tolist()}
+    assert len(expected) == 4
+    engines.run(until(lambda: {*d.block_log.held()} == expected))
+    received = prompt(70, salt=235)
+    engines.run(handed_over(p, d, received, max_tokens=2))
+    expected |= {*chain(received, 32).tolist()}
+    engines.run(until(lambda: {*d.block_log.held()} == expected))
+
+
+def test_evicted_blocks_leave_the_block_log(engines: Engines) -> None:
+    d = engines.consumer
+    first = {*chain(prompt(64, salt=236), 32).tolist()}
+    engines.alone(prompt(64, salt=236))
+    engines.run(until(lambda: first <= {*d.block_log.held()}))
+    for number in range(9):
+        engines.alone(prompt(1_900, salt=237 + number), max_tokens=1)
+    latest = {*chain(prompt(1_900, salt=245), 32).tolist()}
+    engines.run(until(lambda: latest <= {*d.block_log.held()}))
+    assert not first & {*d.block_log.held()}
+    assert len(d.block_log) <= d.load().kv_blocks_total
+    assert engines.alone(prompt(64, salt=236)).outputs[0].cached_tokens == 0
+
+
+def test_a_pulling_engine_starts_nothing_at_once(engines: Engines) -> None:
+    concurrent = replace(job(prompt(30), PREFILL), orchestration=Orchestration.CONCURRENT)
+    answer = engines.run(answered(engines.producer, concurrent))
+    assert answer.error_code == "kv_unavailable"
+
+
+def test_idle_engines_leave_the_cores_alone(engines: Engines) -> None:
+    """The plugin's main promise: the two engines together take less than a fifth of a core."""
+    pids = family(engines.producer_pid) + family(engines.consumer_pid)
+
+    async def is_calm() -> bool:  # not while they settle after the last test
+        return await asyncio.to_thread(cores_used, pids, 2) < 0.2
+
+    engines.run(until(is_calm))
+
+
+def test_a_producer_that_died_costs_only_time(engines: Engines) -> None:
+    tokens = prompt(90, salt=220)
+    recomputed = engines.extra("kv_recomputed_total")
+    one = job(tokens, PREFILL, max_tokens=12)
+    kv = engines.run(answered(engines.producer, one)).last.kv
+    os.kill(engines.producer_pid, signal.SIGKILL)
+
+    async def dead() -> None:
+        with pytest.raises(EngineDead):
+            await engines.producer.outputs()
+        late = await _error_of(engines.producer, job(tokens))
+        assert late == "engine_dead"
+
+    engines.run(dead())
+    answer = engines.run(answered(engines.consumer, job(tokens, request_id=one.request_id, kv=kv)))
+    assert answer.last.finish_reason == "length"
+    assert answer.outputs[0].kv_bytes == 0
+    assert engines.extra("kv_recomputed_total") == recomputed + 1
+    assert answer.token_ids == engines.alone(tokens).token_ids
+
+
+def test_a_frozen_engine_is_noticed_and_may_go_on(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids, runs = family(engines.consumer_pid), engines.consumer._runs
+
+    async def main() -> str:
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            with monkeypatch.context() as brief:
+                brief.setattr(runs, "progress_timeout_s", 1.0)
+                answer = await answered(engines.consumer, job(prompt(40, salt=221)))
+        finally:
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+        return answer.error_code
+
+    assert engines.run(main()) == "no_progress"
+    assert engines.alone(prompt(40, salt=222)).last.finish_reason == "length"
+
+
+def test_a_killed_engine_is_dead(engines: Engines) -> None:
+    async def main() -> None:
+        engines.consumer.add(job(prompt(20), max_tokens=1_500))
+        while not any(output.token_ids for output in await engines.consumer.outputs()):
+            pass
+        os.kill(family(engines.consumer_pid)[-1], signal.SIGKILL)  # its compute process
+        with pytest.raises(EngineDead, match="processes are gone"):
+            while True:
+                await engines.consumer.outputs()
+
+    engines.run(main())
+
+
+def test_nothing_outlives_a_killed_owner() -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from tests.workers.llm.engines import start_vllm\n"
+        "async def main():\n"
+        "    engine = await start_vllm(kv_transfer='off')\n"
+        "    print('ready', flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "if __name__ == '__main__':\n"
+        "    asyncio.run(main())\n"
+    )
+    script = Path(os.environ["TRIVIUM_HOME"]) / "owner.py"
+    script.write_text(code)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
+    ) as owner:
+        assert owner.stdout is not None
+        while owner.stdout.readline() not in (b"ready\n", b""):
+            pass
+        pids = family(owner.pid)[1:]
+        assert len(pids) >= 2
+        owner.kill()
+    asyncio.run(until(lambda: not any(lives(pid) for pid in pids)))
+
+
+def test_the_port_for_peers_is_kept_until_the_engine_listens() -> None:
+    launcher = import_module("workers.llm.vllm.launch")
+    with launcher._side_channel_port(VllmSettings()) as port, socket.socket() as other:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("localhost", port))
+        with socket.create_server(("localhost", port)):  # allows reuse, as ZeroMQ does
+            pass
+
+
+async def _error_of(engine: Any, one: Any) -> str:
+    """The code of the error that a dead engine answers a job with, before it raises again."""
+    engine.add(one)
+    outputs = await engine.outputs()
+    return str(outputs[0].error.code)

@@ -1,0 +1,82 @@
+"""The plugin's parts that need no engine; what they do to one is in `test_engine.py`."""
+
+import ast
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+from workers.llm.vllm.plugin import (
+    NICE_VARIABLE,
+    OWNER_VARIABLE,
+    PROGRESS_SLEEP_US,
+    calm_nixl,
+)
+
+
+def fake_api() -> Any:
+    return SimpleNamespace(nixlBind=SimpleNamespace(nixlAgent=lambda name, config: (name, config)))
+
+
+def config(**fields: Any) -> Any:
+    return SimpleNamespace(**{"useProgThread": True, "pthrDelay": 0, **fields})
+
+
+def test_agents_sleep_between_events() -> None:
+    api = fake_api()
+    calm_nixl(api)
+    calm_nixl(api)  # vLLM may call plugins more than once
+    name, made = api.nixlBind.nixlAgent("a", config())
+    assert (name, made.pthrDelay) == ("a", PROGRESS_SLEEP_US)
+
+
+def test_agents_that_chose_keep_their_choice() -> None:
+    api = fake_api()
+    calm_nixl(api)
+    assert api.nixlBind.nixlAgent("a", config(pthrDelay=5))[1].pthrDelay == 5
+    assert api.nixlBind.nixlAgent("a", config(useProgThread=False))[1].pthrDelay == 0
+
+
+def test_a_process_ends_with_its_owner() -> None:
+    owner = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    watching = (
+        "import sys, threading; from workers.llm.vllm.plugin import watch; "
+        "watch(int(sys.argv[1])); print('watching', flush=True); threading.Event().wait()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", watching, str(owner.pid)], stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"watching\n"
+        owner.kill()
+        owner.communicate()
+        assert child.wait(timeout=60) == -signal.SIGKILL
+
+
+def test_a_process_whose_owner_is_gone_ends_at_once() -> None:
+    owner = subprocess.Popen([sys.executable, "-c", ""])
+    owner.wait()
+    code = f"from workers.llm.vllm.plugin import watch; watch({owner.pid})"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
+
+
+def test_an_engine_gives_way_to_who_keeps_leases() -> None:
+    """Threads that are there and those to come; the process that starts it stays (issue 10, 4)."""
+    told = (
+        "import os, threading; from workers.llm.vllm.plugin import register;"
+        "wait = threading.Event().wait;"
+        "threading.Thread(target=wait, daemon=True).start(); register();"
+        "threading.Thread(target=wait, daemon=True).start();"
+        "print([os.getpriority(os.PRIO_PROCESS, int(t)) for t in os.listdir('/proc/self/task')])"
+    )
+    env = {**os.environ, OWNER_VARIABLE: str(os.getpid()), NICE_VARIABLE: "7"}
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    found = subprocess.run(
+        [sys.executable, "-c", told], env=env, capture_output=True, text=True, check=True
+    )
+    threads = ast.literal_eval(found.stdout.splitlines()[-1])
+    assert len(threads) >= 3
+    assert set(threads) == {max(7, before)}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before

@@ -1,0 +1,121 @@
+"""Answers under way: the batch's draws as outputs, with stop conditions.
+
+Turns what `batch.py` draws into outputs and ends answers at their limit, at the end of
+sequence, or at a stop. Plain tokens cost next to nothing here; only rows at an event or with a
+writer are looked at one by one. Pure.
+"""
+
+from dataclasses import replace
+
+from schemas.records import WorkPhase
+from workers.llm.engine import Output
+from workers.llm.sim.arena import KvArena
+from workers.llm.sim.batch import Batch
+from workers.llm.sim.blocks import BlockManager
+from workers.llm.sim.output import plain_outputs
+from workers.llm.sim.run import Run
+from workers.llm.sim.settings import SimSettings
+from workers.llm.sim.vocabulary import Vocabulary
+
+
+class Answers:
+    """All running answers; one `step` gives each of them a token."""
+
+    def __init__(
+        self, settings: SimSettings, blocks: BlockManager, arena: KvArena, vocabulary: Vocabulary
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._writers = 0  # rows with a writer; most often none
+        self._batch: Batch[Run] = Batch(
+            settings.running_max + settings.prefill_running_max,
+            blocks,
+            arena,
+            token_ids=[token[0] for token in vocabulary.ids],
+            end_every_tokens=settings.end_every_tokens,
+        )
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    def begin(self, run: Run) -> Output:
+        """Join the batch and draw the first token from the KV that the run's table holds."""
+        self._batch.join(run)
+        self._writers += run.writer is not None
+        outputs, _ = self._advance(len(self._batch) - 1)
+        return replace(_full(outputs[0]), kv_bytes=run.kv_bytes, transfer_ms=run.transfer_ms)
+
+    def step(self) -> tuple[list[Output], list[Run]]:
+        """A token for every row; the runs that ended with it have left the batch."""
+        return self._advance(0)
+
+    def leave(self, run: Run) -> None:
+        """Take a run out before its end."""
+        self._remove(self._batch.rows.index(run))
+
+    def _advance(self, first: int) -> tuple[list[Output], list[Run]]:
+        drawn = self._batch.step(first)
+        rows = self._batch.rows[first:] if first else self._batch.rows
+        outputs = plain_outputs(rows, drawn.picks, self._vocabulary)
+        care = set(drawn.due)
+        if self._writers:
+            care.update(i + first for i, run in enumerate(rows) if run.writer is not None)
+        ended: list[int] = []
+        for i in care:
+            at = i - first
+            output = self._looked_at(i, drawn.picks[at], int(drawn.raw[at]), outputs[at])
+            outputs[at] = output
+            if output.finish_reason:
+                ended.append(i)
+        self._batch.settle([i for i in drawn.due if self._goes_on(i, outputs[i - first])])
+        runs = [self._batch.rows[i] for i in ended]
+        for i in sorted(ended, reverse=True):
+            self._remove(i)
+        return outputs, runs
+
+    def _looked_at(self, i: int, pick: int, raw: int, plain: Output) -> Output:
+        """The output of a row that reached an event or has a writer."""
+        run, drawn = self._batch.rows[i], self._batch.drawn(i)
+        finish, stop, text = "", None, plain.text
+        if run.writer is not None:
+            text, stop = run.writer.feed(pick, drawn)
+        if stop is not None or pick == self._vocabulary.size:
+            finish = "stop"
+        elif drawn >= run.limit:
+            finish = "stop" if run.by_itself else "length"
+        if not finish and run.writer is None:
+            return plain
+        if finish and run.writer is not None:
+            text += run.writer.flush()
+        if pick == self._vocabulary.size and run.job.sampling.include_stop:
+            text += self._vocabulary.special_texts[pick]
+        return Output(
+            request_id=run.request_id,
+            token_ids=plain.token_ids,
+            text=text,
+            logprobs=run.writer.logprobs(pick, raw) if run.writer is not None else (),
+            finish_reason=finish,
+            stop_reason=stop or "",
+            cached_tokens=run.cached_tokens,
+        )
+
+    def _goes_on(self, i: int, output: Output) -> bool:
+        """Whether the row's blocks take the drawn token: not those that a peer is to read."""
+        is_prefill = self._batch.rows[i].job.phase is WorkPhase.PREFILL
+        return not output.finish_reason and not is_prefill
+
+    def _remove(self, i: int) -> None:
+        self._writers -= self._batch.rows[i].writer is not None
+        self._batch.leave(i)
+
+
+def _full(output: Output) -> Output:
+    """A plain output as one that can be varied."""
+    return Output(
+        request_id=output.request_id,
+        token_ids=output.token_ids,
+        text=output.text,
+        logprobs=output.logprobs,
+        finish_reason=output.finish_reason,
+        stop_reason=output.stop_reason,
+        cached_tokens=output.cached_tokens,
+    )

@@ -1,0 +1,127 @@
+"""The simulated KV cache: real memory whose bytes are a function of the tokens so far.
+
+A full block holds its canonical hash (`schemas/prefix.py`: all tokens up to its end) multiplied out
+over all of its words; a partial block holds the sum of its own tokens' terms in the same way.
+Reading a block takes every word into account: intact bytes give the value back, anything else gives
+another number. The state that the next token is drawn from folds the values *read* from all blocks,
+so a wrong, missing, stale or wrongly transposed block changes the answer. The words of a block are
+those of its KV heads, one head after the other; each rank of tensor parallelism has its share.
+
+Decides nothing and knows no requests; `batch.py` and `engine.py` call it. Integers are
+modulo 2**64.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from schemas import prefix
+from schemas.prefix import Words
+from schemas.prefix import mix as mix_all
+
+MASK = (1 << 64) - 1
+FOLD = 0x9E3779B97F4A7C15  # odd, so that multiplying loses nothing
+_M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def mix(value: int) -> int:
+    """`schemas.prefix.mix` of one number, without an array."""
+    value = ((value ^ (value >> 30)) * _M1) & MASK
+    value = ((value ^ (value >> 27)) * _M2) & MASK
+    return value ^ (value >> 31)
+
+
+EMPTY = 0  # the canonical hash of no tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What blocks must hold: a hash per full block, and the sum of the open one's terms."""
+
+    chain: Sequence[int]
+    tail: int
+    tail_tokens: int
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are, with the open one."""
+        return len(self.chain) + bool(self.tail_tokens)
+
+    def values(self, first: int) -> Words:
+        """Of the blocks from `first` on."""
+        tail = [self.tail] if self.tail_tokens else []
+        return np.array([*self.chain, *tail][first:], np.uint64)
+
+
+class KvArena:
+    """Memory for `block_count` blocks; `regions` has the shape (ranks, blocks, words of a share).
+
+    A block is padded so that every one of `heads` KV heads has the same number of words.
+    """
+
+    def __init__(
+        self,
+        block_count: int,
+        block_tokens: int,
+        bytes_per_token: int,
+        *,
+        heads: int = 4,
+        tensor_parallel: int = 1,
+    ) -> None:
+        words = heads * max(1, -(-block_tokens * bytes_per_token // (8 * heads)))
+        self.block_tokens = block_tokens
+        self.block_bytes = words * 8
+        shape = tensor_parallel, block_count, words // tensor_parallel
+        self.regions: Words = np.empty(shape, np.uint64)
+        self.regions.fill(0)  # touched now: a page fault later would cost a step its time
+        odd = np.arange(words, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        spread = mix_all(odd) | np.uint64(1)
+        gather = mix_all(odd + np.uint64(1 << 32)) | np.uint64(1)
+        total = int(np.dot(spread, gather))
+        if not total % 2:  # an even number of words; the inverse needs an odd sum
+            gather[0] -= np.uint64(1)
+            total = int(np.dot(spread, gather))
+        gather *= np.uint64(pow(total, -1, 1 << 64))
+        self._ranks = list(  # each rank's region, and its share of the words' factors
+            zip(
+                self.regions,
+                spread.reshape(tensor_parallel, -1),
+                gather.reshape(tensor_parallel, -1),
+                strict=True,
+            )
+        )
+
+    def digest(self, tokens: Sequence[int]) -> Digest:
+        """Values of a whole token sequence."""
+        values = np.asarray(tokens, np.int32)
+        chain = prefix.chain(values, self.block_tokens)
+        first = len(chain) * self.block_tokens
+        tail = int(np.sum(prefix.terms(values[first:], first), dtype=np.uint64))
+        return Digest(chain.tolist(), tail, len(values) - first)
+
+    def write(self, blocks: Any, values: Words) -> None:
+        """Fill whole blocks with their values."""
+        for region, spread, _ in self._ranks:
+            region[blocks] = values[:, None] * spread
+
+    def read(self, blocks: Any) -> Words:
+        """The values that the blocks hold, from all of their bytes."""
+        values: Words = np.zeros(len(blocks), np.uint64)
+        for region, _, gather in self._ranks:
+            values += region[blocks] @ gather
+        return values
+
+    def copy(self, source: Sequence[int], to: Sequence[int]) -> None:
+        """Blocks within the arena."""
+        self.regions[:, list(to)] = self.regions[:, list(source)]
+
+    def state(self, blocks: Sequence[int], tail_tokens: int) -> tuple[int, int, int]:
+        """Folded state of the full blocks, hash of the last one, and sum of the open one."""
+        values = self.read(list(blocks)).tolist() if blocks else []
+        tail = values.pop() if tail_tokens else 0
+        folded = 0
+        for value in values:
+            folded = mix((folded + value * FOLD) & MASK)
+        return folded, (values[-1] if values else EMPTY), tail

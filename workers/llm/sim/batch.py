@@ -1,0 +1,156 @@
+"""The running batch of the simulated engine: one row per request, all rows advance one token per
+step.
+
+State lies in arrays, so a step costs a few vector operations whatever the batch is. Draws tokens,
+fills and remembers blocks, says which rows need a closer look; knows no clock, no text and no
+outputs (`engine.py`). A row's draw depends on its own KV, seed and position only, never on its
+neighbours.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from schemas.prefix import STRIDE
+from schemas.prefix import mix as mix_all
+from workers.llm.sim.arena import FOLD, MASK, KvArena
+from workers.llm.sim.blocks import BlockManager, BlockTable
+
+_FOLD, _ONE = np.uint64(FOLD), np.uint64(1)
+_S40 = np.uint64(40)
+_FIELDS = (  # one array each: name, type
+    ("folded", np.uint64),  # of all full blocks
+    ("chain", np.uint64),  # hash of the last full block
+    ("tail", np.uint64),  # sum of terms in the open block
+    ("place", np.uint64),  # mixed, the factor of the next token's term
+    ("seed", np.uint64),  # 0: greedy
+    ("drawn", np.int64),  # answer tokens so far
+    ("event", np.int64),  # `drawn` at which the row needs a closer look
+    ("may_end", np.bool_),  # the end of sequence may be drawn
+)
+
+
+@dataclass(slots=True, kw_only=True)
+class Row:
+    """What the batch must know of a request, besides the state that it reads from the arena."""
+
+    table: BlockTable
+    prompt_tokens: int
+    limit: int  # answer tokens at most
+    min_tokens: int
+    seed: int
+    ignore_end: bool
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One step: vocabulary index and raw draw per row stepped, and the rows at an event."""
+
+    picks: list[int]
+    raw: Any
+    due: list[int]
+
+
+class Batch(Generic[AnyRow]):
+    """Rows 0 .. len-1, in no particular order: a removed row's place is taken by the last one."""
+
+    def __init__(
+        self,
+        capacity: int,
+        blocks: BlockManager,
+        arena: KvArena,
+        *,
+        token_ids: Sequence[int],  # what may be drawn; the end of sequence comes last
+        end_every_tokens: int,
+    ) -> None:
+        self.rows: list[AnyRow] = []
+        self._blocks, self._arena = blocks, arena
+        self._end = len(token_ids) - 1
+        self._size = np.uint64(self._end)
+        self._token_ids = np.array(token_ids, np.uint64)
+        self._end_every = np.uint64(end_every_tokens)
+        self._a: dict[str, Any] = {name: np.zeros(capacity, kind) for name, kind in _FIELDS}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def join(self, row: AnyRow) -> None:
+        """Add a row; its state is read from the blocks that its table holds."""
+        i, a = len(self.rows), self._a
+        tail_tokens = row.prompt_tokens % self._arena.block_tokens
+        state = self._arena.state(row.table.blocks, tail_tokens)
+        a["folded"][i], a["chain"][i], a["tail"][i] = state
+        a["place"][i] = (row.prompt_tokens + 1) * int(STRIDE) & MASK
+        a["seed"][i], a["drawn"][i] = row.seed, 0
+        a["may_end"][i] = not row.ignore_end and row.min_tokens == 0
+        self.rows.append(row)
+        if not tail_tokens:
+            self._blocks.grow(row.table)  # the answer's first token opens a block
+        a["event"][i] = self._next_event(row, 0)
+
+    def leave(self, i: int) -> None:
+        """Remove a row; the last one moves into its place. The table stays the caller's."""
+        last = len(self.rows) - 1
+        self.rows[i] = self.rows[last]
+        self.rows.pop()
+        for column in self._a.values():
+            column[i] = column[last]
+
+    def drawn(self, i: int) -> int:
+        """Answer tokens of a row so far."""
+        return int(self._a["drawn"][i])
+
+    def step(self, first: int = 0) -> Drawn:
+        """Draw one token for the rows from `first` on."""
+        a, rows = self._a, slice(first, len(self.rows))
+        tail, drawn, place = a["tail"][rows], a["drawn"][rows], a["place"][rows]
+        drawn += 1
+        state = a["folded"][rows] + tail * _FOLD
+        raw = mix_all(state ^ (a["seed"][rows] * drawn.view(np.uint64)))
+        picks = (raw % self._size).view(np.int64)
+        due = drawn >= a["event"][rows]
+        if self._end_every:
+            ended = ((raw >> _S40) % self._end_every == 0) & a["may_end"][rows]
+            picks[ended] = self._end
+            due |= ended
+        tail += (self._token_ids[picks] + _ONE) * mix_all(place)
+        place += STRIDE
+        return Drawn(picks.tolist(), raw, (np.flatnonzero(due) + first).tolist())
+
+    def settle(self, due: list[int]) -> None:
+        """Fill blocks that these rows completed and find their next events; none has ended."""
+        size, full = self._arena.block_tokens, []
+        for i in due:
+            row, drawn = self.rows[i], self.drawn(i)
+            if not (row.prompt_tokens + drawn) % size:
+                full.append(i)
+            if drawn >= row.min_tokens and not row.ignore_end:
+                self._a["may_end"][i] = True
+            self._a["event"][i] = self._next_event(row, drawn)
+        if full:
+            self._fill(np.array(full))
+
+    def _fill(self, rows: Any) -> None:
+        """Write completed blocks, fold in what the arena then holds, and open the next ones."""
+        a, arena = self._a, self._arena
+        tables = [self.rows[i].table for i in rows]
+        ids = [table.blocks[-1] for table in tables]
+        values = a["chain"][rows] + a["tail"][rows]
+        arena.write(ids, values)
+        held = arena.read(ids)
+        a["folded"][rows] = mix_all(a["folded"][rows] + held * _FOLD)
+        a["chain"][rows] = held
+        a["tail"][rows] = 0
+        for table, block, value in zip(tables, ids, values.tolist(), strict=True):
+            self._blocks.remember(block, value)
+            self._blocks.grow(table)
+
+    def _next_event(self, row: AnyRow, drawn: int) -> int:
+        size = self._arena.block_tokens
+        event = min(row.limit, drawn + size - (row.prompt_tokens + drawn) % size)
+        return min(event, row.min_tokens) if drawn < row.min_tokens else event

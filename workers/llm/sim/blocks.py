@@ -1,0 +1,165 @@
+"""Who holds which KV block: references, prefix cache, least-recently-used eviction, reservations.
+
+Pure bookkeeping over block numbers; the bytes live in `arena.py`. A block is free, held (one or
+more references) or cached (no reference, but findable by the hash of everything up to its end, and
+evicted when room is needed). A table reserves at opening every block that its request can come to
+need, so a running request never waits for memory and nothing is ever preempted. What can be found
+by its hash, and what no longer can, is told to the block log. Called by `engine.py` and
+`batch.py`.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from workers.kv.block_log import BlockLog
+
+
+@dataclass(slots=True, eq=False)
+class BlockTable:
+    """The blocks of one request, in token order, and how many more it may take.
+
+    Two tables with the same content are still two tables.
+    """
+
+    blocks: list[int] = field(default_factory=list)
+    matched: int = 0  # leading blocks that came from the cache
+    reserved: int = 0
+    closed: bool = False
+
+
+class BlockManager:
+    """Every block is in exactly one of: free, cached, held."""
+
+    def __init__(self, block_count: int, block_log: BlockLog | None = None) -> None:
+        assert block_count > 0
+        self.block_count = block_count
+        self._log = block_log
+        self.evictions_total = 0
+        self._free = list(range(block_count - 1, -1, -1))
+        self._references = [0] * block_count
+        self._hash_of: list[int | None] = [None] * block_count
+        self._by_hash: dict[int, int] = {}
+        self._cached: dict[int, None] = {}  # in order of last use
+        self._reserved = 0
+
+    @property
+    def used(self) -> int:
+        """Blocks that somebody holds."""
+        return self.block_count - len(self._free) - len(self._cached)
+
+    @property
+    def available(self) -> int:
+        """Blocks that a new table could still be promised."""
+        return len(self._free) + len(self._cached) - self._reserved
+
+    def matched(self, hashes: Sequence[int]) -> list[int]:
+        """Blocks of the longest known prefix of this hash chain; takes no references."""
+        found = []
+        for value in hashes:
+            block = self._by_hash.get(value)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def open(self, hashes: Sequence[int], blocks_now: int, blocks_max: int) -> BlockTable | None:
+        """A table that starts with the cached prefix, holds `blocks_now` and may grow to
+        `blocks_max`.
+
+        None when there is not enough room; nothing is changed then.
+        """
+        prefix = self.matched(hashes)[:blocks_now]
+        idle = sum(1 for block in prefix if not self._references[block])
+        if blocks_max - len(prefix) + idle > self.available:
+            return None
+        for block in prefix:
+            self._hold(block)
+        table = BlockTable(prefix, len(prefix), blocks_max - len(prefix))
+        self._reserved += table.reserved
+        for _ in range(blocks_now - len(prefix)):
+            self.grow(table)
+        return table
+
+    def grow(self, table: BlockTable) -> int:
+        """Append one reserved block; if none is free, evict the least recently used."""
+        assert not table.closed
+        assert table.reserved > 0
+        table.reserved -= 1
+        self._reserved -= 1
+        if not self._free:
+            self._evict()
+        block = self._free.pop()
+        self._references[block] = 1
+        table.blocks.append(block)
+        return block
+
+    def remember(self, block: int, value: int) -> None:
+        """Make a held, full block findable by its hash; the first block of a hash keeps it."""
+        assert self._references[block] > 0
+        if value not in self._by_hash and self._hash_of[block] is None:
+            self._by_hash[value] = block
+            self._hash_of[block] = value
+            if self._log is not None:
+                self._log.stored((value,))
+
+    def detach(self, table: BlockTable, first: int) -> list[int]:
+        """Take the blocks from `first` on out of a table; their references pass to the caller."""
+        assert not table.closed
+        taken = table.blocks[first:]
+        del table.blocks[first:]
+        return taken
+
+    def close(self, table: BlockTable) -> None:
+        """Give everything back that the table holds or was promised."""
+        assert not table.closed
+        table.closed = True
+        self._reserved -= table.reserved
+        table.reserved = 0
+        self.release(reversed(table.blocks))  # later blocks are evicted first
+        table.blocks = []
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Drop one reference of each."""
+        for block in blocks:
+            count = self._references[block] - 1
+            assert count >= 0
+            self._references[block] = count
+            if count:
+                continue
+            if self._hash_of[block] is None:
+                self._free.append(block)
+            else:
+                self._cached[block] = None
+
+    def forget_cached(self) -> None:
+        """Drop the whole prefix cache that nobody holds."""
+        while self._cached:
+            self._evict()
+
+    def check(self) -> None:
+        """Assert that every block is accounted for once; for tests."""
+        held = {block for block, count in enumerate(self._references) if count}
+        free, cached = set(self._free), set(self._cached)
+        assert len(self._free) == len(free)
+        assert not (held & free or held & cached or free & cached)
+        assert len(held) + len(free) + len(cached) == self.block_count
+        assert 0 <= self._reserved <= len(free) + len(cached)
+        assert all(self._hash_of[block] == value for value, block in self._by_hash.items())
+        assert not any(self._hash_of[block] is not None for block in free)
+
+    def _hold(self, block: int) -> None:
+        if not self._references[block]:
+            del self._cached[block]
+        self._references[block] += 1
+
+    def _evict(self) -> None:
+        block = next(iter(self._cached))
+        del self._cached[block]
+        value = self._hash_of[block]
+        assert value is not None
+        del self._by_hash[value]
+        self._hash_of[block] = None
+        self._free.append(block)
+        self.evictions_total += 1
+        if self._log is not None:
+            self._log.removed((value,))

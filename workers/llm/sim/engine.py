@@ -1,0 +1,229 @@
+"""The simulated engine: the Engine protocol over a latency profile, with real KV bytes.
+
+Builds the parts, checks jobs and hands outputs to the worker. When things happen, `schedule.py`
+decides; which token comes next, `answers.py`; what KV is handed over and fetched,
+`exchange.py`. Started through `start`.
+"""
+
+import asyncio
+import logging
+from collections import deque
+
+from schemas.errors import (
+    EngineDead,
+    InvalidRequest,
+    PromptTooLong,
+    TriviumError,
+    WorkerRefused,
+)
+from schemas.log.clock import wall_ms
+from schemas.records import Capability
+from schemas.settings import ModelSettings
+from workers.kv.block_log import BlockLog
+from workers.kv.nixl_transfer import NixlTransfer
+from workers.kv.transfer import KvTransfer, MemoryTransfer, NoTransfer
+from workers.llm.engine import EngineLoad, Job, Output
+from workers.llm.sim.answers import Answers
+from workers.llm.sim.arena import KvArena
+from workers.llm.sim.blocks import BlockManager
+from workers.llm.sim.exchange import Exchange
+from workers.llm.sim.handles import Owner
+from workers.llm.sim.moves import PeerMetadata
+from workers.llm.sim.output import failed
+from workers.llm.sim.run import Run, make_run
+from workers.llm.sim.schedule import Schedule
+from workers.llm.sim.settings import SimSettings
+from workers.llm.sim.vocabulary import Vocabulary, load_vocabulary
+
+_log = logging.getLogger(__name__)
+
+
+async def start(
+    settings: SimSettings,
+    *,
+    model: ModelSettings,
+    engine_id: str,
+    worker_id: str,
+    worker_epoch: int,
+    peer_metadata: PeerMetadata | None = None,
+) -> "SimEngine":
+    """A simulated engine, ready to serve.
+
+    `peer_metadata` finds a peer engine's `Capability.nixl_metadata`, say in the fleet. Without it
+    handles carry the metadata themselves, a few hundred bytes each.
+    """
+    vocabulary = await asyncio.to_thread(load_vocabulary, model.path, settings.vocabulary)
+    arena = KvArena(
+        settings.kv_blocks,
+        settings.block_size,
+        settings.bytes_per_token,
+        heads=settings.kv_heads,
+        tensor_parallel=settings.tensor_parallel,
+    )
+    transfer: KvTransfer = NoTransfer()
+    if settings.transfer == "nixl":
+        transfer = await asyncio.to_thread(
+            NixlTransfer,
+            engine_id,
+            arena.regions,
+            reconnect_s=settings.reconnect_ms / 1_000,
+            reconnect_max_s=settings.reconnect_max_ms / 1_000,
+            devices=settings.kv_devices,
+        )
+    elif settings.transfer == "memory":
+        transfer = MemoryTransfer(engine_id, arena.regions)
+    capability = Capability(
+        model=model.served_name,
+        engine="sim",
+        engine_id=engine_id,
+        block_size=settings.block_size,
+        max_model_len=model.max_model_len,
+        running_max=settings.running_max,
+        kv_layout=f"sim/{settings.block_size}x{settings.bytes_per_token}/{settings.kv_heads}",
+        orchestrations=settings.orchestrations,
+        nixl_metadata=transfer.metadata(),
+        tensor_parallel=settings.tensor_parallel,
+        kv_bytes_per_token=arena.block_bytes // settings.block_size,
+    )
+    block_log = BlockLog(settings.block_size, settings.kv_blocks)
+    blocks = BlockManager(settings.kv_blocks, block_log)
+    owner = Owner(worker_id=worker_id, worker_epoch=worker_epoch, engine_id=engine_id)
+    exchange = Exchange(settings, owner, blocks, arena, transfer, peer_metadata)
+    return SimEngine(settings, capability, vocabulary, blocks, block_log, arena, exchange)
+
+
+class SimEngine:
+    """Everything happens in callbacks of the event loop; there is no task."""
+
+    def __init__(
+        self,
+        settings: SimSettings,
+        capability: Capability,
+        vocabulary: Vocabulary,
+        blocks: BlockManager,
+        block_log: BlockLog,
+        arena: KvArena,
+        exchange: Exchange,
+    ) -> None:
+        self.capability, self.block_log = capability, block_log
+        self.blocks, self.exchange = blocks, exchange
+        self._settings, self._vocabulary, self._arena = settings, vocabulary, arena
+        self._loop = asyncio.get_running_loop()
+        self._ready: deque[list[Output]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._dead: EngineDead | None = None
+        self._schedule = Schedule(
+            settings,
+            blocks,
+            arena,
+            exchange,
+            Answers(settings, blocks, arena, vocabulary),
+            emit=self._emit,
+            die=self._die,
+            is_backed_up=lambda: len(self._ready) >= settings.backlog_steps_max,
+        )
+
+    def add(self, job: Job) -> None:
+        if job.request_id in self._schedule.runs:  # delivered twice; the one that runs will answer
+            _log.warning("request %s: already here", job.request_id)
+            return
+        try:
+            self._schedule.take(self._checked(job))
+        except TriviumError as error:
+            if job.is_paired:
+                self.exchange.reject(job, error)
+            self._emit([failed(job.request_id, error)])
+
+    async def outputs(self) -> list[Output]:
+        while not self._ready:
+            if self._dead is not None:
+                raise self._dead
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        return self._ready.popleft()
+
+    def abort(self, request_id: str) -> None:
+        run = self._schedule.runs.get(request_id)
+        if run is None:
+            self.exchange.release(request_id)
+        else:
+            self._schedule.abort(run)
+
+    def load(self) -> EngineLoad:
+        return self._schedule.figures()
+
+    def set_peer_metadata(self, peer_metadata: PeerMetadata) -> None:
+        """As the argument of `start`, for a worker that knows the fleet only later."""
+        self.exchange.set_peer_metadata(peer_metadata)
+
+    def saw_worker(self, worker_id: str, epoch: int, engine_id: str) -> None:
+        """The fleet knows this worker in this epoch; KV of an earlier one is refused."""
+        self.exchange.saw(worker_id, epoch, engine_id)
+
+    def begin_life(self, epoch: int) -> None:
+        """Its worker has lost its lease and joined again; what it held was aborted."""
+        self.exchange.begin_life(epoch)
+
+    def lost_engine(self, engine_id: str) -> None:
+        """The fleet has lost this engine; its connection is dropped, and nothing waits for it."""
+        self.exchange.lost(engine_id)
+
+    async def close(self) -> None:
+        if self._dead is None:
+            self._dead = EngineDead(f"{self.capability.engine_id}: the engine was closed")
+            self._schedule.close()
+        self.exchange.close()
+        self._wake()
+
+    def _die(self, error: Exception) -> None:
+        """A bug ended the engine; the worker must restart."""
+        self._dead = EngineDead(f"{self.capability.engine_id}: {error!r}")
+        self._dead.__cause__ = error
+        self._wake()
+
+    def _checked(self, job: Job) -> Run:
+        """The job's run; raises what is wrong with it."""
+        problem = self._problem(job)
+        if problem is not None:
+            raise problem
+        room = self.capability.max_model_len - len(job.prompt_tokens)
+        digest = self._arena.digest(job.prompt_tokens)
+        run = make_run(job, digest, self._settings, self._vocabulary, room)
+        if run.blocks_max(self._settings.block_size) > self._settings.kv_blocks:
+            raise PromptTooLong(
+                f"{job.request_id}: expected to fit {self._settings.kv_blocks} blocks"
+            )
+        refusal = self.exchange.refusal(run, wall_ms())
+        if refusal is not None:
+            raise refusal
+        return run
+
+    def _problem(self, job: Job) -> TriviumError | None:
+        longest, sampling = self.capability.max_model_len, job.sampling
+        if self._dead is not None:
+            return self._dead
+        if not job.prompt_tokens:
+            return InvalidRequest(f"{job.request_id}: expected a prompt of at least one token")
+        if len(job.prompt_tokens) >= longest:
+            found = len(job.prompt_tokens)
+            return PromptTooLong(
+                f"{job.request_id}: expected under {longest} tokens, found {found}"
+            )
+        if sampling.max_tokens < 1:
+            return InvalidRequest(f"{job.request_id}: expected max_tokens of at least 1")
+        if sampling.structured is not None:
+            return InvalidRequest(
+                f"{job.request_id}: response_format: the simulated engine constrains no answers; "
+                "leave it out, or start workers with --engine vllm"
+            )
+        if self._schedule.waiting >= self._settings.waiting_max:
+            return WorkerRefused(f"{job.request_id}: {self._settings.waiting_max} jobs are waiting")
+        return None
+
+    def _emit(self, outputs: list[Output]) -> None:
+        self._ready.append(outputs)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,287 @@
+"""Handing KV over, both ends, for one simulated engine.
+
+Holds prompts' blocks until they are read or their time is up; checks handles; reads the blocks that
+the prefix cache lacks; and hands paired orchestrations to `allocations.py` (decode) and
+`pushes.py` (prefill). Says what ended; the schedule decides what then. Times are arguments.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from schemas.errors import KvUnavailable, TriviumError
+from schemas.records import KvHandle, Orchestration, WireError, WorkPhase
+from workers.kv.transfer import KvTransfer
+from workers.llm.engine import Job
+from workers.llm.sim.allocations import Allocations
+from workers.llm.sim.arena import KvArena
+from workers.llm.sim.blocks import BlockManager
+from workers.llm.sim.handles import HandleRules, Held, HeldKv, Owner
+from workers.llm.sim.moves import Moves, Moving, PeerMetadata
+from workers.llm.sim.notices import Notice, NoticeKind
+from workers.llm.sim.pushes import Pushes
+from workers.llm.sim.run import Run
+from workers.llm.sim.settings import SimSettings
+
+
+class Exchange:
+    """Both ends of the hand-over. Without a transfer only the own engine's KV can be had."""
+
+    def __init__(
+        self,
+        settings: SimSettings,
+        owner: Owner,
+        blocks: BlockManager,
+        arena: KvArena,
+        transfer: KvTransfer,
+        peer_metadata: PeerMetadata | None,
+    ) -> None:
+        self._settings, self._owner, self._blocks, self._arena = settings, owner, blocks, arena
+        self._held, self._rules = HeldKv(), HandleRules(settings.block_size)
+        self._moves = Moves(settings, blocks, transfer, peer_metadata)
+        size = arena.block_bytes
+        self.allocations = Allocations(
+            settings, blocks, self._moves, size, target=self._target, ended=self._end
+        )
+        self.pushes = Pushes(settings, blocks, self._moves, self._rules, size, ended=self._end)
+        self._fetching: dict[str, Run] = {}
+        self._ended: list[tuple[Run, WireError | None]] = []
+        self._serial = 0
+        self._bytes_read = self._bytes_fetched = 0
+        self.expired_total = 0
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._bytes_read + self.pushes.bytes_sent + self.allocations.bytes_read
+
+    @property
+    def bytes_received(self) -> int:
+        return self._bytes_fetched + self.allocations.bytes_received + self.pushes.bytes_read
+
+    @property
+    def failures_total(self) -> int:
+        return self._moves.failures_total
+
+    @property
+    def fetching(self) -> int:
+        return len(self._fetching)
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    @property
+    def is_urgent(self) -> bool:
+        """Something moves, or will as soon as a peer says so."""
+        return self._moves.busy or bool(self.allocations)
+
+    @property
+    def is_busy(self) -> bool:
+        """Peers may want something."""
+        kept = self.allocations.quarantined
+        return bool(self.is_urgent or self._held or self.pushes or kept)
+
+    def hold(self, run: Run, now_ms: int) -> KvHandle:
+        """Keep a computed prompt for its peer; the table passes to the exchange."""
+        self._serial += 1
+        key = f"{run.request_id}-{self._serial:x}"
+        release_at_ms = now_ms + self._settings.handle_ttl_ms
+        self._held.hold(key, Held(run.request_id, run.table, release_at_ms))
+        expires_at_ms = release_at_ms - self._settings.handle_margin_ms
+        return self._handle(run, key, run.prompt_tokens, expires_at_ms)
+
+    def release(self, request_id: str) -> None:
+        """Drop what is held for a request."""
+        for key in self._held.of_request(request_id):
+            self._drop(key)
+
+    def refusal(self, run: Run, now_ms: int) -> TriviumError | None:
+        """Mark a job's handle as used, or say why it must not be."""
+        job, is_decode = run.job, run.job.phase is WorkPhase.DECODE
+        kv = job.kv if is_decode else job.kv_target if job.is_paired else None
+        if kv is None:
+            missing = KvUnavailable(f"{run.request_id}: expected a KV handle of its peer")
+            return missing if job.is_paired else None
+        is_own = kv.engine_id == self._owner.engine_id
+        if self._settings.transfer == "none" and not is_own:
+            return KvUnavailable(f"{kv.engine_request_id}: this engine has no KV transfer")
+        if not job.is_paired:
+            error = self._rules.use(kv, run.prompt_tokens, now_ms)
+        elif is_own or kv.engine_request_id != run.request_id:
+            error = KvUnavailable(
+                f"{run.request_id}: expected a handle of it of another engine, found "
+                f"{kv.engine_request_id} of {kv.engine_id}"
+            )
+        elif is_decode:
+            error = self._rules.use_promise(kv, run.prompt_tokens, now_ms)
+        elif job.orchestration is Orchestration.DECODE_FIRST and not kv.block_ids:
+            error = KvUnavailable(f"{run.request_id}: expected a target with blocks")
+        else:
+            error = self.pushes.refusal(job)
+            error = error or self._rules.use_target(kv, run.prompt_tokens, now_ms)
+        if error is None:
+            self.saw(kv.worker_id, kv.worker_epoch, kv.engine_id)
+        return error
+
+    def reject(self, job: Job, error: TriviumError) -> None:
+        """A paired job did not start: its peer need not wait."""
+        if job.phase is WorkPhase.PREFILL:
+            self.pushes.reject(job, error.to_wire())
+        elif job.kv is not None and self._settings.transfer != "none":
+            target = self._handle(None, job.request_id, 0, 0)
+            notice = Notice(kind=NoticeKind.UNWANTED, key=job.request_id, target=target)
+            self._moves.tell(job.kv.engine_id, job.kv.params, notice.pack())
+
+    def set_peer_metadata(self, peer_metadata: PeerMetadata) -> None:
+        """From now on handles leave the metadata out, since peers find it in the fleet."""
+        self._moves.peer_metadata = peer_metadata
+
+    def begin_life(self, epoch: int) -> None:
+        """Handles are of this epoch from now on; those of earlier ones keep their blocks until
+        their time is up, for a peer may be reading.
+        """
+        self._owner.worker_epoch = epoch
+
+    def saw(self, worker_id: str, epoch: int, engine_id: str) -> None:
+        """A peer lives in this epoch; its earlier engine is forgotten, and KV of it refused."""
+        gone = self._rules.saw(worker_id, epoch, engine_id)
+        if gone is None or engine_id == self._owner.engine_id:
+            return
+        if gone:
+            self.lost(gone)
+        find = self._moves.peer_metadata
+        if self._settings.warm_up and find is not None and find(engine_id):
+            self._moves.tell(engine_id, b"", b"")
+
+    def lost(self, engine_id: str) -> None:
+        """A peer is gone for good: drop its connection, and wait for it no more."""
+        self._moves.forget(engine_id)
+        self.allocations.lost(engine_id)
+
+    def begin(self, run: Run, now_s: float, now_ms: int) -> bool:
+        """Find room and post the read; False when there is no room yet."""
+        size = self._settings.block_size
+        table = self._blocks.open(run.digest.chain, run.digest.blocks, run.blocks_max(size))
+        if table is None:
+            return False
+        run.table, run.cached_tokens = table, table.matched * size
+        self._fetching[run.request_id] = run
+        self._fetch(run, now_s, now_ms)
+        return True
+
+    def abandon(self, run: Run, error: WireError | None = None) -> None:
+        """The run ends early; its blocks are free once nothing can touch them."""
+        if run.is_paired_prefill:
+            self.pushes.abandon(run, error)
+        elif run.job.is_paired:
+            self.allocations.abandon(run)
+        elif self._fetching.pop(run.request_id, None) is not None and run.moving is not None:
+            self._moves.abandon(run.moving, self._blocks.detach(run.table, run.table.matched))
+        if not run.table.closed:
+            self._blocks.close(run.table)
+
+    def poll(self, now_s: float, now_ms: int) -> Sequence[tuple[Run, WireError | None]]:
+        """Progress; the runs whose KV moved or will not, with the error."""
+        for held in self._held.expired(now_ms):
+            self.expired_total += 1
+            self._blocks.close(held.table)
+        for notice in self._moves.poll(now_s, now_ms):
+            self._heard(notice)
+        self.allocations.poll(now_ms)
+        self.pushes.poll(now_ms)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self) -> None:
+        self._moves.transfer.close()
+
+    def _end(self, run: Run, error: WireError | None) -> None:
+        self._ended.append((run, error))
+
+    def _heard(self, notice: Notice) -> None:
+        match notice.kind:
+            case NoticeKind.READ:
+                if not self.allocations.read(notice) and self._drop(notice.key):
+                    self._bytes_read += notice.kv_bytes
+            case NoticeKind.WANT:
+                self.pushes.wanted(notice)
+            case NoticeKind.WROTE:
+                self.allocations.wrote(notice)
+            case NoticeKind.UNWANTED:
+                self.pushes.unwanted(notice)
+            case NoticeKind.DROPPED:
+                self.allocations.dropped(notice)
+
+    def _handle(self, run: Run | None, key: str, tokens: int, expires_at_ms: int) -> KvHandle:
+        """Where a run's prompt lies; without a run, whom to answer."""
+        is_known = self._moves.peer_metadata is not None
+        return KvHandle(
+            worker_id=self._owner.worker_id,
+            worker_epoch=self._owner.worker_epoch,
+            engine_id=self._owner.engine_id,
+            engine_request_id=key,
+            tokens=tokens,
+            block_size=self._settings.block_size,
+            block_ids=tuple(run.table.blocks[: run.digest.blocks]) if run is not None else (),
+            expires_at_ms=expires_at_ms,
+            params=b"" if is_known else self._moves.transfer.metadata(),
+        )
+
+    def _target(self, run: Run, tokens: int, expires_at_ms: int) -> KvHandle:
+        return self._handle(run, run.request_id, tokens, expires_at_ms)
+
+    def _fetch(self, run: Run, now_s: float, now_ms: int) -> None:
+        """Read what the prefix cache lacks; the producer learns of it either way."""
+        kv, matched = run.job.kv, run.table.matched
+        assert kv is not None
+        if kv.engine_id == self._owner.engine_id:
+            self._copy(run, kv)
+            return
+        local = run.table.blocks[matched : run.digest.blocks]
+        run.kv_bytes = len(local) * self._arena.block_bytes
+        data = Notice(kind=NoticeKind.READ, key=kv.engine_request_id, kv_bytes=run.kv_bytes).pack()
+        if not local:
+            self._moves.tell(kv.engine_id, kv.params, data)
+            self._fetched(run, "")
+            return
+        run.moving = Moving(
+            engine_id=kv.engine_id,
+            params=kv.params,
+            remote=kv.block_ids[matched:],
+            local=local,
+            notice=data,
+            refusal=partial(self._rules.why_stale, kv),
+            then=partial(self._fetched, run),
+        )
+        self._moves.begin(run.moving, now_s, now_ms)
+
+    def _copy(self, run: Run, kv: KvHandle) -> None:
+        """A handle of this very engine: copy what the prefix cache lacks."""
+        matched, blocks = run.table.matched, run.digest.blocks
+        held = self._held.blocks_of(kv.engine_request_id)[:blocks]
+        if tuple(held) != tuple(kv.block_ids):
+            error = "it has other blocks" if held else "it is held no more"
+            self._fetched(run, error)
+            return
+        self._arena.copy(held[matched:], run.table.blocks[matched:blocks])
+        self._drop(kv.engine_request_id)
+        self._fetched(run, "")
+
+    def _fetched(self, run: Run, error: str) -> None:
+        del self._fetching[run.request_id]
+        moving = run.moving
+        if not error:
+            run.transfer_ms = moving.took_ms if moving is not None else 0.0
+            self._bytes_fetched += run.kv_bytes
+            self._end(run, None)
+            return
+        if moving is not None and not moving.is_settled:
+            moving.kept = self._blocks.detach(run.table, run.table.matched)
+        self._blocks.close(run.table)
+        run.kv_bytes = 0
+        self._end(run, KvUnavailable(f"{run.request_id}: KV not read: {error}").to_wire())
+
+    def _drop(self, key: str) -> bool:
+        held = self._held.take(key)
+        if held is not None:
+            self._blocks.close(held.table)
+        return held is not None

@@ -1,0 +1,159 @@
+"""KV handles of the simulated engine, both ends: KV that waits for its peer, and which handles may
+be used.
+
+Pure: time is an argument. Called by `exchange.py`.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from schemas.errors import KvUnavailable, StaleEpoch, TriviumError
+from schemas.records import KvHandle
+from workers.llm.sim.blocks import BlockTable
+
+_USED_MAX = 16_384  # handles remembered as used; far more than can be alive at once
+
+
+@dataclass(slots=True, kw_only=True)
+class Owner:
+    """Whose engine this is; it may outlive an epoch of its worker."""
+
+    worker_id: str
+    worker_epoch: int
+    engine_id: str
+
+
+@dataclass(slots=True)
+class Held:
+    """One prompt's KV, pinned until its peer has read it or its time is up."""
+
+    request_id: str
+    table: BlockTable
+    release_at_ms: int
+
+
+class HeldKv:
+    """The producer's side, by `engine_request_id`."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Held] = {}  # in order of expiry, for the time to live is one constant
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, engine_request_id: str, held: Held) -> None:
+        self._held[engine_request_id] = held
+
+    def blocks_of(self, engine_request_id: str) -> Sequence[int]:
+        """Its blocks; none when it is unknown."""
+        held = self._held.get(engine_request_id)
+        return held.table.blocks if held is not None else ()
+
+    def take(self, engine_request_id: str) -> Held | None:
+        """Give up one; None when it is unknown, so that a repeated release is harmless."""
+        return self._held.pop(engine_request_id, None)
+
+    def expired(self, now_ms: int) -> Iterator[Held]:
+        """Give up all whose time is up."""
+        while self._held:
+            key, held = next(iter(self._held.items()))
+            if held.release_at_ms > now_ms:
+                return
+            del self._held[key]
+            yield held
+
+    def of_request(self, request_id: str) -> list[str]:
+        return [key for key, held in self._held.items() if held.request_id == request_id]
+
+
+class HandleRules:
+    """The other side: each handle once, in time, and of the peer's present life."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._used: dict[tuple[str, str], None] = {}
+        self._epochs: dict[str, tuple[int, str]] = {}  # worker: latest epoch seen, and its engine
+
+    def use(self, kv: KvHandle, prompt_tokens: int, now_ms: int) -> TriviumError | None:
+        """Mark a handle of held KV as used; returns why it must not be."""
+        blocks = -(-prompt_tokens // self._block_size)
+        if kv.tokens != prompt_tokens or len(kv.block_ids) != blocks:
+            return KvUnavailable(
+                f"{kv.engine_request_id}: expected {prompt_tokens} tokens in {blocks} blocks, "
+                f"found {kv.tokens} in {len(kv.block_ids)}"
+            )
+        return self._use(kv, now_ms)
+
+    def use_promise(self, kv: KvHandle, prompt_tokens: int, now_ms: int) -> TriviumError | None:
+        """Mark a promise to write KV as used; returns why it must not be."""
+        if kv.tokens != prompt_tokens or kv.block_ids:
+            return KvUnavailable(
+                f"{kv.engine_request_id}: expected a promise of {prompt_tokens} tokens, "
+                f"found {kv.tokens} in {len(kv.block_ids)} blocks"
+            )
+        return self._use(kv, now_ms)
+
+    def use_target(self, kv: KvHandle, prompt_tokens: int, now_ms: int) -> TriviumError | None:
+        """Mark blocks that may be written to, or a promise of them, as used; returns why they must
+        not be.
+        """
+        promised = not kv.block_ids and 0 <= kv.tokens <= prompt_tokens
+        misfit = None if promised else self.misfit(kv, prompt_tokens)
+        return misfit or self._use(kv, now_ms)
+
+    def misfit(self, target: KvHandle, prompt_tokens: int) -> TriviumError | None:
+        """Why a prompt cannot be written to these blocks, if so."""
+        blocks, found = -(-prompt_tokens // self._block_size), len(target.block_ids)
+        if found == blocks and not target.tokens % self._block_size:
+            if 0 <= target.tokens <= prompt_tokens:
+                return None
+        return KvUnavailable(
+            f"{target.engine_request_id}: expected {blocks} blocks for {prompt_tokens} tokens, "
+            f"found {found}, of which {target.tokens} tokens are valid"
+        )
+
+    def stale(self, kv: KvHandle, now_ms: int) -> TriviumError | None:
+        """Why a handle is not good now, if so; looks at its time and its owner's life."""
+        if now_ms >= kv.expires_at_ms:
+            return KvUnavailable(
+                f"{kv.engine_request_id}: expired {now_ms - kv.expires_at_ms} ms ago"
+            )
+        latest, _ = self._epochs.get(kv.worker_id, (0, ""))
+        if kv.worker_epoch < latest:
+            return StaleEpoch(
+                f"{kv.worker_id}: expected epoch {latest}, found KV of epoch {kv.worker_epoch}"
+            )
+        return None
+
+    def why_stale(self, kv: KvHandle, now_ms: int) -> str:
+        """`stale` in words; "" for a handle that is good."""
+        error = self.stale(kv, now_ms)
+        return str(error) if error is not None else ""
+
+    def saw(self, worker_id: str, epoch: int, engine_id: str) -> str | None:
+        """A worker lives in this epoch; returns the engine of its last one, to be forgotten.
+
+        "" when there was none, None when this is no news. A worker that lost its lease has the same
+        engine again, but what it was doing is over.
+        """
+        latest, known = self._epochs.get(worker_id, (0, ""))
+        if epoch < latest or (epoch, engine_id) == (latest, known):
+            return None
+        self._epochs[worker_id] = (epoch, engine_id)
+        return known
+
+    def _use(self, kv: KvHandle, now_ms: int) -> TriviumError | None:
+        if kv.block_size != self._block_size:
+            return KvUnavailable(
+                f"{kv.engine_request_id}: expected blocks of {self._block_size} tokens, "
+                f"found {kv.block_size}"
+            )
+        key = (kv.engine_id, kv.engine_request_id)
+        if key in self._used:
+            return KvUnavailable(f"{kv.engine_request_id}: already used once")
+        error = self.stale(kv, now_ms)
+        if error is None:
+            self._used[key] = None
+            if len(self._used) > _USED_MAX:
+                del self._used[next(iter(self._used))]
+        return error

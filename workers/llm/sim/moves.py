@@ -1,0 +1,179 @@
+"""KV moves of the simulated engine under way: posted, tried again, and out of the way of the batch.
+
+A move that fails is tried again after a pause that doubles each time, on a new connection, until
+its tries are spent or it must not be posted any more. Blocks that a late or abandoned move may
+still touch are kept until it has settled. Who moves what and why, the others decide
+(`exchange.py`, `allocations.py`, `pushes.py`). Times are arguments.
+"""
+
+import heapq
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from workers.kv.transfer import Direction, KvTransfer, Move, MoveEnd
+from workers.llm.sim.blocks import BlockManager
+from workers.llm.sim.notices import Notice
+from workers.llm.sim.settings import SimSettings
+
+_log = logging.getLogger(__name__)
+PeerMetadata = Callable[[str], bytes | None]
+
+
+def always(_now_ms: int) -> str:
+    """The `refusal` of what may be posted at any time."""
+    return ""
+
+
+def ignored(_error: str) -> None:
+    """The `then` of what nobody waits for."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Moving:
+    """One move, over all its tries.
+
+    `refusal` says at a time in ms why it must not be posted, or a read no longer be trusted; ""
+    when all is well. `then` gets the error, or "", once, unless the move is abandoned first;
+    `settled` the same when nothing can touch the blocks any more, whatever came before.
+    """
+
+    engine_id: str
+    params: bytes  # the peer's card, if the fleet does not know it
+    direction: Direction = Direction.READ
+    remote: Sequence[int] = ()
+    local: Sequence[int] = ()
+    notice: bytes = b""
+    refusal: Callable[[int], str] = always
+    then: Callable[[str], None] = ignored
+    settled: Callable[[str], None] = ignored
+    kept: Sequence[int] = ()  # blocks to release when it has settled
+    tries: int = 0
+    since_s: float = 0.0
+    took_ms: float = 0.0
+    is_over: bool = False  # `then` was called, or nobody waits
+    is_settled: bool = False
+
+
+@dataclass(order=True, slots=True)
+class _Retry:
+    at_s: float
+    number: int
+    moving: Moving = field(compare=False)
+
+
+class Moves:
+    """All moves of one engine."""
+
+    def __init__(
+        self,
+        settings: SimSettings,
+        blocks: BlockManager,
+        transfer: KvTransfer,
+        peer_metadata: PeerMetadata | None,
+    ) -> None:
+        self.transfer, self.peer_metadata = transfer, peer_metadata
+        self._settings, self._blocks = settings, blocks
+        self._flying: dict[int, Moving] = {}
+        self._retries: list[_Retry] = []
+        self._serial = 0
+        self._now_s = 0.0
+        self.failures_total = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._flying or self._retries)
+
+    def begin(self, moving: Moving, now_s: float, now_ms: int) -> None:
+        """Post a move; a refusal comes at once."""
+        moving.since_s = now_s
+        self._post(moving, now_ms)
+
+    def tell(self, engine_id: str, params: bytes, notice: bytes) -> None:
+        """Leave a notice with a peer; with an empty one, only connect."""
+        self._post(Moving(engine_id=engine_id, params=params, notice=notice), 0)
+
+    def abandon(self, moving: Moving, kept: Sequence[int]) -> None:
+        """Nobody waits for it any more; these blocks are released once it has settled."""
+        assert not moving.is_settled
+        moving.is_over, moving.kept = True, kept
+        waiting = [retry for retry in self._retries if retry.moving is moving]
+        if waiting:
+            self._retries.remove(waiting[0])
+            heapq.heapify(self._retries)
+            self._settle(moving, "abandoned")
+
+    def forget(self, engine_id: str) -> None:
+        """A peer is gone."""
+        self.transfer.forget(engine_id)
+
+    def poll(self, now_s: float, now_ms: int) -> list[Notice]:
+        """Progress; the notices that peers left."""
+        self._now_s = now_s
+        polled = self.transfer.poll()
+        for end in polled.ended:
+            self._take(end, now_ms)
+        while self._retries and self._retries[0].at_s <= now_s:
+            self._post(heapq.heappop(self._retries).moving, now_ms)
+        notices = []
+        for data in polled.notices:
+            try:
+                notices.append(Notice.unpack(data))
+            except ValueError as error:
+                _log.warning("%s", error)
+        return notices
+
+    def _post(self, moving: Moving, now_ms: int) -> None:
+        refusal = moving.refusal(now_ms)
+        if refusal:
+            self._settle(moving, refusal)
+            return
+        moving.tries += 1
+        self._serial += 1
+        self._flying[self._serial] = moving
+        found = self.peer_metadata(moving.engine_id) if self.peer_metadata else None
+        self.transfer.move(
+            Move(
+                tag=self._serial,
+                engine_id=moving.engine_id,
+                card=found or moving.params,
+                direction=moving.direction,
+                remote_blocks=moving.remote,
+                local_blocks=moving.local,
+                notice=moving.notice,
+                timeout_s=self._settings.transfer_timeout_ms / 1_000,
+            )
+        )
+
+    def _take(self, end: MoveEnd, now_ms: int) -> None:
+        moving = self._flying[end.tag]
+        self.failures_total += bool(end.error)
+        if not end.settled:
+            self._end(moving, end.error)
+            return
+        del self._flying[end.tag]
+        error = end.error
+        if error and not moving.is_over and moving.tries < self._settings.transfer_tries_max:
+            pause_s = self._settings.transfer_retry_ms / 1_000 * 2 ** (moving.tries - 1)
+            retry = _Retry(self._now_s + pause_s, end.tag, moving)
+            heapq.heappush(self._retries, retry)
+            return
+        if not error and moving.direction is Direction.READ:
+            error = moving.refusal(now_ms)  # by now the blocks may have been others
+        self._settle(moving, error)
+
+    def _end(self, moving: Moving, error: str) -> None:
+        if moving.is_over:
+            return
+        moving.is_over = True
+        moving.took_ms = (self._now_s - moving.since_s) * 1_000
+        if error:
+            _log.warning("KV %s, engine %s: %s", moving.direction, moving.engine_id, error)
+        moving.then(error)
+
+    def _settle(self, moving: Moving, error: str) -> None:
+        moving.is_settled = True
+        self._end(moving, error)
+        self._blocks.release(moving.kept)
+        moving.kept = ()
+        moving.settled(error)

@@ -1,0 +1,105 @@
+"""One job inside the simulated engine, how its answer is limited, whose deadline is next; pure."""
+
+import heapq
+from asyncio import TimerHandle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from schemas.records import WorkPhase
+from workers.llm.engine import Job
+from workers.llm.sim.arena import Digest, mix
+from workers.llm.sim.batch import Row
+from workers.llm.sim.blocks import BlockTable
+from workers.llm.sim.moves import Moving
+from workers.llm.sim.output import Writer
+from workers.llm.sim.settings import SimSettings
+from workers.llm.sim.vocabulary import Vocabulary
+
+_STALE_MIN = 1_024
+
+
+class Stage(Enum):
+    """Where a job is; it occupies a place of the batch in all but waiting, holding and ended."""
+
+    WAITING = "waiting"
+    FETCHING = "fetching"  # reads a peer's KV
+    AWAITING = "awaiting"  # has allocated; a peer is to write
+    READING = "reading"  # of a prefill: reads what the peer that it will write to holds
+    PREFILLING = "prefilling"
+    HOLDING = "holding"  # of a prefill: the peer has not allocated, or the batch has no place
+    WRITING = "writing"  # of a prefill: writes the KV into a peer's blocks
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+@dataclass(slots=True, kw_only=True)
+class Run(Row):
+    """A job and everything that the engine knows of it."""
+
+    request_id: str
+    job: Job
+    digest: Digest
+    writer: Writer | None
+    by_itself: bool  # the limit is the answer's own end, not max_tokens
+    stage: Stage = Stage.WAITING
+    cached_tokens: int = 0
+    kv_bytes: int = 0
+    transfer_ms: float = 0.0
+    moving: Moving | None = None  # its latest KV move
+    timer: TimerHandle | None = None  # of the prefill under way
+
+    @property
+    def is_paired_prefill(self) -> bool:
+        """Whether its KV is written to a peer that has the job too."""
+        return self.job.is_paired and self.job.phase is WorkPhase.PREFILL
+
+    def blocks_max(self, block_size: int) -> int:
+        """Blocks that the job can come to hold."""
+        answer = 1 if self.job.phase is WorkPhase.PREFILL else self.limit
+        return (self.prompt_tokens + answer - 1) // block_size + 1
+
+
+def make_run(
+    job: Job, digest: Digest, settings: SimSettings, vocabulary: Vocabulary, room_tokens: int
+) -> Run:
+    """Start of a job whose answer has room for so many tokens."""
+    sampling = job.sampling
+    limit = min(sampling.max_tokens, room_tokens)
+    own = settings.answer_tokens if not sampling.ignore_eos else 0
+    seed = mix((sampling.seed or 0) % (1 << 64)) | 1 if sampling.temperature > 0 else 0
+    return Run(
+        table=BlockTable(),
+        prompt_tokens=len(job.prompt_tokens),
+        limit=min(limit, own) if own else limit,
+        min_tokens=sampling.min_tokens,
+        seed=seed,
+        ignore_end=sampling.ignore_eos,
+        request_id=job.request_id,
+        job=job,
+        digest=digest,
+        writer=Writer(sampling, vocabulary) if Writer.is_needed(sampling) else None,
+        by_itself=bool(own) and own < limit,
+    )
+
+
+class Deadlines:
+    """Deadlines of the runs of a table, which may lose runs at any time."""
+
+    def __init__(self, runs: Mapping[str, Run]) -> None:
+        self._runs = runs
+        self._heap: list[tuple[int, str]] = []
+
+    def add(self, run: Run) -> None:
+        heapq.heappush(self._heap, (run.job.deadline_ms, run.request_id))
+        if len(self._heap) > 4 * len(self._runs) + _STALE_MIN:  # mostly of runs that have ended
+            self._heap = [pair for pair in self._heap if pair[1] in self._runs]
+            heapq.heapify(self._heap)
+
+    def passed(self, now_ms: int) -> Iterator[Run]:
+        """Runs whose deadline has passed; each is named once."""
+        while self._heap and self._heap[0][0] <= now_ms:
+            deadline_ms, request_id = heapq.heappop(self._heap)
+            run = self._runs.get(request_id)
+            if run is not None and run.job.deadline_ms == deadline_ms:
+                yield run

@@ -1,0 +1,244 @@
+"""The calls into vLLM: requests, sampling and figures. Its start is in `launch.py`.
+
+These two files and the plugin are the only ones that import vLLM, and they are imported only when
+an engine starts. `workers/llm/vllm/engine.py` calls this one.
+"""
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.exceptions import VLLMClientError
+from vllm.inputs.engine import tokens_input
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import PrometheusStatLogger, StatLoggerBase
+
+from schemas.records import Sampling, Structured, StructuredKind, TokenLogprob, TopLogprob
+
+__all__ = ["EngineDeadError", "VLLMClientError", "tokens_input"]
+
+_SUFFIX = 9  # "-" and eight digits, which vLLM appends to request ids
+_PENDING_MAX = 4_096
+_STEP_SMOOTHING = 0.1
+
+
+def sampling_params(
+    sampling: Sampling, *, max_tokens: int, kv_params: dict[str, Any] | None
+) -> SamplingParams:
+    """vLLM's form of `Sampling`; raises ValueError where a value is out of range."""
+    return SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min(sampling.min_tokens, max_tokens),
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        seed=sampling.seed,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        stop=list(sampling.stop),
+        stop_token_ids=list(sampling.stop_token_ids),
+        include_stop_str_in_output=sampling.include_stop,
+        ignore_eos=sampling.ignore_eos,
+        skip_special_tokens=sampling.skip_special_tokens,
+        logprobs=sampling.logprobs,
+        logit_bias={int(token): bias for token, bias in sampling.logit_bias.items()} or None,
+        bad_words=list(sampling.bad_words),
+        structured_outputs=_structured(sampling.structured),
+        extra_args={"kv_transfer_params": dict(kv_params)} if kv_params else None,
+        output_kind=RequestOutputKind.DELTA,
+        skip_clone=True,  # made for one request
+    )
+
+
+def _structured(constraint: Structured | None) -> StructuredOutputsParams | None:
+    if constraint is None:
+        return None
+    value = constraint.value
+    match constraint.kind:
+        case StructuredKind.JSON_SCHEMA:
+            return StructuredOutputsParams(json=value)
+        case StructuredKind.JSON_OBJECT:
+            return StructuredOutputsParams(json_object=True)
+        case StructuredKind.REGEX:
+            return StructuredOutputsParams(regex=value)
+        case StructuredKind.GRAMMAR:
+            return StructuredOutputsParams(grammar=value)
+        case StructuredKind.CHOICE:
+            choices = json.loads(value)
+            if not isinstance(choices, list) or not all(isinstance(c, str) for c in choices):
+                raise ValueError(f"expected a JSON list of strings as choices, found {value!r}")
+            return StructuredOutputsParams(choice=choices)
+
+
+def token_logprobs(
+    token_ids: Sequence[int], positions: Sequence[Any] | None, top: int
+) -> tuple[TokenLogprob, ...]:
+    """vLLM's log-probabilities of some tokens, with at most `top` rivals each, likeliest first."""
+    found = []
+    for token_id, entries in zip(token_ids, positions or (), strict=False):
+        ranked = sorted(entries.items(), key=lambda item: item[1].rank)
+        chosen = entries[token_id]
+        found.append(
+            TokenLogprob(
+                token_id=token_id,
+                token=chosen.decoded_token or "",
+                logprob=chosen.logprob,
+                top=tuple(
+                    TopLogprob(
+                        token_id=rival, token=entry.decoded_token or "", logprob=entry.logprob
+                    )
+                    for rival, entry in ranked[:top]
+                ),
+            )
+        )
+    return tuple(found)
+
+
+@dataclass(slots=True)
+class Figures:
+    """Sums since the start, and the last state that the engine reported."""
+
+    reported_s: float = 0.0  # monotonic; an idle engine reports nothing
+    kv_usage: float = 0.0
+    step_ms: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    kv_bytes_received: int = 0
+    kv_bytes_sent: int = 0
+    kv_transfers: int = 0
+    kv_failures: int = 0
+    kv_expired: int = 0
+
+
+@dataclass(slots=True)
+class Transfer:
+    """One read of KV, or one write."""
+
+    kv_bytes: int
+    transfer_ms: float
+
+
+@dataclass(slots=True)
+class Prefill:
+    """Where a request's prompt came from, in tokens."""
+
+    cached_tokens: int  # from the engine's own cache
+    received_tokens: int  # from its peer, or meant to
+
+
+@dataclass(slots=True)
+class Meter:
+    """What the engine reports about its steps.
+
+    Reads of KV, or with `writes` its writes, are reported per step without their request. They are
+    given to requests in order, so where several end in one step they may be swapped; their sum is
+    exact.
+    """
+
+    writes: bool = False
+    heard: Callable[[], None] | None = None  # called after a step that ended transfers
+    figures: Figures = field(default_factory=Figures)
+    transfers: deque[Transfer] = field(default_factory=lambda: deque(maxlen=_PENDING_MAX))
+    prefills: dict[str, Prefill] = field(default_factory=dict)
+    is_busy: bool = False
+
+    def logger(self, vllm_config: Any, engine_index: int = 0) -> StatLoggerBase:
+        """The factory that vLLM takes."""
+        return _Logger(self)
+
+    def listen(self, output_processor: Any) -> None:
+        """Note each request's prefill figures, which vLLM itself only sums."""
+        process = output_processor.process_outputs
+
+        def process_noting(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+            for output in outputs:
+                stats = output.prefill_stats
+                if stats is not None and len(self.prefills) < _PENDING_MAX:
+                    self.prefills[output.request_id[:-_SUFFIX]] = Prefill(
+                        stats.num_local_cached_tokens, stats.num_external_cached_tokens
+                    )
+            return process(outputs, *args, **kwargs)
+
+        output_processor.process_outputs = process_noting
+
+    def record(self, scheduler: Any, iteration: Any) -> None:
+        """One message of the engine."""
+        figures, now_s = self.figures, time.monotonic()
+        gap_ms = (now_s - figures.reported_s) * 1_000
+        figures.reported_s = now_s
+        if iteration is not None and self.is_busy:  # else the gap was idleness, not a step
+            figures.step_ms += _STEP_SMOOTHING * (gap_ms - figures.step_ms)
+            computed = iteration.prompt_token_stats.computed
+            if computed:
+                rate = computed / max(gap_ms, 0.1) * 1_000
+                figures.prefill_tokens_per_s += _STEP_SMOOTHING * (
+                    rate - figures.prefill_tokens_per_s
+                )
+        if scheduler is not None:
+            self.is_busy = scheduler.num_running_reqs > 0
+            figures.kv_usage = scheduler.kv_cache_usage
+            if scheduler.kv_connector_stats:
+                self._record_transfers(scheduler.kv_connector_stats)
+
+    def _record_transfers(self, stats: dict[str, Any]) -> None:
+        figures = self.figures
+        figures.kv_failures += len(stats.get("num_failed_transfers", ()))
+        figures.kv_failures += len(stats.get("num_failed_handshakes", ()))
+        figures.kv_expired += len(stats.get("num_kv_expired_reqs", ()))
+        sizes, durations = stats.get("bytes_transferred", ()), stats.get("transfer_duration", ())
+        for kv_bytes, duration_s in zip(sizes, durations, strict=False):
+            figures.kv_transfers += 1
+            if self.writes:
+                figures.kv_bytes_sent += int(kv_bytes)
+            else:
+                figures.kv_bytes_received += int(kv_bytes)
+            self.transfers.append(Transfer(int(kv_bytes), duration_s * 1_000))
+        if sizes and self.heard is not None:
+            self.heard()
+
+
+class _Logger(StatLoggerBase):  # type: ignore[misc]  # vLLM has no types here
+    """vLLM's side of the meter."""
+
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        self._meter.record(scheduler_stats, iteration_stats)
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+
+class NoPrometheus(PrometheusStatLogger):  # type: ignore[misc]  # vLLM has no types here
+    """Stands where vLLM would export metrics of its own, which no worker serves.
+
+    Its own would be registered once for the whole process: engines that start at once then remove
+    each other's, or fail with `DuplicateTimeseries`.
+    """
+
+    def __init__(self, vllm_config: Any, engine_indexes: Any = None) -> None:
+        pass
+
+    def record(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def record_admission_rejection(self, reason: str) -> None:
+        pass
+
+    def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+        pass
+
+    def log_engine_initialized(self) -> None:
+        pass

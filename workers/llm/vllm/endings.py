@@ -1,0 +1,75 @@
+"""What becomes of a request's KV when vLLM has finished it: handed over, written, kept or freed.
+
+Decides and starts it; used by `engine.py`.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from schemas.errors import EngineFailed, KvUnavailable
+from schemas.log.clock import wall_ms
+from workers.llm.engine import Output
+from workers.llm.vllm.handover import Handover, Releases, certain_text
+from workers.llm.vllm.receive import Receiver
+from workers.llm.vllm.runs import Run
+from workers.llm.vllm.settings import VllmSettings
+from workers.llm.vllm.writes import Writes
+
+
+class Endings:
+    """Of one engine."""
+
+    def __init__(
+        self,
+        settings: VllmSettings,
+        handover: Handover,
+        receiver: Receiver,
+        releases: Releases,
+        writes: Writes,
+    ) -> None:
+        self._settings, self._handover, self._receiver = settings, handover, receiver
+        self._releases, self._writes = releases, writes
+
+    def output(self, run: Run, output: Output, kv_params: dict[str, Any] | None) -> Output:
+        """vLLM's last output for a run, as the protocol has it.
+
+        It is not the last one of a paired prefill job, which ends when its KV is written.
+        """
+        name, reason = run.job.request_id, output.finish_reason
+        if reason not in ("stop", "length"):
+            failed = EngineFailed(f"{name}: vLLM ended it with {reason!r}")
+            return replace(output, finish_reason="error", error=failed.to_wire())
+        if run.hands_over and (run.job.is_paired or reason == "length"):
+            return self._handed_over(run, output, kv_params)
+        kv = None
+        if kv_params and not run.hands_over and self._receiver.keeps_now:
+            tokens = [*run.job.prompt_tokens, *run.tokens]
+            kv = self._handover.kept(name, kv_params, tokens, wall_ms())
+        if kv_params and kv is None:  # nobody will ask for it; vLLM holds it all the same
+            self._releases.begin(str(kv_params.get("remote_request_id", "")))
+        return replace(output, kv=kv)
+
+    def _handed_over(self, run: Run, output: Output, kv_params: dict[str, Any] | None) -> Output:
+        job = run.job
+        if not kv_params:
+            error = KvUnavailable(f"{job.request_id}: prefill ended without a KV handle")
+            return replace(output, finish_reason="error", error=error.to_wire())
+        text = certain_text(output.text, job.sampling)
+        if self._settings.kv_transfer == "push":
+            lease_ms = self._settings.kv_lease_s * 1_000 - self._settings.handle_margin_ms
+            self._writes.begin(
+                job.request_id,
+                str(kv_params["remote_request_id"]),
+                is_paired=job.is_paired,
+                limit_s=min(lease_ms, job.deadline_ms - wall_ms()) / 1_000,
+            )
+        if job.is_paired:
+            return replace(output, finish_reason="", stop_reason="", text=text)
+        kv = self._handover.handle(job.request_id, kv_params, wall_ms())
+        return replace(output, finish_reason="handover", text=text, kv=kv)
+
+    def quarantine(self, run: Run) -> None:
+        """A peer may still write into the blocks of a run that ended without a token."""
+        if run.awaited_ms and not run.begun:
+            until_ms = run.awaited_ms + self._settings.handle_margin_ms
+            self._releases.later(run.job.request_id, (until_ms - wall_ms()) / 1_000)

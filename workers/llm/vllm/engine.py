@@ -1,0 +1,397 @@
+"""The vLLM engine behind the Engine protocol: AsyncLLM in this process, KV by its NIXL connectors.
+
+One task per request reads what vLLM generates for it; outputs gather in a mailbox. What is checked
+before vLLM sees it stands in `check.py`, what counts as a hang in `runs.py`; the side
+of a hand-over that gives in `endings.py`, the one that takes in `receive.py`; the calls
+into vLLM in `api.py`; its processes in `launch.py` and `plugin.py`.
+
+Theory of operation of the hand-over. Pull: prefill generates one token and keeps its blocks for
+`kv_lease_s`; decode reads them. With `keep_decoded_kv_ms` decode keeps its blocks, too, and the
+prefill of the next turn reads the history from there. Push: prefill writes, either order of the two
+jobs will do, and vLLM matches them by their equal request ids; a decode engine that gives up leaves
+its blocks alone until no write can come. A handle that must not be used, a read that fails or ended
+too late to be trusted, and a write that does not come lead to computing the prompt in place; the
+figures in `load().extra` count these. `cached_tokens` is what this engine had in its own cache, so
+a prompt that was received in full has 0: the producer reports its own.
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from contextlib import aclosing
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from schemas.errors import (
+    DeadlineExceeded,
+    EngineDead,
+    EngineFailed,
+    InvalidRequest,
+    KvUnavailable,
+    NoProgress,
+    TriviumError,
+)
+from schemas.log.clock import wall_ms
+from schemas.records import Role, WorkPhase
+from schemas.settings import ModelSettings
+from workers.kv.block_log import BlockLog
+from workers.llm.engine import EngineLoad, Job, Output
+from workers.llm.vllm.check import HandleGate, job_problem
+from workers.llm.vllm.endings import Endings
+from workers.llm.vllm.handover import Handover, Releases
+from workers.llm.vllm.receive import Receiver
+from workers.llm.vllm.runs import Mailbox, Run, Runs
+from workers.llm.vllm.settings import VllmSettings
+from workers.llm.vllm.writes import Writes
+
+_WATCH_S = 0.25
+_LATE_S = 1.0  # the event loop was held up: what the watch sees is then not the engine's silence
+_CANCEL_S = 1.0
+log = logging.getLogger(__name__)
+
+
+async def start(
+    settings: VllmSettings,
+    *,
+    model: ModelSettings,
+    role_set: Collection[Role],
+    engine_id: str,
+    worker_id: str,
+    worker_epoch: int,
+) -> "VllmEngine":
+    """An engine that is ready to serve. A start takes 20 s and more, off the event loop."""
+    has_transfer = settings.kv_transfer != "off" and bool({Role.PREFILL, Role.DECODE} & {*role_set})
+    settings = settings if has_transfer else settings.without_transfer()
+
+    def launch() -> tuple[ModuleType, ModuleType, Any]:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vLLM is imported
+        launcher = import_module("workers.llm.vllm.launch")
+        launched = launcher.launch(settings, model, engine_id=engine_id, has_transfer=has_transfer)
+        return launcher, import_module("workers.llm.vllm.api"), launched
+
+    starting = asyncio.get_running_loop().run_in_executor(None, launch)
+    try:
+        launcher, api, launched = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        starting.add_done_callback(_end_unwanted)
+        raise
+    capability = launched.capability
+    handover = Handover(settings, capability, worker_id=worker_id, worker_epoch=worker_epoch)
+    engine = VllmEngine(settings, handover, launcher, api, launched)
+    await engine.follow_events()
+    return engine
+
+
+def _end_unwanted(starting: "asyncio.Future[Any]") -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        launcher, _, launched = starting.result()
+        launcher.end(launched, 0.0)
+
+
+class VllmEngine:
+    """Made by `start`."""
+
+    def __init__(
+        self,
+        settings: VllmSettings,
+        handover: Handover,
+        launcher: ModuleType,
+        api: ModuleType,
+        launched: Any,
+    ) -> None:
+        self.capability = capability = launched.capability
+        self._settings, self._handover = settings, handover
+        self._launcher, self._api, self._launched = launcher, api, launched
+        self._llm, self._meter = launched.llm, launched.meter
+        size, mode = capability.block_size, settings.kv_transfer
+        self.block_log = BlockLog(size, launched.kv_blocks)
+        self._events: Any = None
+        self._receiver = Receiver(
+            HandleGate(engine_id=capability.engine_id, block_size=size, mode=mode),
+            launched.meter,
+            mode=mode,
+            keeps=settings.keep_decoded_kv_ms > 0,
+            block_bytes=size * capability.kv_bytes_per_token,
+        )
+        self._releases = Releases(launched.llm)
+        self._writes = Writes(launched.llm, launched.meter, handover, self._releases, self._put)
+        self._endings = Endings(settings, handover, self._receiver, self._releases, self._writes)
+        self._runs = Runs(
+            running_max=settings.running_max,
+            first_token_timeout_s=settings.first_token_timeout_ms / 1_000,
+            progress_timeout_s=settings.progress_timeout_ms / 1_000,
+        )
+        self._mail, self._arrived = Mailbox(), asyncio.Event()
+        self._dead: EngineDead | None = None
+        self._counts: Counter[str] = Counter()
+        self._loop = asyncio.get_running_loop()
+        self._watching = self._loop.create_task(self._watch())
+
+    async def follow_events(self) -> None:
+        """Keep `block_log` from here on; the engine is closed where that fails."""
+        if not self._launched.events_endpoint:
+            return
+        module = import_module("workers.llm.vllm.events")
+        try:
+            self._events = await module.subscribe(
+                self._launched.events_endpoint, self.block_log, self._launched.kv_blocks
+            )
+        except BaseException:
+            await self.close()
+            raise
+
+    def add(self, job: Job) -> None:
+        name = job.request_id
+        if name in self._runs.active or name in self._writes:  # delivered twice; one will answer
+            log.warning("request %s: already here", name)
+            return
+        max_tokens = min(
+            job.sampling.max_tokens, self.capability.max_model_len - len(job.prompt_tokens)
+        )
+        now_s, now_ms = time.monotonic(), wall_ms()
+        hands_over = job.phase is WorkPhase.PREFILL and max_tokens > 1
+        run = Run(job, 1 if hands_over else max_tokens, hands_over, now_s)
+        error = self._problem(run, now_ms)
+        if error is not None:
+            self._put(Output(request_id=name, finish_reason="error", error=error.to_wire()))
+            return
+        self._receiver.prepare(run, now_ms)
+        self._runs.add(run, now_s)
+        left_s = max(0.0, (job.deadline_ms - now_ms) / 1_000)
+        run.deadline = self._loop.call_later(left_s, self._expire, run)
+        run.task = self._loop.create_task(self._serve(run))
+
+    def _problem(self, run: Run, now_ms: int) -> TriviumError | None:
+        job, known = run.job, self.capability.orchestrations
+        error = self._dead or job_problem(
+            job, max_model_len=self.capability.max_model_len, vocab_size=self._launched.vocab_size
+        )
+        if error is not None:
+            return error
+        if run.hands_over and not self._launched.has_transfer:
+            return KvUnavailable(f"{job.request_id}: this engine has no KV transfer")
+        if job.is_paired and job.orchestration not in known:
+            expected = " or ".join(known) or "none"
+            found = job.orchestration.value
+            return KvUnavailable(f"{job.request_id}: expected {expected}, found {found}")
+        if run.hands_over and job.kv_target is not None:
+            try:
+                self._receiver.gate.check_target(job.kv_target, now_ms)
+            except TriviumError as refused:
+                return refused
+        return None
+
+    async def outputs(self) -> list[Output]:
+        while not self._mail:
+            if self._dead is not None:
+                raise self._dead
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._mail.take()
+
+    def abort(self, request_id: str) -> None:
+        run = self._runs.active.get(request_id)
+        if run is not None:
+            self._end(run, Output(request_id=request_id, finish_reason="abort"))
+        self._writes.abort(request_id)
+        self._releases.begin(self._handover.taken_back(request_id))
+
+    def set_peer_metadata(self, peer_metadata: Callable[[str], bytes | None]) -> None:
+        """How to find a peer engine's `Capability.nixl_metadata`, say in the fleet."""
+        self._receiver.peer_metadata = peer_metadata
+
+    def saw_worker(self, worker_id: str, epoch: int, engine_id: str) -> None:
+        """The fleet knows this worker in this epoch; KV of an earlier one is refused."""
+        self._receiver.gate.saw(worker_id, epoch)
+
+    def begin_life(self, epoch: int) -> None:
+        """Its worker has lost its lease and joined again; what it held was aborted."""
+        self._handover.begin_life(epoch)
+
+    def load(self) -> EngineLoad:
+        figures, runs = self._meter.figures, self._runs
+        begun = sum(run.begun for run in runs)
+        held = self._handover.held(wall_ms(), figures.kv_usage)
+        is_idle = not (runs.active or held or self._writes.paired or self._releases.quarantined)
+        usage = 0.0 if is_idle else figures.kv_usage
+        counts = self._receiver.counts
+        return EngineLoad(
+            running=begun + self._writes.paired,
+            waiting=len(runs.active) - begun,
+            queued_tokens=sum(len(run.job.prompt_tokens) for run in runs if not run.begun),
+            prefill_tokens_per_s=figures.prefill_tokens_per_s,
+            step_ms=figures.step_ms,
+            kv_blocks_used=round(usage * self._launched.kv_blocks),
+            kv_blocks_total=self._launched.kv_blocks,
+            kv_bytes_sent=figures.kv_bytes_sent,
+            kv_bytes_received=figures.kv_bytes_received + counts["written_bytes"],
+            tokens_total=self._counts["tokens"],
+            extra={
+                "kv_handles_held": held,
+                "kv_handles_total": self._handover.total,
+                "kv_refused_total": counts["refused"],
+                "kv_recomputed_total": counts["recomputed"],
+                "kv_late_total": counts["late"],
+                "kv_quarantined": self._releases.quarantined,
+                "kv_transfers_total": figures.kv_transfers,
+                "kv_failures_total": figures.kv_failures,
+                "kv_expired_total": figures.kv_expired,
+                "stalled_total": self._counts["stalled"],
+                "reported_age_s": time.monotonic() - figures.reported_s,
+            },
+        )
+
+    async def close(self) -> None:
+        if self._llm is None:
+            return
+        self._dead = self._dead or EngineDead(f"{self.capability.engine_id}: the engine was closed")
+        self._watching.cancel()
+        self._writes.cancel()
+        tasks = [run.task for run in self._runs if run.task is not None]
+        for run in self._runs:
+            self._forget(run)
+        for task in tasks:
+            task.cancel()
+        self._releases.cancel()
+        handler, self._llm = self._llm.output_handler, None
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CANCEL_S)
+        if handler is not None:
+            handler.cancel()  # before the processes end, so that it does not report their end
+        self._arrived.set()
+        end, timeout_s = self._launcher.end, self._settings.shutdown_timeout_s
+        await asyncio.to_thread(end, self._launched, timeout_s)
+        self._launcher.forget(self._launched)
+        if self._events is not None:
+            await self._events.close()
+
+    async def _serve(self, run: Run) -> None:
+        name = run.job.request_id
+        error: TriviumError | None = None
+        try:
+            while await self._generate(run) == "again":
+                self._endings.quarantine(run)
+                self._receiver.compute(run)
+        except self._api.EngineDeadError as dead:
+            self._die(dead)
+        except (self._api.VLLMClientError, ValueError, TypeError) as invalid:
+            error = InvalidRequest(f"{name}: {invalid}")
+        except Exception as failure:
+            log.exception("request %s: vLLM failed", name)
+            error = EngineFailed(f"{name}: {failure!r}")
+        if error is not None and self._runs.holds(run):
+            self._fail(run, error)
+
+    async def _generate(self, run: Run) -> str:
+        """Run the job once. "again": its KV must not be trusted, and nothing was said yet."""
+        job, api = run.job, self._api
+        params = api.sampling_params(
+            job.sampling, max_tokens=run.max_tokens, kv_params=run.kv_params
+        )
+        prompt = api.tokens_input(list(job.prompt_tokens))
+        wait_s = max(0.0, (run.awaited_ms - wall_ms()) / 1_000) if run.awaited_ms else None
+        try:
+            async with asyncio.timeout(wait_s) as limit:
+                async with aclosing(self._llm.generate(prompt, params, job.request_id)) as stream:
+                    async for result in stream:
+                        limit.reschedule(None)
+                        if not self._runs.holds(run):
+                            return "ended"
+                        reason = result.outputs[0].finish_reason
+                        if not run.begun and self._receiver.is_untrusted(run, reason, wall_ms()):
+                            return "again"
+                        self._take(run, result)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self._receiver.note_late(run)
+            return "again"
+        return "ended"
+
+    def _take(self, run: Run, result: Any) -> None:
+        job, part, now_s = run.job, result.outputs[0], time.monotonic()
+        kv_bytes, transfer_ms = 0, 0.0
+        if not run.begun:
+            self._runs.begin(run, now_s)
+            kv_bytes, transfer_ms = self._receiver.arrival(run, result.num_cached_tokens or 0)
+        token_ids = tuple(part.token_ids)
+        if token_ids:
+            self._runs.token_s = now_s
+            self._counts["tokens"] += len(token_ids)
+            if self._settings.keep_decoded_kv_ms:
+                run.tokens += token_ids
+        output = Output(
+            request_id=job.request_id,
+            token_ids=token_ids,
+            text=part.text,
+            logprobs=()
+            if job.sampling.logprobs is None
+            else self._api.token_logprobs(token_ids, part.logprobs, job.sampling.logprobs),
+            finish_reason=part.finish_reason or "",
+            stop_reason="" if part.stop_reason is None else str(part.stop_reason),
+            cached_tokens=run.cached_tokens,
+            kv_bytes=kv_bytes,
+            transfer_ms=transfer_ms,
+        )
+        if not part.finish_reason:
+            self._put(output)
+        else:
+            last = self._endings.output(run, output, result.kv_transfer_params)
+            self._end(run, last, stop=False)
+
+    async def _watch(self) -> None:
+        """Notice a dead engine without requests, and stalled requests."""
+        while self._dead is None:
+            before_s = time.monotonic()
+            await asyncio.sleep(_WATCH_S)
+            now_s = time.monotonic()
+            if self._llm.errored:
+                self._die(None)
+            if now_s - before_s > _WATCH_S + _LATE_S:
+                continue
+            figures = self._meter.figures
+            for run, why in self._runs.stalled(now_s, figures.reported_s, figures.kv_usage):
+                self._counts["stalled"] += 1
+                self._fail(run, NoProgress(f"{run.job.request_id}: {why}"))
+
+    def _expire(self, run: Run) -> None:
+        if self._runs.holds(run):
+            self._fail(run, DeadlineExceeded(f"{run.job.request_id}: its deadline passed"))
+
+    def _fail(self, run: Run, error: TriviumError) -> None:
+        name = run.job.request_id
+        self._end(run, Output(request_id=name, finish_reason="error", error=error.to_wire()))
+
+    def _end(self, run: Run, output: Output, *, stop: bool = True) -> None:
+        """The run's last output; `stop` also ends it in the engine."""
+        self._forget(run)
+        if stop and run.task is not None and run.task is not asyncio.current_task():
+            run.task.cancel()
+        self._put(output)
+
+    def _forget(self, run: Run) -> None:
+        self._runs.remove(run, time.monotonic())
+        self._endings.quarantine(run)
+        self._meter.prefills.pop(run.job.request_id, None)
+        if not self._meter.writes and not any(other.reads for other in self._runs):
+            self._meter.transfers.clear()  # of requests that were aborted before their first token
+        if run.deadline is not None:
+            run.deadline.cancel()
+
+    def _die(self, cause: BaseException | None) -> None:
+        """The engine is gone; the worker must restart."""
+        if self._dead is None:
+            self._dead = EngineDead(f"{self.capability.engine_id}: vLLM's processes are gone")
+            self._dead.__cause__ = cause
+            log.error("%s", self._dead.message)
+        for run in self._runs:
+            self._forget(run)
+        self._arrived.set()
+
+    def _put(self, output: Output) -> None:
+        self._mail.put(output)
+        self._arrived.set()

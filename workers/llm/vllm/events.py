@@ -1,0 +1,200 @@
+"""What vLLM's prefix cache holds, from its KV events, in the names of `schemas/prefix.py`.
+
+vLLM publishes blocks stored and removed, by hashes of its own, over ZeroMQ from its engine process.
+The hash of a stored block follows from its tokens and its parent, so hashes that are known by
+vLLM's names are kept, those of removed blocks too for a while. A lost message may have said that
+blocks went, so then nothing is taken for held, and the log fills again from what comes. It never
+claims a block that is not there; it may miss some. Used by `engine.py`.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from shutil import rmtree
+
+import msgspec
+from zmq.asyncio import Context
+from zmq.constants import Event as SocketEvent
+from zmq.constants import SocketOption, SocketType
+
+from schemas.prefix import extend
+from workers.kv.block_log import BlockLog
+
+_CONNECT_S = 30.0
+_MESSAGES_MAX = 10_000  # that wait here; beyond that ZeroMQ drops some, which is a gap
+Name = int | bytes  # vLLM's hash of a block
+log = logging.getLogger(__name__)
+
+
+class BlockStored(msgspec.Struct, tag=True):
+    """Blocks that a request filled or found; the fields of vLLM's event that matter."""
+
+    block_hashes: Sequence[Name]
+    parent_block_hash: Name | None
+    token_ids: Sequence[int]
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    extra_keys: Sequence[Sequence[object] | None] | None = None
+    group_idx: int | None = None
+
+
+class BlockRemoved(msgspec.Struct, tag=True):
+    """Blocks that were evicted."""
+
+    block_hashes: Sequence[Name]
+    medium: str | None = None
+    group_idx: int | None = None
+
+
+class AllBlocksCleared(msgspec.Struct, tag=True):
+    """The prefix cache was reset."""
+
+
+Event = BlockStored | BlockRemoved | AllBlocksCleared
+
+
+class Batch(msgspec.Struct, array_like=True):
+    """One message."""
+
+    ts: float
+    events: list[Event]
+
+
+class Translation:
+    """From vLLM's events to a block log; holds at most twice `blocks_max` names."""
+
+    def __init__(self, block_log: BlockLog, blocks_max: int) -> None:
+        self._log, self._blocks_max = block_log, blocks_max
+        self._next = 0
+        self._held: dict[Name, tuple[int, int]] = {}  # our hash, and the position of its end
+        self._gone: dict[Name, tuple[int, int]] = {}  # a block may follow one that is gone
+        self._copies: Counter[Name] = Counter()  # of held blocks, beyond the first
+        self.gaps = 0
+
+    def apply(self, number: int, events: Sequence[Event]) -> None:
+        """One message; numbers count from 0 without a gap, else something was lost."""
+        if number != self._next:
+            self.gaps += 1
+            log.warning("KV events: expected message %d, found %d", self._next, number)
+            self._clear()
+        self._next = number + 1
+        for event in events:
+            if isinstance(event, BlockStored):
+                self._store(event)
+            elif isinstance(event, BlockRemoved):
+                self._remove(event)
+            else:
+                self._clear()
+
+    def _store(self, event: BlockStored) -> None:
+        size = event.block_size
+        is_plain = event.lora_id is None and not any(event.extra_keys or ())
+        is_whole = len(event.token_ids) == size * len(event.block_hashes)
+        if not (is_plain and is_whole and size == self._log.block_size and _is_ours(event)):
+            return
+        previous, position = None, 0
+        if event.parent_block_hash is not None:
+            parent = event.parent_block_hash
+            found = self._held.get(parent) or self._gone.get(parent)
+            if found is None:
+                return
+            previous, position = found
+        for number, name in enumerate(event.block_hashes):
+            tokens = event.token_ids[number * size : (number + 1) * size]
+            previous = extend(previous, tokens, position)
+            position += size
+            self._gone.pop(name, None)
+            if name in self._held:
+                self._copies[name] += 1  # requests that ran at once filled a block each
+            self._held[name] = previous, position
+            self._log.stored((previous,))
+        while len(self._held) > self._blocks_max:
+            self._retire(next(iter(self._held)))
+
+    def _remove(self, event: BlockRemoved) -> None:
+        if _is_ours(event):
+            for name in event.block_hashes:
+                if self._copies[name] > 0:
+                    self._copies[name] -= 1
+                elif name in self._held:
+                    self._retire(name)
+
+    def _retire(self, name: Name) -> None:
+        known = self._held.pop(name)
+        del self._copies[name]
+        self._log.removed((known[0],))
+        self._gone[name] = known
+        if len(self._gone) > self._blocks_max:
+            del self._gone[next(iter(self._gone))]
+
+    def _clear(self) -> None:
+        self._gone |= self._held
+        self._held.clear()
+        self._copies.clear()
+        while len(self._gone) > self._blocks_max:
+            del self._gone[next(iter(self._gone))]
+        self._log.cleared()
+
+
+def _is_ours(event: BlockStored | BlockRemoved) -> bool:
+    """In the engine's own memory; models with several kinds of layers have more groups."""
+    return event.medium in (None, "GPU") and not event.group_idx
+
+
+class KvEvents:
+    """A subscription to one engine; made by `subscribe`."""
+
+    def __init__(self, folder: Path, translation: Translation) -> None:
+        self._folder, self._translation = folder, translation
+        self._context = Context()
+        self._socket = self._context.socket(SocketType.SUB)
+        self._reading: asyncio.Task[None] | None = None
+
+    async def open(self, endpoint: str) -> None:
+        """Returns when messages arrive from here on; raises TimeoutError where nobody answers."""
+        self._socket.setsockopt(SocketOption.RCVHWM, _MESSAGES_MAX)
+        self._socket.subscribe(b"")
+        monitor = self._socket.get_monitor_socket(SocketEvent.HANDSHAKE_SUCCEEDED)
+        self._socket.connect(endpoint)
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                await monitor.recv_multipart()
+        finally:
+            self._socket.disable_monitor()
+            monitor.close(linger=0)
+        self._reading = asyncio.get_running_loop().create_task(self._read())
+
+    async def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reading
+        self._context.destroy(linger=0)
+        rmtree(self._folder, ignore_errors=True)
+
+    async def _read(self) -> None:
+        decoder = msgspec.msgpack.Decoder(Batch)
+        while True:
+            _, number, payload = await self._socket.recv_multipart()
+            try:
+                batch = decoder.decode(payload)
+            except msgspec.MsgspecError as error:  # its number is missing then: a gap
+                log.warning("KV events: unreadable: %s", error)
+                continue
+            self._translation.apply(int.from_bytes(number, "big"), batch.events)
+
+
+async def subscribe(endpoint: str, block_log: BlockLog, blocks_max: int) -> KvEvents:
+    """Follow the engine that publishes at `endpoint`, ipc:// in a folder that is removed later."""
+    folder = Path(endpoint.removeprefix("ipc://")).parent
+    events = KvEvents(folder, Translation(block_log, blocks_max))
+    try:
+        await events.open(endpoint)
+    except BaseException:
+        await events.close()
+        raise
+    return events

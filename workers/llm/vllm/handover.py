@@ -1,0 +1,161 @@
+"""KV that vLLM holds for a peer: handles made, and which of it still waits.
+
+A prefilled prompt waits for the decode engine that goes on with it, a decoded conversation for the
+prefill engine of its next turn. vLLM does not tell when a peer has read. What is known: the lease
+ends, and an engine whose KV memory is all free holds nothing. Time is an argument. Used by
+`engine.py`.
+"""
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.records import Capability, KvHandle, Sampling
+from workers.llm.text import StopText
+from workers.llm.vllm.check import PREFIX_KEY, PREFIX_MARK, prefix_mark
+from workers.llm.vllm.settings import VllmSettings
+
+_TRIES, _PAUSE_S = 5, 0.05
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """KV of one prompt or conversation."""
+
+    engine_request_id: str
+    lease_ends_ms: int
+
+
+class Handover:
+    """Handles of one engine."""
+
+    def __init__(
+        self, settings: VllmSettings, capability: Capability, *, worker_id: str, worker_epoch: int
+    ) -> None:
+        self._settings, self._capability = settings, capability
+        self._worker_id, self._worker_epoch = worker_id, worker_epoch
+        self._held: dict[str, Held] = {}
+        self.total = 0
+
+    def handle(self, request_id: str, params: dict[str, Any], now_ms: int) -> KvHandle:
+        """The handle for what vLLM returned with a finished prefill."""
+        return self._made(request_id, params, now_ms, self._settings.kv_lease_s * 1_000)
+
+    def kept(
+        self, request_id: str, params: dict[str, Any], tokens: Sequence[int], now_ms: int
+    ) -> KvHandle | None:
+        """The handle for a finished answer; `tokens` are the prompt's and its own.
+
+        None where it could not be told later which tokens the KV belongs to.
+        """
+        count, block_size = params["remote_num_tokens"], self._capability.block_size
+        blocks = len(params["remote_block_ids"][0])
+        if not 0 < count <= len(tokens) or blocks != -(-count // block_size):
+            return None
+        key = secrets.token_hex(16)
+        named = {**params, PREFIX_KEY: key, PREFIX_MARK: prefix_mark(tokens[:count], key)}
+        return self._made(request_id, named, now_ms, self._settings.keep_decoded_kv_ms)
+
+    def _made(
+        self, request_id: str, params: dict[str, Any], now_ms: int, lease_ms: int
+    ) -> KvHandle:
+        lease_ends_ms = now_ms + lease_ms
+        engine_request_id = str(params["remote_request_id"])
+        self._prune(now_ms)
+        self._held[request_id] = Held(engine_request_id, lease_ends_ms)
+        self.total += 1
+        return KvHandle(
+            worker_id=self._worker_id,
+            worker_epoch=self._worker_epoch,
+            engine_id=self._capability.engine_id,
+            engine_request_id=engine_request_id,
+            tokens=params["remote_num_tokens"],
+            block_size=self._capability.block_size,
+            block_ids=tuple(params["remote_block_ids"][0]),
+            expires_at_ms=lease_ends_ms - self._settings.handle_margin_ms,
+            params=json.dumps(params).encode(),
+        )
+
+    def begin_life(self, epoch: int) -> None:
+        """Handles are of this epoch from now on."""
+        self._worker_epoch = epoch
+
+    def taken_back(self, request_id: str) -> str:
+        """The engine's id of what is held for a request, which is no longer; "" if nothing is."""
+        held = self._held.pop(request_id, None)
+        return held.engine_request_id if held else ""
+
+    def held(self, now_ms: int, kv_usage: float) -> int:
+        """How many handles may still be read, at most."""
+        if not kv_usage:
+            self._held.clear()
+        self._prune(now_ms)
+        return len(self._held)
+
+    def _prune(self, now_ms: int) -> None:
+        ended = [name for name, held in self._held.items() if held.lease_ends_ms <= now_ms]
+        for name in ended:
+            del self._held[name]
+
+
+def certain_text(text: str, sampling: Sampling) -> str:
+    """The first token's text without an end that may become a stop string on the peer."""
+    if sampling.include_stop or not sampling.stop:
+        return text
+    return StopText(sampling.stop, include_stop=False).feed(text, may_stop=False)
+
+
+class Releases:
+    """Blocks that vLLM is told to free, because no peer will fetch or fill them."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm, self._loop = llm, asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+
+    def begin(self, engine_request_id: str) -> None:
+        """Free KV that waits for its reader; an empty id is ignored."""
+        if engine_request_id:
+            self._start("release_kv", engine_request_id)
+
+    def later(self, request_id: str, delay_s: float) -> None:
+        """Free blocks of an ended request that a peer may still write until then."""
+        if request_id not in self._timers:
+            timer = self._loop.call_later(max(0.0, delay_s), self._give_up, request_id)
+            self._timers[request_id] = timer
+
+    @property
+    def quarantined(self) -> int:
+        """Requests whose blocks wait for the end of such a time."""
+        return len(self._timers)
+
+    def cancel(self) -> None:
+        for timer in self._timers.values():
+            timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    def _give_up(self, request_id: str) -> None:
+        del self._timers[request_id]
+        self._start("release_unwritten", request_id)
+
+    def _start(self, method: str, name: str) -> None:
+        task = self._loop.create_task(self._release(method, name))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _release(self, method: str, name: str) -> None:
+        for _ in range(_TRIES):  # the compute process knows of it one step after the last output
+            try:
+                found = await self._llm.collective_rpc(method, args=(name,))
+            except Exception as error:
+                log.warning("%s: KV not released: %r", name, error)
+                return
+            if any(found):
+                return
+            await asyncio.sleep(_PAUSE_S)

@@ -1,0 +1,252 @@
+"""Starts and stops vLLM's processes: environment, arguments, and an end without orphans.
+
+Called by `workers/llm/vllm/engine.py`, in a thread, because vLLM's constructor blocks for the whole
+start. Several engines may start in one process; the moment in which each reads the environment is
+one at a time.
+"""
+
+import json
+import logging
+import multiprocessing
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm.config import KVEventsConfig, KVTransferConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from schemas.records import Capability
+from schemas.settings import ModelSettings
+from workers.kv.network import LOOPBACK, ucx_variables
+from workers.kv.network import variables as environment_of
+from workers.llm.models.tiny import model_folder
+from workers.llm.vllm.api import Meter, NoPrometheus
+from workers.llm.vllm.fence import FENCE_VARIABLE, KvRelease
+from workers.llm.vllm.plugin import (
+    BIND_VARIABLE,
+    NICE_VARIABLE,
+    OWNER_VARIABLE,
+    SPIN_VARIABLE,
+)
+from workers.llm.vllm.settings import VllmSettings
+
+_CONNECTORS = {"pull": "NixlConnector", "push": "NixlPushConnector"}
+_UNLESS_SET = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "OMP_NUM_THREADS": "1",
+    # One engine's processes are on one machine; nobody else is to reach what they listen on.
+    "VLLM_HOST_IP": "127.0.0.1",
+    "GLOO_SOCKET_IFNAME": LOOPBACK,
+    "NCCL_SOCKET_IFNAME": LOOPBACK,
+}
+_environment = threading.Lock()
+_SPAWN_POLL_S = 0.05
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Launched:
+    """A running engine and what the adapter needs to know of it."""
+
+    llm: Any
+    meter: Meter
+    capability: Capability
+    kv_blocks: int
+    vocab_size: int
+    has_transfer: bool
+    events_endpoint: str  # "": it tells nothing of its prefix cache
+
+
+def launch(
+    settings: VllmSettings, model: ModelSettings, *, engine_id: str, has_transfer: bool
+) -> Launched:
+    """Start the engine's processes; returns when they are ready."""
+    meter = Meter(writes=settings.kv_transfer == "push")
+    args = engine_args(settings, model, engine_id=engine_id, has_transfer=has_transfer)
+    with _side_channel_port(settings) as port:
+        with _environment:  # else it may be another engine's
+            variables = environment(settings, side_channel_port=port if has_transfer else 0)
+        llm = _constructed(args, meter, variables)
+    meter.listen(llm.output_processor)
+    config = llm.vllm_config
+    capability = Capability(
+        model=model.served_name,
+        engine="vllm",
+        engine_id=engine_id,
+        block_size=config.cache_config.block_size,
+        max_model_len=config.model_config.max_model_len,
+        running_max=settings.running_max,
+        kv_layout=_layout(config, settings.kv_transfer),
+        orchestrations=settings.orchestrations if has_transfer else (),
+        nixl_metadata=_peer_metadata(config, variables) if has_transfer else b"",
+        tensor_parallel=config.parallel_config.tensor_parallel_size,
+        kv_bytes_per_token=_bytes_per_token(config),
+    )
+    return Launched(
+        llm=llm,
+        meter=meter,
+        capability=capability,
+        kv_blocks=config.cache_config.num_gpu_blocks,
+        vocab_size=config.model_config.get_vocab_size(),
+        has_transfer=has_transfer,
+        events_endpoint=args.kv_events_config.endpoint if settings.kv_events else "",
+    )
+
+
+def engine_args(
+    settings: VllmSettings, model: ModelSettings, *, engine_id: str, has_transfer: bool
+) -> AsyncEngineArgs:
+    """The settings as vLLM takes them; `extra` has the last word."""
+    is_cpu = current_platform.is_cpu()
+    args: dict[str, Any] = {
+        "model": model_folder(model),
+        "served_model_name": model.served_name,
+        "dtype": "float32" if settings.dtype == "auto" and is_cpu else settings.dtype,
+        "max_model_len": model.max_model_len,
+        "enforce_eager": settings.enforce_eager,
+        "block_size": settings.block_size,
+        "max_num_seqs": settings.running_max,
+        "disable_log_stats": True,
+        "enable_log_requests": False,
+    }
+    if not Path(args["model"]).is_dir():
+        args["revision"] = args["tokenizer_revision"] = model.pinned
+    if settings.kv_cache_bytes:
+        args["kv_cache_memory_bytes"] = settings.kv_cache_bytes
+    if settings.kv_events:
+        folder = tempfile.mkdtemp(prefix="trivium-")  # for this user alone
+        args["kv_events_config"] = KVEventsConfig(
+            enable_kv_cache_events=True, publisher="zmq", endpoint=f"ipc://{folder}/kv"
+        )
+    if has_transfer:
+        args["worker_extension_cls"] = f"{KvRelease.__module__}.{KvRelease.__qualname__}"
+        args["kv_transfer_config"] = KVTransferConfig(
+            kv_connector=_CONNECTORS[settings.kv_transfer],
+            kv_role="kv_both",
+            engine_id=engine_id,
+            kv_load_failure_policy="recompute",
+            kv_connector_extra_config=_connector_config(settings),
+        )
+        # One group of blocks, whatever its layers: it is what KV handles tell and have checked.
+        args["disable_hybrid_kv_cache_manager"] = True
+    return AsyncEngineArgs(**{**args, **settings.extra_args()})
+
+
+def _connector_config(settings: VllmSettings) -> dict[str, Any]:
+    found: dict[str, Any] = {"kv_lease_duration": settings.kv_lease_s}
+    if settings.keep_decoded_kv_ms:
+        found["bidirectional_kv_xfer"] = True
+        found["decoder_kv_blocks_ttl"] = settings.keep_decoded_kv_ms / 1_000
+    return found
+
+
+def environment(settings: VllmSettings, *, side_channel_port: int) -> dict[str, str]:
+    """Variables where vLLM has no argument for it; port 0 where no KV moves."""
+    found = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        OWNER_VARIABLE: str(os.getpid()),
+        NICE_VARIABLE: str(settings.nice),
+        **ucx_variables(settings.kv_devices),
+    }
+    for name, value in _UNLESS_SET.items():
+        found[name] = os.environ.get(name, value)
+    if settings.cpu_bind:
+        found[BIND_VARIABLE] = settings.cpu_bind
+    if settings.spin_ms >= 0:
+        found[SPIN_VARIABLE] = str(settings.spin_ms)
+    if settings.enforce_eager and current_platform.is_cpu():
+        # vLLM compiles a few small functions in any case, the first log-probabilities for 20 s.
+        found["TORCHDYNAMO_DISABLE"] = "1"
+    if side_channel_port:
+        found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = settings.side_channel_host
+        found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(side_channel_port)
+        if settings.kv_transfer == "push":
+            found[FENCE_VARIABLE] = "1"
+    return found
+
+
+def end(launched: Launched, timeout_s: float) -> None:
+    """Stop the engine's processes; those that do not go in time are killed."""
+    launched.llm.shutdown(timeout=timeout_s)
+
+
+def forget(launched: Launched) -> None:
+    """Drop what is left in this process after `end`; on the event loop, whose sockets these are."""
+    resources = launched.llm.engine_core.resources
+    if "output_queue_task" in vars(resources):  # else no request ever came, and it was done
+        resources()  # vLLM's monitor may not have come to it, and an open socket waits below
+    resources.ctx.destroy(linger=0)
+    launched.llm = None  # its finalizer must not run when the interpreter is half gone
+
+
+def _constructed(args: AsyncEngineArgs, meter: Meter, variables: Mapping[str, str]) -> Any:
+    """Run the constructor in a thread of its own, and hold the environment until it has spawned.
+
+    The thread's end does not end its children: they watch this process, not the thread.
+    """
+    result: list[Any] = []
+    loggers = [meter.logger, NoPrometheus]
+
+    def construct() -> None:
+        try:
+            result.append(AsyncLLM.from_engine_args(args, stat_loggers=loggers))
+        except BaseException as error:  # raised again where it was asked for
+            result.append(error)
+
+    thread = threading.Thread(target=construct, name="vllm-start", daemon=True)
+    with _environment, environment_of(variables):
+        before = {child.pid for child in multiprocessing.active_children()}
+        thread.start()
+        while thread.is_alive():
+            thread.join(_SPAWN_POLL_S)
+            if {child.pid for child in multiprocessing.active_children()} - before:
+                break
+    thread.join()
+    if isinstance(result[0], BaseException):
+        raise result[0]
+    return result[0]
+
+
+def _layout(config: Any, mode: str) -> str:
+    """Workers with equal layouts can exchange KV: the same model, types, block size and way."""
+    model, cache = config.model_config, config.cache_config
+    parallel = config.parallel_config.tensor_parallel_size
+    types = f"{model.dtype}/{cache.cache_dtype}"
+    return f"vllm/{model.model}/{types}/{cache.block_size}/tp{parallel}/{mode}"
+
+
+def _bytes_per_token(config: Any) -> int:
+    """KV of one token on all ranks; for attention that keeps a key and a value per head."""
+    model, parallel = config.model_config, config.parallel_config
+    heads = model.get_num_kv_heads(parallel) * parallel.tensor_parallel_size
+    values = 2 * heads * model.get_head_size() * model.get_total_num_hidden_layers()
+    return int(values * model.dtype.itemsize)
+
+
+def _peer_metadata(config: Any, variables: Mapping[str, str]) -> bytes:
+    peer = {
+        "remote_host": variables["VLLM_NIXL_SIDE_CHANNEL_HOST"],
+        "remote_port": int(variables["VLLM_NIXL_SIDE_CHANNEL_PORT"]),
+        "tp_size": config.parallel_config.tensor_parallel_size,
+    }
+    return json.dumps(peer).encode()
+
+
+@contextmanager
+def _side_channel_port(settings: VllmSettings) -> Iterator[int]:
+    """The given port, or a free one, kept from everybody else until the engine listens there."""
+    with socket.socket() as keeper:
+        # Linux lets the engine listen beside it, as it only stands there and both allow reuse.
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if not settings.side_channel_port:
+            keeper.bind((settings.side_channel_host, 0))
+        yield settings.side_channel_port or int(keeper.getsockname()[1])

@@ -1,0 +1,234 @@
+"""Runs in every process that vLLM starts (entry point `vllm.general_plugins`) and mends it.
+
+Theory of operation, with what each costs unmended on one small machine:
+- NIXL's progress thread spins a core for ever: vLLM's agent asks for no delay (`calm_nixl`).
+- While blocks wait for a peer, the engine steps a thousand times a second (`calm_waiting`).
+- Workers spin for a second after every step before they sleep (`calm_queues`).
+- NIXL's start pins every worker to the machine's last core, whatever was asked (`keep_binding`).
+- Engine processes outlive a killed parent, and take seconds to exit (`watch`, `exit_quickly`).
+- Engines take the time of whoever keeps the worker's lease, and of the broker (`give_way`).
+- A prefill engine may write KV long after its peer gave up (`fence.py`).
+The first two are always done, the others where `workers/llm/vllm/launch.py` asks for them by
+environment. What an unknown vLLM no longer has is left alone, and the log says so.
+"""
+
+import atexit
+import contextlib
+import functools
+import importlib
+import logging
+import os
+import queue
+import select
+import signal
+import sys
+import threading
+import time
+from types import ModuleType
+from typing import Any, NoReturn
+
+from workers.llm.vllm.fence import fence_writes
+
+OWNER_VARIABLE = "TRIVIUM_PLUGIN_OWNER_PID"
+NICE_VARIABLE = "TRIVIUM_PLUGIN_NICE"
+SPIN_VARIABLE = "TRIVIUM_PLUGIN_SPIN_MS"
+BIND_VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
+# The longest sleep of the progress thread. It wakes on events; this bounds the harm of a lost
+# wake-up, which NIXL's own code expects of some UCX transports. 10 ms costs 0.5 % of a core.
+PROGRESS_SLEEP_US = 10_000
+# How often an engine with nothing but pinned blocks looks for their release.
+PINNED_POLL_S = 0.1
+# How often one that waits for a peer's KV looks for it: after this share of its wait so far.
+AWAITED_POLL_SHARE, AWAITED_POLL_MAX_S = 0.05, 0.01
+# A reader of a queue naps for STEP_NAP_S at a time until STEP_S after its last read; then it waits
+# for a share of its wait so far, and NAP_MAX_MS at most, before it looks again.
+STEP_S, STEP_NAP_S = 0.02, 0.000_05
+NAP_SHARE, NAP_MAX_MS = 0.25, 100
+
+log = logging.getLogger(__name__)
+
+
+def register() -> None:
+    """Called by vLLM in each process, perhaps more than once."""
+    owner = os.environ.get(OWNER_VARIABLE, "")
+    if owner.isdecimal() and int(owner) != os.getpid():
+        watch(int(owner))
+        exit_quickly()
+        give_way(int(os.environ.get(NICE_VARIABLE, "0")))
+    for mend in (_calm_nixl_when_loaded, fence_writes, calm_waiting, calm_queues, keep_binding):
+        try:
+            mend()
+        except (AttributeError, ImportError):
+            log.warning("this vLLM cannot be mended by %s", mend.__name__)
+
+
+def give_way(nice: int) -> None:
+    """Run below processes of the usual priority: threads that are there, and all that they start.
+
+    Linux keeps priorities by thread. One that is lower already stays.
+    """
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            present = os.getpriority(os.PRIO_PROCESS, int(thread))
+            os.setpriority(os.PRIO_PROCESS, int(thread), max(nice, present))
+
+
+def calm_nixl(api: ModuleType, sleep_us: int = PROGRESS_SLEEP_US) -> None:
+    """Let the progress threads of agents from `nixl._api` sleep in poll(2) until UCX has an event.
+
+    Passive transfers go on working, which they would not without the thread. Agents that set a
+    delay keep it.
+    """
+    bindings = api.nixlBind
+    make_agent = bindings.nixlAgent
+    if getattr(make_agent, "calm", False):
+        return
+
+    def make_calm_agent(name: str, config: Any) -> Any:
+        if config.useProgThread and not config.pthrDelay:
+            config.pthrDelay = sleep_us
+        return make_agent(name, config)
+
+    make_calm_agent.calm = True  # type: ignore[attr-defined]  # marks the replacement
+    bindings.nixlAgent = make_calm_agent
+
+
+def _calm_nixl_when_loaded() -> None:
+    """Calm NIXL when vLLM loads it and not before: most processes never do, and it is slow."""
+    from vllm.distributed import nixl_utils
+
+    load = nixl_utils._load_nixl_attr  # noqa: SLF001  # the one place where it is loaded
+    if getattr(load, "calm", False):
+        return
+
+    @functools.wraps(load)
+    def load_calm(name: str) -> Any:
+        value = load(name)
+        if name == "NixlWrapper" and value is not None:
+            calm_nixl(importlib.import_module(value.__module__))
+        return value
+
+    load_calm.calm = True  # type: ignore[attr-defined]  # marks the replacement
+    nixl_utils._load_nixl_attr = load_calm  # noqa: SLF001  # see above
+
+
+def calm_waiting() -> None:
+    """Wait for input, not a millisecond, while an engine has nothing to compute.
+
+    All that is left then are blocks pinned for a peer, or requests that wait for a peer's KV.
+    """
+    from vllm.v1.engine.core import EngineCoreProc
+
+    step = EngineCoreProc._process_engine_step  # noqa: SLF001  # there is no hook around it
+    if getattr(step, "calm", False):
+        return
+    since_s: list[float] = []  # since when it waits; a process has one engine
+
+    @functools.wraps(step)
+    def step_calm(self: Any) -> bool:
+        executed: bool = step(self)
+        scheduler = self.scheduler
+        has_work = (
+            executed
+            or type(self) is not EngineCoreProc  # data-parallel cores step for their peers
+            or not self.is_running()
+            or scheduler.finished_req_ids
+            or not scheduler.has_requests()
+        )
+        if has_work or scheduler.running or scheduler.waiting:
+            since_s.clear()
+            return executed
+        poll_s = PINNED_POLL_S
+        if scheduler.has_unfinished_requests():  # they hold blocks that a peer fills
+            now_s = time.monotonic()
+            if not since_s:
+                since_s.append(now_s)
+            poll_s = min((now_s - since_s[0]) * AWAITED_POLL_SHARE, AWAITED_POLL_MAX_S)
+        try:
+            request = self.input_queue.get(timeout=poll_s)
+        except queue.Empty:
+            return executed
+        self._handle_client_request(*request)
+        return executed
+
+    step_calm.calm = True  # type: ignore[attr-defined]  # marks the replacement
+    EngineCoreProc._process_engine_step = step_calm  # noqa: SLF001  # see above
+
+
+def calm_queues() -> None:
+    """Let readers of shared-memory queues sleep instead of spinning for a second after each read.
+
+    During a step they take very short naps; later they wait to be woken, as vLLM does after its
+    second. As a wake-up is lost now and then when messages follow each other quickly, and vLLM
+    looks again only after 5 s, those waits are short at first and grow.
+    """
+    spin_ms = os.environ.get(SPIN_VARIABLE, "")
+    if not spin_ms:
+        return
+    from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+
+    wait, spin_s = SpinCondition.wait, float(spin_ms) / 1_000
+    if getattr(wait, "calm", False):
+        return
+
+    @functools.wraps(wait)
+    def wait_calm(self: Any, timeout_ms: int | None = None) -> None:
+        waited_s = time.monotonic() - self.last_read
+        if spin_s < waited_s < STEP_S:
+            time.sleep(STEP_NAP_S)
+            return
+        self.busy_loop_s = spin_s
+        nap_ms = min(NAP_MAX_MS, int(waited_s * 1_000 * NAP_SHARE))
+        wait(self, nap_ms if timeout_ms is None else min(nap_ms, timeout_ms))
+
+    wait_calm.calm = True  # type: ignore[attr-defined]  # marks the replacement
+    SpinCondition.wait = wait_calm
+
+
+def keep_binding() -> None:
+    """Keep NIXL from moving workers to the last core where cores were given."""
+    if os.environ.get(BIND_VARIABLE, "auto") == "auto":
+        return
+    from vllm.platforms.cpu import CpuPlatform
+
+    assert callable(CpuPlatform.discover_numa_topology)  # used for nothing but that
+    CpuPlatform.discover_numa_topology = classmethod(lambda cls: [])
+
+
+def watch(owner_pid: int) -> None:
+    """End this process as soon as its owner is gone, however it went."""
+    if any(thread.name == "owner-watch" for thread in threading.enumerate()):
+        return
+    try:
+        owner = os.pidfd_open(owner_pid)
+    except ProcessLookupError:
+        _end()
+    threading.Thread(target=_wait_and_end, args=(owner,), name="owner-watch", daemon=True).start()
+
+
+def _wait_and_end(owner: int) -> None:
+    poll = select.poll()
+    poll.register(owner, select.POLLIN)
+    poll.poll()
+    _end()
+
+
+def _end() -> NoReturn:
+    # Nothing gentler ends a process that waits inside a kernel or a transfer. Shared memory is
+    # removed by the resource tracker, which lives a little longer.
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("survived SIGKILL")
+
+
+def exit_quickly() -> None:
+    """Skip the interpreter's own teardown, two seconds per process, once vLLM's is done."""
+
+    def leave() -> None:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    # Last of all: exit handlers run in the reverse order, and this one came early.
+    atexit.unregister(leave)
+    atexit.register(leave)

@@ -1,0 +1,127 @@
+"""KV that a prefill engine is to write to its peers (push): when it is written, and when it is not.
+
+vLLM writes when the prompt is computed and the decode engine has blocks, and says only that some
+write ended. Whose it was, the compute process tells when asked. Used by `engine.py`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.errors import KvUnavailable
+from workers.llm.engine import Output
+from workers.llm.vllm.handover import Handover, Releases
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A computed prompt whose KV is not written yet."""
+
+    engine_request_id: str
+    is_paired: bool  # and so the job ends with the write
+    limit: asyncio.TimerHandle
+
+
+class Writes:
+    """Of one engine; `meter` is the Meter of `api.py`, `put` takes last outputs."""
+
+    def __init__(
+        self,
+        llm: Any,
+        meter: Any,
+        handover: Handover,
+        releases: Releases,
+        put: Callable[[Output], None],
+    ) -> None:
+        self._llm, self._meter, self._handover = llm, meter, handover
+        self._releases, self._put = releases, put
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[str, Waiting] = {}
+        self._asking: asyncio.Task[None] | None = None
+        self._heard = False
+        meter.heard = self._look
+
+    def __contains__(self, request_id: str) -> bool:
+        """Whether a paired job waits for its write."""
+        found = self._waiting.get(request_id)
+        return found is not None and found.is_paired
+
+    @property
+    def paired(self) -> int:
+        """How many paired jobs wait for their write."""
+        return sum(each.is_paired for each in self._waiting.values())
+
+    def begin(
+        self, request_id: str, engine_request_id: str, *, is_paired: bool, limit_s: float
+    ) -> None:
+        """The prompt is computed; its KV is to be written within the limit."""
+        self._forget(request_id)
+        limit = self._loop.call_later(max(0.0, limit_s), self._give_up, request_id)
+        self._waiting[request_id] = Waiting(engine_request_id, is_paired, limit)
+        self._look()  # the write may have ended already
+
+    def abort(self, request_id: str) -> None:
+        """The job is given up."""
+        found = self._forget(request_id)
+        if found is not None and found.is_paired:
+            self._releases.begin(found.engine_request_id)
+            self._put(Output(request_id=request_id, finish_reason="abort"))
+
+    def cancel(self) -> None:
+        for request_id in tuple(self._waiting):
+            self._forget(request_id)
+        if self._asking is not None:
+            self._asking.cancel()
+
+    def _forget(self, request_id: str) -> Waiting | None:
+        found = self._waiting.pop(request_id, None)
+        if found is not None:
+            found.limit.cancel()
+        return found
+
+    def _look(self) -> None:
+        """Some write ended: find out whose."""
+        self._heard = True
+        if self._waiting and (self._asking is None or self._asking.done()):
+            self._asking = self._loop.create_task(self._ask())
+
+    async def _ask(self) -> None:
+        while self._heard and self._waiting:
+            self._heard = False
+            asked = {each.engine_request_id: name for name, each in self._waiting.items()}
+            try:
+                answers = await self._llm.collective_rpc("unsent_kv", args=(list(asked),))
+            except Exception as error:
+                log.warning("writes of KV: %r", error)
+                return
+            for engine_request_id in asked.keys() - {name for each in answers for name in each}:
+                self._written(asked[engine_request_id])
+
+    def _written(self, request_id: str) -> None:
+        found = self._forget(request_id)
+        if found is None:  # given up meanwhile
+            return
+        self._handover.taken_back(request_id)
+        transfers = self._meter.transfers
+        transfer = transfers.popleft() if transfers else None
+        if not self._waiting:
+            transfers.clear()  # of prompts that were given up
+        if found.is_paired:
+            output = Output(
+                request_id=request_id,
+                finish_reason="handover",
+                kv_bytes=transfer.kv_bytes if transfer else 0,
+                transfer_ms=transfer.transfer_ms if transfer else 0.0,
+            )
+            self._put(output)
+
+    def _give_up(self, request_id: str) -> None:
+        found = self._forget(request_id)
+        if found is not None and found.is_paired:
+            self._releases.begin(found.engine_request_id)
+            error = KvUnavailable(f"{request_id}: its decode engine took no KV in time").to_wire()
+            self._put(Output(request_id=request_id, finish_reason="error", error=error))
