@@ -24,7 +24,7 @@ from schemas.rules.sizes import check_size
 from workers.config import WorkerSettings
 from workers.llm.engine import Engine, Output
 from workers.llm.frames import Frames, HeldReport
-from workers.llm.held import Held
+from workers.llm.held import HeldRequests
 from workers.outbox import Outbox
 
 _INTERVAL_STREAMS = 64  # so many share frames at the shortest interval
@@ -41,7 +41,7 @@ class Loops:
         tokens: LogProducer,
         membership: Membership,
         engine: Engine,
-        held: Held,
+        held: HeldRequests,
         frames: Frames,
         outbox: Outbox,
         settings: WorkerSettings,

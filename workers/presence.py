@@ -8,6 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from aiokafka.errors import KafkaError
 
@@ -16,12 +17,21 @@ from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership, OnRecord
 from schemas.records import Grant, Heartbeat, Load, MemberKind, Registration, Role
 from workers import credits
-from workers.llm.engine import Engine
-from workers.llm.held import Held
+from workers.llm.engine import Engine, KnowsPeers
+from workers.llm.held import HeldRequests
 
 log = logging.getLogger("trivium.worker")
 WINDOW_S = 3.0  # over which tokens per second are taken
 SAMPLES_MAX = 64
+
+
+@dataclass(slots=True)
+class _Offer:
+    """What the worker serves with, once its engine is up."""
+
+    engine: Engine
+    held: HeldRequests
+    capacities: Mapping[Role, int]
 
 
 class Presence:
@@ -34,52 +44,47 @@ class Presence:
     ) -> None:
         self._clock_s = clock_s
         self._beat_wanted = asyncio.Event()
-        self._capacities: Mapping[Role, int] = {}
-        self._engine: Engine | None = None
-        self._held: Held | None = None
-        self._saw_worker: Callable[[str, int, str], None] | None = None
+        self._offer: _Offer | None = None
         self.on_router: Callable[[], None] = lambda: None  # a router has joined
         self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES_MAX)
         self.membership = membership(self._on_record)
         self.membership.load_source = self.load
         self.membership.grant_source = self.grants
 
-    def serve(self, engine: Engine, held: Held, capacities: Mapping[Role, int]) -> None:
-        """The engine is up: offer its capacity by role, and tell it of its peers if it asks.
-
-        `set_peer_metadata` gives an engine the lookup of NIXL metadata, `saw_worker` every worker
-        that registers; an engine has these methods if it needs them.
-        """
-        self._engine, self._held, self._capacities = engine, held, capacities
-        set_peer_metadata = getattr(engine, "set_peer_metadata", None)
-        if set_peer_metadata is not None:
-            set_peer_metadata(self.peer_metadata)
-        self._saw_worker = getattr(engine, "saw_worker", None)
+    def serve(self, engine: Engine, held: HeldRequests, capacities: Mapping[Role, int]) -> None:
+        """The engine is up: offer its capacity by role, and tell it of its peers if it asks."""
+        self._offer = _Offer(engine, held, capacities)
+        if isinstance(engine, KnowsPeers):
+            engine.set_peer_metadata(self.peer_metadata)
         for member in self.membership.view.members.values():
             self._tell_engine(member.registration)
 
     def offer(self, capacities: Mapping[Role, int]) -> None:
         """Other capacities by role, from the next heartbeat on."""
-        self._capacities = capacities
+        if self._offer is not None:
+            self._offer.capacities = capacities
 
     def withdraw(self) -> None:
         """Offer nothing any more, and ask nothing of an engine that may be dead."""
-        self._engine, self._held, self._saw_worker, self._capacities = None, None, None, {}
+        self._offer = None
 
     def _tell_engine(self, record: Registration) -> None:
-        capability = record.capability
-        if self._saw_worker is not None and capability is not None:
-            self._saw_worker(record.member_id, record.epoch, capability.engine_id)
+        capability, offer = record.capability, self._offer
+        if capability is None or offer is None:
+            return
+        if isinstance(offer.engine, KnowsPeers):
+            offer.engine.saw_worker(record.member_id, record.epoch, capability.engine_id)
 
     def load(self) -> Load:
         """What the engine is doing; the rate is over the last seconds."""
-        if self._engine is None or self._held is None:
+        if self._offer is None:
             return Load()
-        found, prompts = self._engine.load(), self._held.prompts
+        held = self._offer.held
+        found, gate = self._offer.engine.load(), held.prefill_gate
         return Load(
             running=found.running,
-            waiting=found.waiting + len(prompts),
-            queued_tokens=found.queued_tokens + prompts.tokens,
+            waiting=found.waiting + len(gate),
+            queued_tokens=found.queued_tokens + gate.tokens,
             tokens_per_s=self._rate(found.tokens_total),
             prefill_tokens_per_s=found.prefill_tokens_per_s,
             step_ms=found.step_ms,
@@ -87,7 +92,7 @@ class Presence:
             kv_blocks_total=found.kv_blocks_total,
             kv_bytes_sent=found.kv_bytes_sent,
             kv_bytes_received=found.kv_bytes_received,
-            requests_total=self._held.requests_total,
+            requests_total=held.requests_total,
             tokens_total=found.tokens_total,
         )
 
@@ -101,8 +106,10 @@ class Presence:
 
     def grants(self) -> list[Grant]:
         """Each living router's credits, in each role."""
+        if self._offer is None:
+            return []
         routers = self.membership.view.living(MemberKind.ROUTER, wall_ms())
-        return credits.grants(self._capacities, (router.member_id for router in routers))
+        return credits.grants(self._offer.capacities, (router.member_id for router in routers))
 
     def peer_metadata(self, engine_id: str) -> bytes | None:
         """The NIXL metadata that an engine of the fleet published; none while it is unknown."""

@@ -2,8 +2,8 @@
 
 `run_worker` is what the command line calls; it returns after a drain. A life ends with its lease or
 with the broker; then engine, model and prefix cache stay, and the next life has a higher epoch. A
-TriviumError is raised where that cannot help, so that the launcher starts another process. A life
-is in `workers/serving.py`.
+TriviumError is raised where that cannot help, so that the launcher starts another process. What
+happens in a life once the engine is up is in `workers/serving.py`.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ from schemas.records import MemberKind, Role
 from schemas.settings import LogSettings, ModelSettings
 from workers import tasks
 from workers.config import WorkerSettings
-from workers.llm.engine import Engine
-from workers.log_clients import LogClients
+from workers.llm.engine import Engine, KnowsPeers
+from workers.presence import Presence
 from workers.roles import lease_topics
-from workers.serving import Life
+from workers.serving import LogClients, Serving, ServingSettings
 
 EngineSource = Engine | Callable[[int], Awaitable[Engine]]  # by the worker's epoch
 
@@ -67,8 +67,8 @@ async def run_worker(
             committed_group=f"{topic}-workers",
         ),
     )
-    process = Worker(clients, log_settings, worker, model, roles, worker_id=worker_id)
-    await process.run(engine, stop)
+    settings = ServingSettings(log=log_settings, worker=worker, model=model)
+    await Worker(clients, settings, roles, worker_id=worker_id).run(engine, stop)
 
 
 class Worker:
@@ -77,21 +77,17 @@ class Worker:
     def __init__(
         self,
         clients: LogClients,
-        log_settings: LogSettings,
-        settings: WorkerSettings,
-        model: ModelSettings,
+        settings: ServingSettings,
         roles: Sequence[Role],
         *,
         worker_id: str,
     ) -> None:
         self._clients = clients
-        self._log_settings = log_settings
         self._settings = settings
-        self._model = model
-        self._roles = tuple(roles)
+        self._roles = tuple(roles)  # at present
         self._worker_id = worker_id
         self._epoch = 0
-        self._engine: Engine | None = None
+        self._engine: Engine | None = None  # until it is up
 
     async def run(self, engine: EngineSource, stop: asyncio.Event) -> None:
         """Life after life, until one is drained; raises what no further life would mend."""
@@ -99,41 +95,40 @@ class Worker:
             await outlive(self._worker_id, lambda: self._live(engine, stop), stop)
         finally:
             if self._engine is not None:
-                close_ms = self._settings.close_timeout_ms
+                close_ms = self._settings.worker.close_timeout_ms
                 await tasks.close("engine", self._engine.close(), close_ms)
 
     async def _live(self, source: EngineSource, stop: asyncio.Event) -> None:
-        life = Life(
-            self._clients,
-            self._log_settings,
-            self._settings,
-            self._model,
-            self._roles,
-            former_epoch=self._epoch,
-        )
+        """Meet the fleet, then bring the engine up, which may take long, and serve."""
+        clients, serving = self._clients, None
+        presence = Presence(lambda on: clients.membership(on, self._roles, self._epoch))
         try:
-            self._epoch = await life.meet()
-            if self._engine is not None:
-                self._begin_anew(self._engine)
-            elif not await self._start_engine(source, stop):
-                return
-            assert self._engine is not None
-            await life.serve(self._engine, stop)
+            await clients.durable.start()
+            await clients.tokens.start()
+            await presence.membership.meet()
+            self._epoch = presence.membership.epoch
+            engine = await self._engine_up(source, stop)
+            if engine is not None:
+                serving = Serving(clients, self._settings, presence, engine, self._roles)
+                await serving.run(stop)
         finally:
-            self._roles = life.roles
-            await life.close()
+            await self._end_life(presence, serving)
 
-    def _begin_anew(self, engine: Engine) -> None:
-        """An engine that makes handles has to know whose life they are of: `begin_life`."""
-        begin_life = getattr(engine, "begin_life", None)
-        if begin_life is not None:
-            begin_life(self._epoch)
-
-    async def _start_engine(self, source: EngineSource, stop: asyncio.Event) -> bool:
-        if not callable(source):
+    async def _engine_up(self, source: EngineSource, stop: asyncio.Event) -> Engine | None:
+        """The engine, of an earlier life or started now; None: stopped meanwhile."""
+        if self._engine is not None:
+            if isinstance(self._engine, KnowsPeers):
+                self._engine.begin_life(self._epoch)
+        elif not callable(source):
             self._engine = source
-            return True
-        starting = asyncio.ensure_future(source(self._epoch))
+        else:
+            return await self._start_engine(source, stop)
+        return self._engine
+
+    async def _start_engine(
+        self, start: Callable[[int], Awaitable[Engine]], stop: asyncio.Event
+    ) -> Engine | None:
+        starting = asyncio.ensure_future(start(self._epoch))
         stopped = asyncio.ensure_future(stop.wait())
         try:
             await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -141,7 +136,22 @@ class Worker:
             await tasks.cancel(starting, stopped)
             if not starting.cancelled() and starting.exception() is None:
                 self._engine = starting.result()  # to be closed, if not to be used
-        if starting.cancelled():  # stopped while starting
-            return False
-        starting.result()
-        return True
+        return None if starting.cancelled() else starting.result()
+
+    async def _end_life(self, presence: Presence, serving: Serving | None) -> None:
+        """Leave if that is known to be in order, and close the log's clients.
+
+        What a lost life has not written must not be written later: another may do its work by now.
+        """
+        is_settled = serving is not None and serving.is_settled
+        request_ms = self._settings.log.request_timeout_ms
+        closing = {}
+        if serving is not None:
+            self._roles = serving.roles
+            await serving.abandon()
+        await tasks.close("membership", presence.membership.leave(), request_ms)
+        if serving is not None:
+            closing = {f"reader of {t}": reader.stop() for t, reader in serving.readers.items()}
+        for name, producer in (("token", self._clients.tokens), ("durable", self._clients.durable)):
+            closing[f"{name} producer"] = producer.stop() if is_settled else producer.discard()
+        await asyncio.gather(*(tasks.close(what, c, request_ms) for what, c in closing.items()))

@@ -34,8 +34,8 @@ from schemas.rules.sizes import check_size
 from schemas.topics import check_record, partition_of
 from tests.waiting import until
 from workers.kv.block_log import BlockLog
-from workers.llm.engine import EngineLoad, Job, Output
-from workers.log_clients import LogClients
+from workers.llm.engine import EngineLoad, Job, Output, PeerMetadata
+from workers.serving import LogClients
 
 WORKER, EPOCH, MODEL = "w1", 7, "m"
 CODEC = Codec()
@@ -56,7 +56,7 @@ def capability(running_max: int = 4) -> Capability:
 class FakeEngine:
     """Records what it is told; `say` is the next step's outputs."""
 
-    block_log: BlockLog  # only where a test gives it one: it is published
+    block_log: BlockLog | None = None  # where a test gives it one, it is published
 
     def __init__(self, running_max: int = 4) -> None:
         self.capability = capability(running_max)
@@ -94,6 +94,25 @@ class FakeEngine:
 
     async def close(self) -> None:
         self.closed = True
+
+
+class FakeKvEngine(FakeEngine):
+    """One that exchanges KV, and so is told of its peers."""
+
+    def __init__(self, running_max: int = 4) -> None:
+        super().__init__(running_max)
+        self.lookups: list[PeerMetadata] = []
+        self.seen: list[tuple[str, int, str]] = []  # workers, their epochs and engines
+        self.lives: list[int] = []  # its worker's later epochs
+
+    def set_peer_metadata(self, peer_metadata: PeerMetadata) -> None:
+        self.lookups.append(peer_metadata)
+
+    def saw_worker(self, worker_id: str, epoch: int, engine_id: str) -> None:
+        self.seen.append((worker_id, epoch, engine_id))
+
+    def begin_life(self, epoch: int) -> None:
+        self.lives.append(epoch)
 
 
 class FakeLog:

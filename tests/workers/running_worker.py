@@ -17,6 +17,7 @@ from tests.workers.fakes import (
     MODEL,
     WORKER,
     FakeEngine,
+    FakeKvEngine,
     FakeLog,
     FakeMembership,
     FakeReader,
@@ -25,22 +26,27 @@ from tests.workers.fakes import (
 from workers.config import WorkerSettings
 from workers.llm.engine import Engine
 from workers.runtime import Worker
+from workers.serving import ServingSettings
 
 
 class Life:
     """A worker that runs beside the test."""
 
-    def __init__(self, *roles: Role, running_max: int = 4, **settings: Any) -> None:
-        self.engine = FakeEngine(running_max)
+    def __init__(
+        self, *roles: Role, running_max: int = 4, exchanges_kv: bool = False, **settings: Any
+    ) -> None:
+        self.engine = FakeKvEngine(running_max) if exchanges_kv else FakeEngine(running_max)
         self.log = FakeLog()
         self.stop = asyncio.Event()
         self.settings = {"drain_timeout_ms": 60_000, **settings}
         bundle, made = clients(self.log)
         self.worker = Worker(
             bundle,
-            LogSettings(request_timeout_ms=20_000),
-            WorkerSettings(**self.settings),
-            ModelSettings(name=MODEL),
+            ServingSettings(
+                log=LogSettings(request_timeout_ms=20_000),
+                worker=WorkerSettings(**self.settings),
+                model=ModelSettings(name=MODEL),
+            ),
             roles or (Role.PREFILL, Role.DECODE),
             worker_id=WORKER,
         )

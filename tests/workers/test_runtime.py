@@ -27,6 +27,7 @@ from tests.schemas.examples import TRACEPARENT
 from tests.virtual import virtual
 from tests.waiting import until
 from tests.workers.fakes import (
+    FakeKvEngine,
     cancel_work,
     handle,
     out,
@@ -360,10 +361,9 @@ async def test_its_load_is_the_engines_with_a_rate() -> None:
         assert presence.load().tokens_per_s == 0  # nothing for a whole window
 
 
-async def test_an_engine_with_the_hooks_learns_its_peers() -> None:
-    found, lookups, seen = Life(), list[Any](), list[tuple[str, int, str]]()
-    found.engine.set_peer_metadata = lookups.append  # type: ignore[attr-defined]
-    found.engine.saw_worker = lambda *names: seen.append(names)  # type: ignore[attr-defined]
+async def test_an_engine_that_exchanges_kv_learns_its_peers() -> None:
+    found = Life()
+    found.engine = engine = FakeKvEngine()
 
     async def start(epoch: int) -> Engine:
         found.membership.add_worker("w2", 3, b"card")
@@ -372,10 +372,10 @@ async def test_an_engine_with_the_hooks_learns_its_peers() -> None:
     await found.start(start)
     await found.ready()
     found.membership.add_worker("w3", 4, b"other card")
-    (peer_metadata,) = lookups
+    (peer_metadata,) = engine.lookups
     assert (peer_metadata("e-w2"), peer_metadata("e-w3")) == (b"card", b"other card")
     assert peer_metadata("e-w9") is None
-    assert seen == [("w2", 3, "e-w2"), ("w3", 4, "e-w3")]
+    assert engine.seen == [("w2", 3, "e-w2"), ("w3", 4, "e-w3")]
     found.stop.set()
     assert await found.ended() is None
 

@@ -24,6 +24,7 @@ from schemas.records import (
 from tests.virtual import virtual
 from tests.waiting import until
 from tests.workers.fakes import (
+    FakeKvEngine,
     handle,
     out,
     work,
@@ -34,9 +35,9 @@ from workers.llm.engine import Engine, EngineLoad
 
 async def test_a_worker_that_lost_its_lease_lives_on_with_its_engine() -> None:
     """It drops what it held, says nothing of it, and serves in a higher epoch (issue 10, 4)."""
-    async with life() as found:
-        first, begun = found.membership, list[int]()
-        found.engine.begin_life = begun.append  # type: ignore[attr-defined]
+    async with life(exchanges_kv=True) as found:
+        first, engine = found.membership, found.engine
+        assert isinstance(engine, FakeKvEngine)
         await found.held(work(), work("r2"))
         first.valid = False
         found.engine.say(out(ids=[5], text="a", finish_reason="stop"), out("r2.1", [6], "b"))
@@ -44,7 +45,7 @@ async def test_a_worker_that_lost_its_lease_lives_on_with_its_engine() -> None:
         await found.lives(2)
         again = found.membership
         assert again is not first and again.epoch > first.epoch
-        assert begun == [again.epoch]
+        assert engine.lives == [again.epoch]
         assert found.log.sent == []
         assert (found.engine.aborted, found.engine.closed) == (["r2.1"], False)
         await found.held(replace(work("r3"), worker_epoch=again.epoch))
@@ -189,7 +190,7 @@ async def test_a_drain_whose_reports_are_not_acknowledged_is_a_failure() -> None
 @virtual
 async def test_a_drain_waits_for_kv_that_was_handed_over(gone: str) -> None:
     async with life(drain_timeout_ms=300_000) as found:
-        found.engine.figures.extra["held"] = 1
+        found.engine.figures.kv_handles_held = 1
         await found.held(work("r1", WorkPhase.PREFILL))
         lasts_ms = 400 if gone == "expired" else 60_000
         kv = handle(wall_ms() + lasts_ms)
@@ -200,6 +201,6 @@ async def test_a_drain_waits_for_kv_that_was_handed_over(gone: str) -> None:
         assert found.task is not None
         assert not found.task.done()
         if gone == "pulled":
-            found.engine.figures.extra["held"] = 0
+            found.engine.figures.kv_handles_held = 0
         assert await found.ended() is None
         assert gone == "pulled" or wall_ms() >= kv.expires_at_ms

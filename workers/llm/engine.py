@@ -5,9 +5,9 @@ Two engines implement it, `workers/llm/vllm/engine.py` and `workers/llm/sim/engi
 of Kafka, leases or routers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from schemas.records import (
     Capability,
@@ -19,6 +19,9 @@ from schemas.records import (
     WorkPhase,
 )
 from workers.kv.block_log import BlockLog
+
+# From an engine's id to its `Capability.nixl_metadata`; None while the fleet does not show it.
+PeerMetadata = Callable[[str], bytes | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,7 @@ class EngineLoad:
     kv_blocks_total: int = 0
     kv_bytes_sent: int = 0
     kv_bytes_received: int = 0
+    kv_handles_held: int = 0  # KV that was handed over, and that no peer has read yet
     tokens_total: int = 0
     extra: dict[str, float] = field(default_factory=dict)
 
@@ -107,7 +111,10 @@ class Engine(Protocol):
     """Built, ready to serve, by an async factory `start` in the module that implements it."""
 
     capability: Capability
-    block_log: BlockLog  # what came into the prefix cache and what left it
+
+    @property
+    def block_log(self) -> BlockLog | None:
+        """What came into the prefix cache and what left it; None: it does not tell."""
 
     def add(self, job: Job) -> None:
         """Take a job. Never blocks; what is wrong with it arrives as an output with an error."""
@@ -126,3 +133,21 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Stop for good and free memory, processes and NIXL agents."""
+
+
+@runtime_checkable
+class KnowsPeers(Protocol):
+    """What an engine has besides, if it exchanges KV with engines of other workers.
+
+    A worker whose engine is a `KnowsPeers` tells it of the fleet; `Engine` alone is enough for a
+    replica.
+    """
+
+    def set_peer_metadata(self, peer_metadata: PeerMetadata) -> None:
+        """How to find a peer; called before its first job, and again in each life."""
+
+    def saw_worker(self, worker_id: str, epoch: int, engine_id: str) -> None:
+        """The fleet knows this worker in this epoch; KV of an earlier one must be refused."""
+
+    def begin_life(self, epoch: int) -> None:
+        """Its own worker has lost its lease and joined again; what it held was aborted."""

@@ -31,7 +31,7 @@ HeldReport = tuple[Outcome | Phase, Headers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class OutgoingFrame:
     """A frame for one gateway partition, and what may be reported once it is in the log."""
 
     partition: int
@@ -170,7 +170,7 @@ class Columns:
         self._reports.append(report)
         self._urge()
 
-    def take(self, worker_id: str, now_ms: int, *, later: bool) -> Batch:
+    def take(self, worker_id: str, now_ms: int, *, later: bool) -> OutgoingFrame:
         """The frame of what was collected, with or without the tokens that may wait, or a first
         part of it: what is left then, the ends among it, is urgent.
         """
@@ -182,7 +182,7 @@ class Columns:
         rest = rows[fit:]
         ends, reports = ([], []) if rest else (self._ends, self._reports)
         frame = _frame(worker_id, now_ms, rows[:fit], self._starts, ends)
-        batch = Batch(partition=self.partition, frame=frame, reports=reports)
+        batch = OutgoingFrame(partition=self.partition, frame=frame, reports=reports)
         if rest:
             self._closed, self._first, self._starts = rest, {}, []
             self._urge()
@@ -266,7 +266,7 @@ class Frames:
 
     def take(
         self, now_ms: int, busy: Container[int] = (), *, urgent_only: bool = False
-    ) -> list[Batch]:
+    ) -> list[OutgoingFrame]:
         """One frame per gateway partition that has something, in the order of first touch; with
         `urgent_only`, of what must leave at once, while later tokens go on waiting.
         """

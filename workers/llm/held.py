@@ -42,7 +42,7 @@ from schemas.rules.trace import trace_of
 from workers.llm import decode, peers, prefill
 from workers.llm.engine import Engine, Job, Output
 from workers.llm.frames import Frames
-from workers.llm.prompts import Prompts
+from workers.llm.prefill_gate import PrefillGate
 from workers.llm.stream import Identity, Stream, allocated, ended, failed, started
 
 Report = Callable[[Phase, Headers], None]
@@ -67,7 +67,7 @@ class Limits:
         return Role.DECODE in self.roles or Role.REPLICA in self.roles
 
 
-class Held:
+class HeldRequests:
     """All requests on this worker; `report` takes the phases that are due, `frames` the tokens."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Held:
         self.requests_total = 0
         self.kv_until_ms = 0  # when the last KV that was handed over expires
         self.on_empty: Callable[[], None] = lambda: None
-        self.prompts = Prompts(engine, limits.prefill_running_max)
+        self.prefill_gate = PrefillGate(engine, limits.prefill_running_max)
         self._engine = engine
         self._me = me
         self._limits = limits
@@ -126,7 +126,7 @@ class Held:
             self._expire(stream, now_ms)
             return
         self.requests_total += 1
-        self.prompts.add(self._job(stream, prompt_tokens, now_ms))
+        self.prefill_gate.add(self._job(stream, prompt_tokens, now_ms))
 
     def _job(self, stream: Stream, prompt_tokens: Sequence[int], now_ms: int) -> Job:
         work, me = stream.work, self._me
@@ -209,7 +209,7 @@ class Held:
     def _drop(self, stream: Stream) -> None:
         del self._streams[stream.job_id]
         del self._jobs[stream.request_id]
-        self.prompts.left(stream.job_id)
+        self.prefill_gate.left(stream.job_id)
         if not self._streams:
             self.on_empty()
 
@@ -247,7 +247,7 @@ class Held:
         if output.kv is not None and not output.finish_reason:
             self._report(allocated(stream, self._me, output.kv, now_ms), stream.headers)
         if output.token_ids:
-            self.prompts.left(stream.job_id)
+            self.prefill_gate.left(stream.job_id)
             stream.columns.start(started(stream, self._me))
             stream.first_token_ms = stream.first_token_ms or now_ms
 
@@ -314,7 +314,7 @@ class Held:
 
     def give_back(self, error: WireError, now_ms: int) -> None:
         """Every request as a failed phase, for the router to place again."""
-        self.prompts.clear()
+        self.prefill_gate.clear()
         for stream in list(self._streams.values()):
             self._drop(stream)
             self._engine.abort(stream.job_id)
@@ -322,7 +322,7 @@ class Held:
 
     def abandon(self) -> None:
         """Stop everything and say nothing: another worker may hold the requests already."""
-        self.prompts.clear()
+        self.prefill_gate.clear()
         for stream in list(self._streams.values()):
             self._drop(stream)
             self._engine.abort(stream.job_id)

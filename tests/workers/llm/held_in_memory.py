@@ -7,7 +7,7 @@ from schemas.records import Outcome, Phase, Role, StreamEnd, TokenFrame, Work, W
 from tests.schemas.examples import TRACEPARENT
 from tests.workers.fakes import EPOCH, MODEL, WORKER, FakeEngine, work
 from workers.llm.frames import Frames
-from workers.llm.held import Held, Limits
+from workers.llm.held import HeldRequests, Limits
 from workers.llm.stream import Identity
 
 NOW_MS = 1_000_000
@@ -16,7 +16,7 @@ TRACE: Headers = [("traceparent", TRACEPARENT), ("ce_type", b"x")]
 
 
 class Desk:
-    """A Held with everything around it, and what came out."""
+    """A HeldRequests with everything around it, and what came out."""
 
     def __init__(
         self, held_max: int = 4, seen_max: int = 64, *roles: Role, at_once: int = 0
@@ -36,7 +36,7 @@ class Desk:
             prefill_running_max=at_once,
         )
         identity = Identity(worker_id=WORKER, epoch=EPOCH)
-        self.held = Held(
+        self.held = HeldRequests(
             self.engine,
             identity,
             limits,

@@ -9,7 +9,7 @@ from schemas.codec import Codec
 from schemas.records import Outcome, OutcomeKind, StreamEnd, TokenLogprob, TopLogprob
 from schemas.rules.sizes import FRAME_BYTES_MAX
 from tests.schemas.examples import TRACEPARENT
-from workers.llm.frames import Batch, Frames
+from workers.llm.frames import Frames, OutgoingFrame
 
 CODEC = Codec()
 LOGPROB = TokenLogprob(token_id=7, token="a", logprob=-0.5)
@@ -204,7 +204,7 @@ def test_a_frame_that_would_be_too_large_leaves_in_parts() -> None:
     assert [len(batch.frame.ends) for batch in batches] == [0] * (len(batches) - 1) + [1]
 
 
-def taken(frames: Frames) -> Iterator[Batch]:
+def taken(frames: Frames) -> Iterator[OutgoingFrame]:
     """Every part of what is there; what is left after the first is urgent."""
     yield from frames.take(1)
     while frames.pending():

@@ -13,16 +13,16 @@ from schemas.records import KvHandle, Orchestration, WireError
 from workers.llm.sim.blocks import BlockManager
 from workers.llm.sim.moves import Moves
 from workers.llm.sim.notices import Notice, NoticeKind
-from workers.llm.sim.run import Run, Stage
+from workers.llm.sim.run import SimRun, Stage
 from workers.llm.sim.settings import SimSettings
 
-Target = Callable[[Run, int, int], KvHandle]  # run, valid tokens, expiry
-Ended = Callable[[Run, WireError | None], None]
+Target = Callable[[SimRun, int, int], KvHandle]  # run, valid tokens, expiry
+Ended = Callable[[SimRun, WireError | None], None]
 
 
 @dataclass(slots=True)
 class _Awaited:
-    run: Run
+    run: SimRun
     target: KvHandle
     give_up_at_ms: int
     is_dropped: bool = False  # the peer will not write; whoever aborted it will come here too
@@ -62,7 +62,7 @@ class Allocations:
         """Blocks that a peer may still write to though nobody wants it."""
         return sum(len(kept.blocks) for kept in self._kept.values())
 
-    def begin(self, run: Run, now_ms: int) -> KvHandle | None:
+    def begin(self, run: SimRun, now_ms: int) -> KvHandle | None:
         """Open the job's blocks; the target for its peer, or None when there is no room yet."""
         kv, size, settings = run.job.kv, self._settings.block_size, self._settings
         assert kv is not None
@@ -79,7 +79,7 @@ class Allocations:
             self._moves.tell(kv.engine_id, kv.params, notice.pack())
         return target
 
-    def abandon(self, run: Run) -> None:
+    def abandon(self, run: SimRun) -> None:
         """The run ends before its KV came."""
         awaited = self._awaited.pop(run.request_id, None)
         if awaited is None:
@@ -146,7 +146,7 @@ class Allocations:
     def _fail(self, awaited: _Awaited, error: TriviumError) -> None:
         self._ended(awaited.run, error.to_wire())
 
-    def _unwant(self, run: Run, target: KvHandle) -> None:
+    def _unwant(self, run: SimRun, target: KvHandle) -> None:
         kv = run.job.kv
         assert kv is not None
         notice = Notice(kind=NoticeKind.UNWANTED, key=run.request_id, target=target)

@@ -13,7 +13,7 @@ from workers.llm.sim.arena import KvArena
 from workers.llm.sim.batch import Batch
 from workers.llm.sim.blocks import BlockManager
 from workers.llm.sim.output import plain_outputs
-from workers.llm.sim.run import Run
+from workers.llm.sim.run import SimRun
 from workers.llm.sim.settings import SimSettings
 from workers.llm.sim.vocabulary import Vocabulary
 
@@ -26,7 +26,7 @@ class Answers:
     ) -> None:
         self._vocabulary = vocabulary
         self._writers = 0  # rows with a writer; most often none
-        self._batch: Batch[Run] = Batch(
+        self._batch: Batch[SimRun] = Batch(
             settings.running_max + settings.prefill_running_max,
             blocks,
             arena,
@@ -37,22 +37,22 @@ class Answers:
     def __len__(self) -> int:
         return len(self._batch)
 
-    def begin(self, run: Run) -> Output:
+    def begin(self, run: SimRun) -> Output:
         """Join the batch and draw the first token from the KV that the run's table holds."""
         self._batch.join(run)
         self._writers += run.writer is not None
         outputs, _ = self._advance(len(self._batch) - 1)
         return replace(_full(outputs[0]), kv_bytes=run.kv_bytes, transfer_ms=run.transfer_ms)
 
-    def step(self) -> tuple[list[Output], list[Run]]:
+    def step(self) -> tuple[list[Output], list[SimRun]]:
         """A token for every row; the runs that ended with it have left the batch."""
         return self._advance(0)
 
-    def leave(self, run: Run) -> None:
+    def leave(self, run: SimRun) -> None:
         """Take a run out before its end."""
         self._remove(self._batch.rows.index(run))
 
-    def _advance(self, first: int) -> tuple[list[Output], list[Run]]:
+    def _advance(self, first: int) -> tuple[list[Output], list[SimRun]]:
         drawn = self._batch.step(first)
         rows = self._batch.rows[first:] if first else self._batch.rows
         outputs = plain_outputs(rows, drawn.picks, self._vocabulary)

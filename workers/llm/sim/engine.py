@@ -22,15 +22,14 @@ from schemas.settings import ModelSettings
 from workers.kv.block_log import BlockLog
 from workers.kv.nixl_transfer import NixlTransfer
 from workers.kv.transfer import KvTransfer, MemoryTransfer, NoTransfer
-from workers.llm.engine import EngineLoad, Job, Output
+from workers.llm.engine import EngineLoad, Job, Output, PeerMetadata
 from workers.llm.sim.answers import Answers
 from workers.llm.sim.arena import KvArena
 from workers.llm.sim.blocks import BlockManager
 from workers.llm.sim.exchange import Exchange
 from workers.llm.sim.handles import Owner
-from workers.llm.sim.moves import PeerMetadata
 from workers.llm.sim.output import failed
-from workers.llm.sim.run import Run, make_run
+from workers.llm.sim.run import SimRun, make_run
 from workers.llm.sim.schedule import Schedule
 from workers.llm.sim.settings import SimSettings
 from workers.llm.sim.vocabulary import Vocabulary, load_vocabulary
@@ -164,10 +163,6 @@ class SimEngine:
         """Its worker has lost its lease and joined again; what it held was aborted."""
         self.exchange.begin_life(epoch)
 
-    def lost_engine(self, engine_id: str) -> None:
-        """The fleet has lost this engine; its connection is dropped, and nothing waits for it."""
-        self.exchange.lost(engine_id)
-
     async def close(self) -> None:
         if self._dead is None:
             self._dead = EngineDead(f"{self.capability.engine_id}: the engine was closed")
@@ -181,7 +176,7 @@ class SimEngine:
         self._dead.__cause__ = error
         self._wake()
 
-    def _checked(self, job: Job) -> Run:
+    def _checked(self, job: Job) -> SimRun:
         """The job's run; raises what is wrong with it."""
         problem = self._problem(job)
         if problem is not None:

@@ -11,15 +11,15 @@ from functools import partial
 from schemas.errors import KvUnavailable, TriviumError
 from schemas.records import KvHandle, Orchestration, WireError, WorkPhase
 from workers.kv.transfer import KvTransfer
-from workers.llm.engine import Job
+from workers.llm.engine import Job, PeerMetadata
 from workers.llm.sim.allocations import Allocations
 from workers.llm.sim.arena import KvArena
 from workers.llm.sim.blocks import BlockManager
-from workers.llm.sim.handles import HandleRules, Held, HeldKv, Owner
-from workers.llm.sim.moves import Moves, Moving, PeerMetadata
+from workers.llm.sim.handles import HandleRules, Owner, Pinned, PinnedKv
+from workers.llm.sim.moves import Moves, Moving
 from workers.llm.sim.notices import Notice, NoticeKind
 from workers.llm.sim.pushes import Pushes
-from workers.llm.sim.run import Run
+from workers.llm.sim.run import SimRun
 from workers.llm.sim.settings import SimSettings
 
 
@@ -36,15 +36,15 @@ class Exchange:
         peer_metadata: PeerMetadata | None,
     ) -> None:
         self._settings, self._owner, self._blocks, self._arena = settings, owner, blocks, arena
-        self._held, self._rules = HeldKv(), HandleRules(settings.block_size)
+        self._held, self._rules = PinnedKv(), HandleRules(settings.block_size)
         self._moves = Moves(settings, blocks, transfer, peer_metadata)
         size = arena.block_bytes
         self.allocations = Allocations(
             settings, blocks, self._moves, size, target=self._target, ended=self._end
         )
         self.pushes = Pushes(settings, blocks, self._moves, self._rules, size, ended=self._end)
-        self._fetching: dict[str, Run] = {}
-        self._ended: list[tuple[Run, WireError | None]] = []
+        self._fetching: dict[str, SimRun] = {}
+        self._ended: list[tuple[SimRun, WireError | None]] = []
         self._serial = 0
         self._bytes_read = self._bytes_fetched = 0
         self.expired_total = 0
@@ -80,12 +80,12 @@ class Exchange:
         kept = self.allocations.quarantined
         return bool(self.is_urgent or self._held or self.pushes or kept)
 
-    def hold(self, run: Run, now_ms: int) -> KvHandle:
+    def hold(self, run: SimRun, now_ms: int) -> KvHandle:
         """Keep a computed prompt for its peer; the table passes to the exchange."""
         self._serial += 1
         key = f"{run.request_id}-{self._serial:x}"
         release_at_ms = now_ms + self._settings.handle_ttl_ms
-        self._held.hold(key, Held(run.request_id, run.table, release_at_ms))
+        self._held.hold(key, Pinned(run.request_id, run.table, release_at_ms))
         expires_at_ms = release_at_ms - self._settings.handle_margin_ms
         return self._handle(run, key, run.prompt_tokens, expires_at_ms)
 
@@ -94,7 +94,7 @@ class Exchange:
         for key in self._held.of_request(request_id):
             self._drop(key)
 
-    def refusal(self, run: Run, now_ms: int) -> TriviumError | None:
+    def refusal(self, run: SimRun, now_ms: int) -> TriviumError | None:
         """Mark a job's handle as used, or say why it must not be."""
         job, is_decode = run.job, run.job.phase is WorkPhase.DECODE
         kv = job.kv if is_decode else job.kv_target if job.is_paired else None
@@ -147,17 +147,12 @@ class Exchange:
         if gone is None or engine_id == self._owner.engine_id:
             return
         if gone:
-            self.lost(gone)
+            self._lost(gone)
         find = self._moves.peer_metadata
         if self._settings.warm_up and find is not None and find(engine_id):
             self._moves.tell(engine_id, b"", b"")
 
-    def lost(self, engine_id: str) -> None:
-        """A peer is gone for good: drop its connection, and wait for it no more."""
-        self._moves.forget(engine_id)
-        self.allocations.lost(engine_id)
-
-    def begin(self, run: Run, now_s: float, now_ms: int) -> bool:
+    def begin(self, run: SimRun, now_s: float, now_ms: int) -> bool:
         """Find room and post the read; False when there is no room yet."""
         size = self._settings.block_size
         table = self._blocks.open(run.digest.chain, run.digest.blocks, run.blocks_max(size))
@@ -168,7 +163,7 @@ class Exchange:
         self._fetch(run, now_s, now_ms)
         return True
 
-    def abandon(self, run: Run, error: WireError | None = None) -> None:
+    def abandon(self, run: SimRun, error: WireError | None = None) -> None:
         """The run ends early; its blocks are free once nothing can touch them."""
         if run.is_paired_prefill:
             self.pushes.abandon(run, error)
@@ -179,7 +174,7 @@ class Exchange:
         if not run.table.closed:
             self._blocks.close(run.table)
 
-    def poll(self, now_s: float, now_ms: int) -> Sequence[tuple[Run, WireError | None]]:
+    def poll(self, now_s: float, now_ms: int) -> Sequence[tuple[SimRun, WireError | None]]:
         """Progress; the runs whose KV moved or will not, with the error."""
         for held in self._held.expired(now_ms):
             self.expired_total += 1
@@ -194,7 +189,12 @@ class Exchange:
     def close(self) -> None:
         self._moves.transfer.close()
 
-    def _end(self, run: Run, error: WireError | None) -> None:
+    def _lost(self, engine_id: str) -> None:
+        """A peer is gone for good: drop its connection, and wait for it no more."""
+        self._moves.forget(engine_id)
+        self.allocations.lost(engine_id)
+
+    def _end(self, run: SimRun, error: WireError | None) -> None:
         self._ended.append((run, error))
 
     def _heard(self, notice: Notice) -> None:
@@ -211,7 +211,7 @@ class Exchange:
             case NoticeKind.DROPPED:
                 self.allocations.dropped(notice)
 
-    def _handle(self, run: Run | None, key: str, tokens: int, expires_at_ms: int) -> KvHandle:
+    def _handle(self, run: SimRun | None, key: str, tokens: int, expires_at_ms: int) -> KvHandle:
         """Where a run's prompt lies; without a run, whom to answer."""
         is_known = self._moves.peer_metadata is not None
         return KvHandle(
@@ -226,10 +226,10 @@ class Exchange:
             params=b"" if is_known else self._moves.transfer.metadata(),
         )
 
-    def _target(self, run: Run, tokens: int, expires_at_ms: int) -> KvHandle:
+    def _target(self, run: SimRun, tokens: int, expires_at_ms: int) -> KvHandle:
         return self._handle(run, run.request_id, tokens, expires_at_ms)
 
-    def _fetch(self, run: Run, now_s: float, now_ms: int) -> None:
+    def _fetch(self, run: SimRun, now_s: float, now_ms: int) -> None:
         """Read what the prefix cache lacks; the producer learns of it either way."""
         kv, matched = run.job.kv, run.table.matched
         assert kv is not None
@@ -254,7 +254,7 @@ class Exchange:
         )
         self._moves.begin(run.moving, now_s, now_ms)
 
-    def _copy(self, run: Run, kv: KvHandle) -> None:
+    def _copy(self, run: SimRun, kv: KvHandle) -> None:
         """A handle of this very engine: copy what the prefix cache lacks."""
         matched, blocks = run.table.matched, run.digest.blocks
         held = self._held.blocks_of(kv.engine_request_id)[:blocks]
@@ -266,7 +266,7 @@ class Exchange:
         self._drop(kv.engine_request_id)
         self._fetched(run, "")
 
-    def _fetched(self, run: Run, error: str) -> None:
+    def _fetched(self, run: SimRun, error: str) -> None:
         del self._fetching[run.request_id]
         moving = run.moving
         if not error:

@@ -24,7 +24,7 @@ class Owner:
 
 
 @dataclass(slots=True)
-class Held:
+class Pinned:
     """One prompt's KV, pinned until its peer has read it or its time is up."""
 
     request_id: str
@@ -32,16 +32,18 @@ class Held:
     release_at_ms: int
 
 
-class HeldKv:
+class PinnedKv:
     """The producer's side, by `engine_request_id`."""
 
     def __init__(self) -> None:
-        self._held: dict[str, Held] = {}  # in order of expiry, for the time to live is one constant
+        self._held: dict[
+            str, Pinned
+        ] = {}  # in order of expiry, for the time to live is one constant
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def hold(self, engine_request_id: str, held: Held) -> None:
+    def hold(self, engine_request_id: str, held: Pinned) -> None:
         self._held[engine_request_id] = held
 
     def blocks_of(self, engine_request_id: str) -> Sequence[int]:
@@ -49,11 +51,11 @@ class HeldKv:
         held = self._held.get(engine_request_id)
         return held.table.blocks if held is not None else ()
 
-    def take(self, engine_request_id: str) -> Held | None:
+    def take(self, engine_request_id: str) -> Pinned | None:
         """Give up one; None when it is unknown, so that a repeated release is harmless."""
         return self._held.pop(engine_request_id, None)
 
-    def expired(self, now_ms: int) -> Iterator[Held]:
+    def expired(self, now_ms: int) -> Iterator[Pinned]:
         """Give up all whose time is up."""
         while self._held:
             key, held = next(iter(self._held.items()))

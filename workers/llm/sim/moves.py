@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from workers.kv.transfer import Direction, KvTransfer, Move, MoveEnd
+from workers.llm.engine import PeerMetadata
 from workers.llm.sim.blocks import BlockManager
 from workers.llm.sim.notices import Notice
 from workers.llm.sim.settings import SimSettings
 
 _log = logging.getLogger(__name__)
-PeerMetadata = Callable[[str], bytes | None]
 
 
 def always(_now_ms: int) -> str:

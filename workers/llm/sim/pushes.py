@@ -18,7 +18,7 @@ from workers.llm.sim.blocks import BlockManager
 from workers.llm.sim.handles import HandleRules
 from workers.llm.sim.moves import Moves, Moving
 from workers.llm.sim.notices import Notice, NoticeKind
-from workers.llm.sim.run import Run
+from workers.llm.sim.run import SimRun
 from workers.llm.sim.settings import SimSettings
 
 _WANTS_MAX = 4_096  # of jobs that have not come yet; the oldest is forgotten, and expires
@@ -27,7 +27,7 @@ _OVER_MAX = 16_384  # keys remembered as over
 
 @dataclass(slots=True)
 class _Push:
-    run: Run
+    run: SimRun
     target: KvHandle  # whom to tell; with blocks: where to write
     is_allocated: bool
     give_up_at_ms: int = 0  # from when the KV is computed
@@ -44,7 +44,7 @@ class Pushes:
         rules: HandleRules,
         block_bytes: int,
         *,
-        ended: Callable[[Run, WireError | None], None],
+        ended: Callable[[SimRun, WireError | None], None],
     ) -> None:
         self._settings, self._blocks, self._moves, self._rules = settings, blocks, moves, rules
         self._block_bytes, self._ended = block_bytes, ended
@@ -75,7 +75,7 @@ class Pushes:
             self._note_over(job.request_id, error)
             self._tell_dropped(job.request_id, job.kv_target, error)
 
-    def take(self, run: Run) -> None:
+    def take(self, run: SimRun) -> None:
         """A job came."""
         target = run.job.kv_target
         assert target is not None
@@ -85,7 +85,7 @@ class Pushes:
         if want is not None:
             self._allocate(push, want)
 
-    def read(self, run: Run, now_s: float, now_ms: int) -> bool:
+    def read(self, run: SimRun, now_s: float, now_ms: int) -> bool:
         """Post a read of the blocks that the peer holds and this engine lacks, if there are any."""
         target, matched = self._open[run.request_id].target, run.table.matched
         size = self._settings.block_size
@@ -106,7 +106,7 @@ class Pushes:
         self._moves.begin(moving, now_s, now_ms)
         return True
 
-    def computed(self, run: Run, now_ms: int) -> None:
+    def computed(self, run: SimRun, now_ms: int) -> None:
         """The run's KV is there; its first token is on its way."""
         push = self._open[run.request_id]
         push.give_up_at_ms = now_ms + self._settings.handle_ttl_ms
@@ -115,7 +115,7 @@ class Pushes:
         else:
             self._computed[run.request_id] = push
 
-    def write_next(self, now_s: float, now_ms: int) -> Run:
+    def write_next(self, now_s: float, now_ms: int) -> SimRun:
         """Post the write of what the peer lacks; the run takes a place in the batch."""
         push = self._ready.popleft()
         run, target = push.run, push.target
@@ -162,12 +162,12 @@ class Pushes:
         elif not self._is_writing(push.run):
             self._ended(push.run, error)
 
-    def done(self, run: Run) -> None:
+    def done(self, run: SimRun) -> None:
         """Written; the job is over."""
         del self._open[run.request_id]
         self._note_over(run.request_id, None)
 
-    def abandon(self, run: Run, error: WireError | None) -> None:
+    def abandon(self, run: SimRun, error: WireError | None) -> None:
         """The run ends before it has written; the peer hears of it when nothing moves any more."""
         push = self._open.pop(run.request_id, None)
         if push is None:
@@ -214,7 +214,7 @@ class Pushes:
         if self._computed.pop(push.run.request_id, None) is not None:
             self._ready.append(push)
 
-    def _read(self, run: Run, moving: Moving, valid_tokens: int, error: str) -> None:
+    def _read(self, run: SimRun, moving: Moving, valid_tokens: int, error: str) -> None:
         if not moving.is_settled:  # the blocks may still be written to, so they cannot be computed
             late = KvUnavailable(f"{run.request_id}: the decode worker's KV was not read: {error}")
             self._ended(run, late.to_wire())
@@ -225,7 +225,7 @@ class Pushes:
             run.cached_tokens = valid_tokens
         self._ended(run, None)
 
-    def _written(self, run: Run, moving: Moving, kv_bytes: int, error: str) -> None:
+    def _written(self, run: SimRun, moving: Moving, kv_bytes: int, error: str) -> None:
         if error:
             failed = KvUnavailable(f"{run.request_id}: its KV was not written: {error}")
             self._ended(run, failed.to_wire())
@@ -239,7 +239,7 @@ class Pushes:
         if failed or moving.direction is Direction.READ:
             self._tell_dropped(push.run.request_id, push.target, error)
 
-    def _is_writing(self, run: Run) -> bool:
+    def _is_writing(self, run: SimRun) -> bool:
         return run.moving is not None and run.moving.direction is Direction.WRITE
 
     def _note_over(self, key: str, error: WireError | None) -> None:

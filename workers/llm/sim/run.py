@@ -34,7 +34,7 @@ class Stage(Enum):
 
 
 @dataclass(slots=True, kw_only=True)
-class Run(Row):
+class SimRun(Row):
     """A job and everything that the engine knows of it."""
 
     request_id: str
@@ -62,13 +62,13 @@ class Run(Row):
 
 def make_run(
     job: Job, digest: Digest, settings: SimSettings, vocabulary: Vocabulary, room_tokens: int
-) -> Run:
+) -> SimRun:
     """Start of a job whose answer has room for so many tokens."""
     sampling = job.sampling
     limit = min(sampling.max_tokens, room_tokens)
     own = settings.answer_tokens if not sampling.ignore_eos else 0
     seed = mix((sampling.seed or 0) % (1 << 64)) | 1 if sampling.temperature > 0 else 0
-    return Run(
+    return SimRun(
         table=BlockTable(),
         prompt_tokens=len(job.prompt_tokens),
         limit=min(limit, own) if own else limit,
@@ -86,17 +86,17 @@ def make_run(
 class Deadlines:
     """Deadlines of the runs of a table, which may lose runs at any time."""
 
-    def __init__(self, runs: Mapping[str, Run]) -> None:
+    def __init__(self, runs: Mapping[str, SimRun]) -> None:
         self._runs = runs
         self._heap: list[tuple[int, str]] = []
 
-    def add(self, run: Run) -> None:
+    def add(self, run: SimRun) -> None:
         heapq.heappush(self._heap, (run.job.deadline_ms, run.request_id))
         if len(self._heap) > 4 * len(self._runs) + _STALE_MIN:  # mostly of runs that have ended
             self._heap = [pair for pair in self._heap if pair[1] in self._runs]
             heapq.heapify(self._heap)
 
-    def passed(self, now_ms: int) -> Iterator[Run]:
+    def passed(self, now_ms: int) -> Iterator[SimRun]:
         """Runs whose deadline has passed; each is named once."""
         while self._heap and self._heap[0][0] <= now_ms:
             deadline_ms, request_id = heapq.heappop(self._heap)

@@ -22,7 +22,7 @@ from workers.llm.sim.arena import KvArena
 from workers.llm.sim.blocks import BlockManager
 from workers.llm.sim.exchange import Exchange
 from workers.llm.sim.output import failed
-from workers.llm.sim.run import Deadlines, Run, Stage
+from workers.llm.sim.run import Deadlines, SimRun, Stage
 from workers.llm.sim.settings import SimSettings
 
 _POLL_MOVING_S, _POLL_HOLDING_S, _POLL_IDLE_S = 0.001, 0.002, 0.05
@@ -45,7 +45,7 @@ class Schedule:
         die: Callable[[Exception], None],
         is_backed_up: Callable[[], bool],
     ) -> None:
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, SimRun] = {}
         self.load = EngineLoad(
             kv_blocks_total=settings.kv_blocks, step_ms=settings.step_s(1, 0) * 1_000
         )
@@ -53,8 +53,8 @@ class Schedule:
         self._exchange, self._answers = exchange, answers
         self._emit, self._die, self._is_backed_up = emit, die, is_backed_up
         self._loop = asyncio.get_running_loop()
-        self._to_fetch: deque[Run] = deque()
-        self._to_prefill: deque[Run] = deque()
+        self._to_fetch: deque[SimRun] = deque()
+        self._to_prefill: deque[SimRun] = deque()
         self._transferring = 0  # fetching, awaiting or writing
         self._prefilling = 0  # with those that read their beginning
         self._deadlines = Deadlines(self.runs)
@@ -73,7 +73,7 @@ class Schedule:
         """Places of the batch that are taken: running, being computed or being transferred."""
         return len(self._answers) + self._prefilling + self._transferring
 
-    def take(self, run: Run) -> None:
+    def take(self, run: SimRun) -> None:
         """Queue a checked job and start what there is room for."""
         self.runs[run.request_id] = run
         self._deadlines.add(run)
@@ -83,7 +83,7 @@ class Schedule:
         (self._to_fetch if is_fetch else self._to_prefill).append(run)
         self._admit(self._loop.time())
 
-    def abort(self, run: Run) -> None:
+    def abort(self, run: SimRun) -> None:
         """Take a job out, wherever it is."""
         self._drop(run)
         self._emit([Output(request_id=run.request_id, finish_reason="abort")])
@@ -100,8 +100,8 @@ class Schedule:
             kv_blocks_used=self._blocks.used,
             kv_bytes_sent=exchange.bytes_sent,
             kv_bytes_received=exchange.bytes_received,
+            kv_handles_held=exchange.held,
             extra={
-                "held": exchange.held,
                 "fetching": exchange.fetching,
                 "awaiting": len(exchange.allocations),
                 "pushing": len(exchange.pushes),
@@ -152,7 +152,7 @@ class Schedule:
                 break
             self._to_prefill.popleft()
 
-    def _fetch(self, run: Run) -> bool:
+    def _fetch(self, run: SimRun) -> bool:
         """Open the run's blocks and ask for its KV; False when there is no room."""
         exchange = self._exchange
         if not run.job.is_paired:
@@ -172,7 +172,7 @@ class Schedule:
             )
         return True
 
-    def _prefill(self, run: Run, now_s: float) -> bool:
+    def _prefill(self, run: SimRun, now_s: float) -> bool:
         size = self._settings.block_size
         reusable = run.digest.chain[
             : (run.prompt_tokens - 1) // size
@@ -190,12 +190,12 @@ class Schedule:
         self._compute(run, now_s)
         return True
 
-    def _compute(self, run: Run, now_s: float) -> None:
+    def _compute(self, run: SimRun, now_s: float) -> None:
         run.stage = Stage.PREFILLING
         ends_at_s = now_s + self._settings.prefill_s(run.prompt_tokens, run.cached_tokens)
         run.timer = self._loop.call_at(ends_at_s, self._fatal, self._prefilled, run, ends_at_s)
 
-    def _prefilled(self, run: Run, at_s: float) -> None:
+    def _prefilled(self, run: SimRun, at_s: float) -> None:
         self._prefilling -= 1
         first = run.cached_tokens // self._settings.block_size
         blocks = run.table.blocks[first : run.digest.blocks]
@@ -204,7 +204,7 @@ class Schedule:
         self._begin(run, at_s)
         self._admit(at_s)
 
-    def _begin(self, run: Run, at_s: float) -> None:
+    def _begin(self, run: SimRun, at_s: float) -> None:
         """The prompt's KV is there: draw the first token; the batch goes on, or the peer does."""
         for block, value in zip(run.table.blocks, run.digest.chain, strict=False):
             self._blocks.remember(block, value)
@@ -270,7 +270,7 @@ class Schedule:
         delay_s = _POLL_MOVING_S if self._exchange.is_urgent else delay_s
         self._poll_timer = self._loop.call_later(delay_s, self._fatal, self._poll)
 
-    def _moved(self, run: Run, error: WireError | None, now_s: float) -> None:
+    def _moved(self, run: SimRun, error: WireError | None, now_s: float) -> None:
         """A run's KV has moved, or will not."""
         if error is not None and run.job.is_paired:
             self._drop(run, error)
@@ -297,7 +297,7 @@ class Schedule:
             self._poll_timer.cancel()
             self._poll_timer = self._loop.call_later(_POLL_MOVING_S, self._fatal, self._poll)
 
-    def _drop(self, run: Run, error: WireError | None = None) -> None:
+    def _drop(self, run: SimRun, error: WireError | None = None) -> None:
         """Take a run out, wherever it is; its peer, if it has one, hears the error."""
         match run.stage:
             case Stage.WAITING:
@@ -315,7 +315,7 @@ class Schedule:
         self._exchange.abandon(run, error)
         self._end(run)
 
-    def _end(self, run: Run) -> None:
+    def _end(self, run: SimRun) -> None:
         if not run.table.closed:
             self._blocks.close(run.table)
         run.stage = Stage.ENDED
@@ -329,7 +329,7 @@ class Schedule:
             self._prefill_mark_s, self._prefill_tokens = at_s, 0
 
 
-def _handover(run: Run) -> Output:
+def _handover(run: SimRun) -> Output:
     """The last output of a prefill whose KV was written to its peer."""
     return Output(
         request_id=run.request_id,

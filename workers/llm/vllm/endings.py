@@ -11,7 +11,7 @@ from schemas.log.clock import wall_ms
 from workers.llm.engine import Output
 from workers.llm.vllm.handover import Handover, Releases, certain_text
 from workers.llm.vllm.receive import Receiver
-from workers.llm.vllm.runs import Run
+from workers.llm.vllm.runs import VllmRun
 from workers.llm.vllm.settings import VllmSettings
 from workers.llm.vllm.writes import Writes
 
@@ -30,7 +30,7 @@ class Endings:
         self._settings, self._handover, self._receiver = settings, handover, receiver
         self._releases, self._writes = releases, writes
 
-    def output(self, run: Run, output: Output, kv_params: dict[str, Any] | None) -> Output:
+    def output(self, run: VllmRun, output: Output, kv_params: dict[str, Any] | None) -> Output:
         """vLLM's last output for a run, as the protocol has it.
 
         It is not the last one of a paired prefill job, which ends when its KV is written.
@@ -49,7 +49,9 @@ class Endings:
             self._releases.begin(str(kv_params.get("remote_request_id", "")))
         return replace(output, kv=kv)
 
-    def _handed_over(self, run: Run, output: Output, kv_params: dict[str, Any] | None) -> Output:
+    def _handed_over(
+        self, run: VllmRun, output: Output, kv_params: dict[str, Any] | None
+    ) -> Output:
         job = run.job
         if not kv_params:
             error = KvUnavailable(f"{job.request_id}: prefill ended without a KV handle")
@@ -68,7 +70,7 @@ class Endings:
         kv = self._handover.handle(job.request_id, kv_params, wall_ms())
         return replace(output, finish_reason="handover", text=text, kv=kv)
 
-    def quarantine(self, run: Run) -> None:
+    def quarantine(self, run: VllmRun) -> None:
         """A peer may still write into the blocks of a run that ended without a token."""
         if run.awaited_ms and not run.begun:
             until_ms = run.awaited_ms + self._settings.handle_margin_ms

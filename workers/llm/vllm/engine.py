@@ -20,7 +20,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import aclosing
 from importlib import import_module
 from types import ModuleType
@@ -39,12 +39,12 @@ from schemas.log.clock import wall_ms
 from schemas.records import Role, WorkPhase
 from schemas.settings import ModelSettings
 from workers.kv.block_log import BlockLog
-from workers.llm.engine import EngineLoad, Job, Output
+from workers.llm.engine import EngineLoad, Job, Output, PeerMetadata
 from workers.llm.vllm.check import HandleGate, job_problem
 from workers.llm.vllm.endings import Endings
 from workers.llm.vllm.handover import Handover, Releases
 from workers.llm.vllm.receive import Receiver
-from workers.llm.vllm.runs import Mailbox, Run, Runs
+from workers.llm.vllm.runs import Mailbox, Runs, VllmRun
 from workers.llm.vllm.settings import VllmSettings
 from workers.llm.vllm.writes import Writes
 
@@ -154,7 +154,7 @@ class VllmEngine:
         )
         now_s, now_ms = time.monotonic(), wall_ms()
         hands_over = job.phase is WorkPhase.PREFILL and max_tokens > 1
-        run = Run(job, 1 if hands_over else max_tokens, hands_over, now_s)
+        run = VllmRun(job, 1 if hands_over else max_tokens, hands_over, now_s)
         error = self._problem(run, now_ms)
         if error is not None:
             self._put(Output(request_id=name, finish_reason="error", error=error.to_wire()))
@@ -165,7 +165,7 @@ class VllmEngine:
         run.deadline = self._loop.call_later(left_s, self._expire, run)
         run.task = self._loop.create_task(self._serve(run))
 
-    def _problem(self, run: Run, now_ms: int) -> TriviumError | None:
+    def _problem(self, run: VllmRun, now_ms: int) -> TriviumError | None:
         job, known = run.job, self.capability.orchestrations
         error = self._dead or job_problem(
             job, max_model_len=self.capability.max_model_len, vocab_size=self._launched.vocab_size
@@ -200,7 +200,7 @@ class VllmEngine:
         self._writes.abort(request_id)
         self._releases.begin(self._handover.taken_back(request_id))
 
-    def set_peer_metadata(self, peer_metadata: Callable[[str], bytes | None]) -> None:
+    def set_peer_metadata(self, peer_metadata: PeerMetadata) -> None:
         """How to find a peer engine's `Capability.nixl_metadata`, say in the fleet."""
         self._receiver.peer_metadata = peer_metadata
 
@@ -229,9 +229,9 @@ class VllmEngine:
             kv_blocks_total=self._launched.kv_blocks,
             kv_bytes_sent=figures.kv_bytes_sent,
             kv_bytes_received=figures.kv_bytes_received + counts["written_bytes"],
+            kv_handles_held=held,
             tokens_total=self._counts["tokens"],
             extra={
-                "kv_handles_held": held,
                 "kv_handles_total": self._handover.total,
                 "kv_refused_total": counts["refused"],
                 "kv_recomputed_total": counts["recomputed"],
@@ -269,7 +269,7 @@ class VllmEngine:
         if self._events is not None:
             await self._events.close()
 
-    async def _serve(self, run: Run) -> None:
+    async def _serve(self, run: VllmRun) -> None:
         name = run.job.request_id
         error: TriviumError | None = None
         try:
@@ -286,7 +286,7 @@ class VllmEngine:
         if error is not None and self._runs.holds(run):
             self._fail(run, error)
 
-    async def _generate(self, run: Run) -> str:
+    async def _generate(self, run: VllmRun) -> str:
         """Run the job once. "again": its KV must not be trusted, and nothing was said yet."""
         job, api = run.job, self._api
         params = api.sampling_params(
@@ -312,7 +312,7 @@ class VllmEngine:
             return "again"
         return "ended"
 
-    def _take(self, run: Run, result: Any) -> None:
+    def _take(self, run: VllmRun, result: Any) -> None:
         job, part, now_s = run.job, result.outputs[0], time.monotonic()
         kv_bytes, transfer_ms = 0, 0.0
         if not run.begun:
@@ -358,22 +358,22 @@ class VllmEngine:
                 self._counts["stalled"] += 1
                 self._fail(run, NoProgress(f"{run.job.request_id}: {why}"))
 
-    def _expire(self, run: Run) -> None:
+    def _expire(self, run: VllmRun) -> None:
         if self._runs.holds(run):
             self._fail(run, DeadlineExceeded(f"{run.job.request_id}: its deadline passed"))
 
-    def _fail(self, run: Run, error: TriviumError) -> None:
+    def _fail(self, run: VllmRun, error: TriviumError) -> None:
         name = run.job.request_id
         self._end(run, Output(request_id=name, finish_reason="error", error=error.to_wire()))
 
-    def _end(self, run: Run, output: Output, *, stop: bool = True) -> None:
+    def _end(self, run: VllmRun, output: Output, *, stop: bool = True) -> None:
         """The run's last output; `stop` also ends it in the engine."""
         self._forget(run)
         if stop and run.task is not None and run.task is not asyncio.current_task():
             run.task.cancel()
         self._put(output)
 
-    def _forget(self, run: Run) -> None:
+    def _forget(self, run: VllmRun) -> None:
         self._runs.remove(run, time.monotonic())
         self._endings.quarantine(run)
         self._meter.prefills.pop(run.job.request_id, None)

@@ -57,7 +57,7 @@ class AllBlocksCleared(msgspec.Struct, tag=True):
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-class Batch(msgspec.Struct, array_like=True):
+class Message(msgspec.Struct, array_like=True):
     """One message."""
 
     ts: float
@@ -177,7 +177,7 @@ class KvEvents:
         rmtree(self._folder, ignore_errors=True)
 
     async def _read(self) -> None:
-        decoder = msgspec.msgpack.Decoder(Batch)
+        decoder = msgspec.msgpack.Decoder(Message)
         while True:
             _, number, payload = await self._socket.recv_multipart()
             try:

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Pinned:
     """KV of one prompt or conversation."""
 
     engine_request_id: str
@@ -39,7 +39,7 @@ class Handover:
     ) -> None:
         self._settings, self._capability = settings, capability
         self._worker_id, self._worker_epoch = worker_id, worker_epoch
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, Pinned] = {}
         self.total = 0
 
     def handle(self, request_id: str, params: dict[str, Any], now_ms: int) -> KvHandle:
@@ -67,7 +67,7 @@ class Handover:
         lease_ends_ms = now_ms + lease_ms
         engine_request_id = str(params["remote_request_id"])
         self._prune(now_ms)
-        self._held[request_id] = Held(engine_request_id, lease_ends_ms)
+        self._held[request_id] = Pinned(engine_request_id, lease_ends_ms)
         self.total += 1
         return KvHandle(
             worker_id=self._worker_id,

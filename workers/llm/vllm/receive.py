@@ -7,15 +7,14 @@ it may have come too late. Pure: time is an argument. Used by `engine.py`.
 
 import logging
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 from schemas.errors import KvUnavailable, TriviumError
 from schemas.records import WorkPhase
-from workers.llm.engine import Job
+from workers.llm.engine import Job, PeerMetadata
 from workers.llm.vllm.check import HandleGate
 from workers.llm.vllm.fence import WRITE_UNTIL_MS
-from workers.llm.vllm.runs import Run
+from workers.llm.vllm.runs import VllmRun
 
 _PREFILL = {"do_remote_decode": True, "do_remote_prefill": False}
 _KEEP_USAGE_MAX = 0.5  # of the KV memory; above, no conversation is kept for its next turn
@@ -34,7 +33,7 @@ class Receiver:
     ) -> None:
         self.gate = gate
         self.counts: Counter[str] = Counter()  # refused, late and recomputed; written_bytes
-        self.peer_metadata: Callable[[str], bytes | None] = lambda _engine_id: None
+        self.peer_metadata: PeerMetadata = lambda _engine_id: None
         self._meter, self._mode, self._block_bytes = meter, mode, block_bytes
         self._keeps = keeps
 
@@ -43,7 +42,7 @@ class Receiver:
         """Whether an answer that ends now may keep its KV."""
         return self._keeps and bool(self._meter.figures.kv_usage <= _KEEP_USAGE_MAX)
 
-    def prepare(self, run: Run, now_ms: int) -> None:
+    def prepare(self, run: VllmRun, now_ms: int) -> None:
         """Set what vLLM is to do about the job's KV."""
         job = run.job
         self.compute(run)
@@ -63,7 +62,7 @@ class Receiver:
             params[WRITE_UNTIL_MS] = run.awaited_ms
         run.kv_params = params
 
-    def compute(self, run: Run) -> None:
+    def compute(self, run: VllmRun) -> None:
         """Let vLLM take nothing from a peer, and compute the prompt."""
         run.reads, run.awaited_ms = False, 0
         run.kv_params = _PREFILL if run.hands_over else None
@@ -77,7 +76,7 @@ class Receiver:
             return self.gate.promise(job.kv, len(job.prompt_tokens), peer, now_ms)
         return self.gate.use(job.kv, len(job.prompt_tokens), now_ms)
 
-    def is_untrusted(self, run: Run, finish_reason: str | None, now_ms: int) -> bool:
+    def is_untrusted(self, run: VllmRun, finish_reason: str | None, now_ms: int) -> bool:
         """Whether a run's first output rests on KV that may be another prompt's by now.
 
         vLLM does not tell when it read, so the time of the first token stands for it. It looks at
@@ -91,11 +90,11 @@ class Receiver:
         self.note_late(run)
         return True
 
-    def note_late(self, run: Run) -> None:
+    def note_late(self, run: VllmRun) -> None:
         self.counts["late"] += 1
         log.warning("request %s: its KV came too late; computed in place", run.job.request_id)
 
-    def arrival(self, run: Run, cached_tokens: int) -> tuple[int, float]:
+    def arrival(self, run: VllmRun, cached_tokens: int) -> tuple[int, float]:
         """Bytes and milliseconds of the read behind a first token; sets the run's own cache hits.
 
         `cached_tokens` is vLLM's figure, which counts received tokens as cached. Of a peer's write

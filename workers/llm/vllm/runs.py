@@ -23,7 +23,7 @@ _KV_FULL = 0.95
 
 
 @dataclass(slots=True, eq=False)
-class Run:
+class VllmRun:
     """One job in the engine."""
 
     job: Job
@@ -47,32 +47,32 @@ class Runs:
     running_max: int
     first_token_timeout_s: float
     progress_timeout_s: float
-    active: dict[str, Run] = field(default_factory=dict)
+    active: dict[str, VllmRun] = field(default_factory=dict)
     since_s: float = 0.0  # since when there is any
     token_s: float = 0.0  # the last token of any
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[VllmRun]:
         return iter(tuple(self.active.values()))
 
-    def add(self, run: Run, now_s: float) -> None:
+    def add(self, run: VllmRun, now_s: float) -> None:
         if not self.active:
             self.since_s = now_s
         self.active[run.job.request_id] = run
 
-    def holds(self, run: Run) -> bool:
+    def holds(self, run: VllmRun) -> bool:
         """Whether it is still active; a request id may live twice, one life after the other."""
         return self.active.get(run.job.request_id) is run
 
-    def begin(self, run: Run, now_s: float) -> None:
+    def begin(self, run: VllmRun, now_s: float) -> None:
         """Its first token came."""
         run.begun = True
         self._move(run, now_s)
 
-    def remove(self, run: Run, now_s: float) -> None:
+    def remove(self, run: VllmRun, now_s: float) -> None:
         self._move(run, now_s)
         del self.active[run.job.request_id]
 
-    def _move(self, run: Run, now_s: float) -> None:
+    def _move(self, run: VllmRun, now_s: float) -> None:
         """The queue moved for all that came after this run."""
         for other in reversed(self.active.values()):
             if other is run:
@@ -80,7 +80,9 @@ class Runs:
             if not other.begun:
                 other.clock_s = now_s
 
-    def stalled(self, now_s: float, reported_s: float, kv_usage: float) -> list[tuple[Run, str]]:
+    def stalled(
+        self, now_s: float, reported_s: float, kv_usage: float
+    ) -> list[tuple[VllmRun, str]]:
         """Runs that have failed by the rules above, and why."""
         if not self.active:
             return []

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingWrite:
     """A computed prompt whose KV is not written yet."""
 
     engine_request_id: str
@@ -40,7 +40,7 @@ class Writes:
         self._llm, self._meter, self._handover = llm, meter, handover
         self._releases, self._put = releases, put
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting: dict[str, PendingWrite] = {}
         self._asking: asyncio.Task[None] | None = None
         self._heard = False
         meter.heard = self._look
@@ -61,7 +61,7 @@ class Writes:
         """The prompt is computed; its KV is to be written within the limit."""
         self._forget(request_id)
         limit = self._loop.call_later(max(0.0, limit_s), self._give_up, request_id)
-        self._waiting[request_id] = Waiting(engine_request_id, is_paired, limit)
+        self._waiting[request_id] = PendingWrite(engine_request_id, is_paired, limit)
         self._look()  # the write may have ended already
 
     def abort(self, request_id: str) -> None:
@@ -77,7 +77,7 @@ class Writes:
         if self._asking is not None:
             self._asking.cancel()
 
-    def _forget(self, request_id: str) -> Waiting | None:
+    def _forget(self, request_id: str) -> PendingWrite | None:
         found = self._waiting.pop(request_id, None)
         if found is not None:
             found.limit.cancel()

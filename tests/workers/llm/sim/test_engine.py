@@ -370,7 +370,7 @@ def test_read_handle_is_released_and_counted_on_both_sides() -> None:
         await until(lambda: not producer.blocks.used)
         sent, received = producer.load().kv_bytes_sent, consumer.load().kv_bytes_received
         assert sent == received == 4 * 16 * 256
-        assert producer.load().extra["held"] == 0
+        assert producer.load().kv_handles_held == 0
         await closed(producer, consumer)
 
     run_virtual(main())

@@ -35,7 +35,7 @@ async def test_handles_are_of_the_present_life_and_those_before_keep_their_block
             assert kv is not None
             epochs.append(kv.worker_epoch)
         assert epochs[1] == 77 != epochs[0]
-        assert engine.load().extra["held"] == 2
+        assert engine.load().kv_handles_held == 2
     finally:
         await engine.close()
 

@@ -201,10 +201,10 @@ def test_an_abandoned_hand_over_is_freed_at_once(engines: Engines) -> None:
     async def main() -> None:
         one = job(prompt(200, salt=216), PREFILL)
         assert (await answered(engines.producer, one)).last.kv is not None
-        assert engines.producer.load().extra["kv_handles_held"] >= 1
+        assert engines.producer.load().kv_handles_held >= 1
         assert engines.producer.load().kv_blocks_used > 0
         engines.producer.abort(one.request_id)
-        await until(lambda: engines.producer.load().extra["kv_handles_held"] == 0)
+        await until(lambda: engines.producer.load().kv_handles_held == 0)
         assert engines.producer.load().kv_blocks_used == 0
 
     engines.run(main())

@@ -201,7 +201,7 @@ def test_prefill_first_works_too(engines: Engines) -> None:
     assert decoded.token_ids == engines.alone(asked).token_ids
     assert decoded.outputs[0].kv_bytes == 5 * BLOCK_BYTES
     assert prefilled.last.kv is not None
-    engines.run(until(lambda: engines.prefill.load().extra["kv_handles_held"] == 0))
+    engines.run(until(lambda: engines.prefill.load().kv_handles_held == 0))
 
 
 def test_only_what_decode_lacks_is_written(engines: Engines) -> None:

@@ -5,19 +5,19 @@ import pytest
 from schemas.records import WireError
 from tests.workers.llm.engines import job
 from workers.llm.engine import Output
-from workers.llm.vllm.runs import Mailbox, Run, Runs
+from workers.llm.vllm.runs import Mailbox, Runs, VllmRun
 
 
-def runs(count: int, *, running_max: int = 4) -> tuple[Runs, list[Run]]:
+def runs(count: int, *, running_max: int = 4) -> tuple[Runs, list[VllmRun]]:
     """Runs that all came at 0 s; 30 s to the first token, 10 s between."""
     table = Runs(running_max=running_max, first_token_timeout_s=30, progress_timeout_s=10)
-    found = [Run(job([1]), max_tokens=8, hands_over=False, clock_s=0.0) for _ in range(count)]
+    found = [VllmRun(job([1]), max_tokens=8, hands_over=False, clock_s=0.0) for _ in range(count)]
     for run in found:
         table.add(run, 0.0)
     return table, found
 
 
-def names(stalled: list[tuple[Run, str]]) -> list[str]:
+def names(stalled: list[tuple[VllmRun, str]]) -> list[str]:
     return [run.job.request_id for run, _ in stalled]
 
 
@@ -32,7 +32,7 @@ def test_a_silent_engine_has_failed_all() -> None:
 def test_an_idle_engine_may_be_silent() -> None:
     table, _ = runs(0)
     assert table.stalled(99.0, reported_s=0.0, kv_usage=0.0) == []
-    table.add(Run(job([1]), max_tokens=8, hands_over=False, clock_s=99.0), 99.0)
+    table.add(VllmRun(job([1]), max_tokens=8, hands_over=False, clock_s=99.0), 99.0)
     assert table.stalled(100.0, reported_s=0.0, kv_usage=0.0) == []
 
 
@@ -75,7 +75,7 @@ def test_a_queue_is_no_hang(running_max: int, kv_usage: float) -> None:
 def test_a_request_may_live_twice() -> None:
     table, (first,) = runs(1)
     table.remove(first, 1.0)
-    again = Run(first.job, max_tokens=8, hands_over=False, clock_s=1.0)
+    again = VllmRun(first.job, max_tokens=8, hands_over=False, clock_s=1.0)
     table.add(again, 1.0)
     assert table.holds(again)
     assert not table.holds(first)

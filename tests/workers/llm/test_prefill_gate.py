@@ -8,7 +8,7 @@ from tests.workers.fakes import cancel_work, out, work
 from tests.workers.llm.engines import job, prompt, start_sim
 from tests.workers.llm.held_in_memory import DECODE, NOW_MS, PREFILL, Desk
 from tests.workers.running_worker import life
-from workers.llm.prompts import Prompts
+from workers.llm.prefill_gate import PrefillGate
 
 
 def given(desk: Desk) -> list[str]:
@@ -23,7 +23,7 @@ def test_one_prompt_at_a_time_and_the_next_with_its_first_token() -> None:
         desk.work(name, PREFILL)
     desk.work("r4", DECODE)
     assert given(desk) == ["r1.1", "r4.1"]
-    assert (len(desk.held.prompts), desk.held.prompts.tokens) == (2, 6)
+    assert (len(desk.held.prefill_gate), desk.held.prefill_gate.tokens) == (2, 6)
     desk.step(out("r4.1", [5]))
     assert given(desk) == ["r1.1", "r4.1"]
     desk.step(out("r1.1", [5]))  # its KV may wait for a peer; the engine need not
@@ -42,7 +42,7 @@ def test_what_waits_and_is_given_up_never_starts() -> None:
     assert given(desk) == ["r1.1", "r3.1"]
     desk.work("r5", PREFILL)
     desk.held.give_back(WorkerRefused("over").to_wire(), NOW_MS)
-    assert given(desk) == ["r1.1", "r3.1"] and not desk.held.prompts
+    assert given(desk) == ["r1.1", "r3.1"] and not desk.held.prefill_gate
 
 
 async def test_the_setting_reaches_the_gate_and_what_waits_is_told_as_load() -> None:
@@ -64,14 +64,14 @@ def test_an_engine_that_could_compute_all_at_once_computes_one() -> None:
 
     async def main() -> None:
         engine = await start_sim(prefill_base_ms=10, prefill_running_max=8)
-        prompts, began_ms = Prompts(engine, 1), wall_ms()
+        gate, began_ms = PrefillGate(engine, 1), wall_ms()
         times: list[int] = []
         for salt in range(3):
-            prompts.add(job(prompt(20, salt), PREFILL))
+            gate.add(job(prompt(20, salt), PREFILL))
         while len(times) < 3:
             for output in await engine.outputs():
                 times.append(round(wall_ms() - began_ms))
-                prompts.left(output.request_id)
+                gate.left(output.request_id)
         assert times == [10, 20, 30]
         await engine.close()
 

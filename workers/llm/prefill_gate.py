@@ -8,7 +8,7 @@ from schemas.records import WorkPhase
 from workers.llm.engine import Engine, Job
 
 
-class Prompts:
+class PrefillGate:
     """A gate of `running_max` places in front of `engine`; 0: no gate."""
 
     def __init__(self, engine: Engine, running_max: int) -> None:
