@@ -18,7 +18,7 @@ from infra.bench.cpu import CpuMeter
 from infra.bench.load import Load
 from infra.bench.peers import HOST, HTTPX, MODEL, NAMES, REMOTE, REPLICA, Peer
 from infra.bench.serving_figures import Cell, Cells
-from workers.llm.sim.vocabulary import make_tokenizer
+from workers.llm.models.sim import make_tokenizer
 
 PROMPTS, PROMPT_WORDS, TOKENS = 32, 64, 64
 TRIVIUM = (REPLICA, REMOTE)

@@ -24,7 +24,7 @@ from infra.bench.serving_figures import (
     other_cpu_share,
 )
 from infra.bench.serving_plot import plot
-from workers.llm.sim.vocabulary import make_sim_model
+from workers.llm.models.sim import make_sim_model
 
 
 def cell(rate: float, ttft_ms: float, cpu_ms: float = 2.0, **errors: int) -> dict[str, Any]:

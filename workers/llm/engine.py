@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from schemas.errors import TriviumError
 from schemas.records import (
     Capability,
     KvHandle,
@@ -87,6 +88,11 @@ class Output:
     cached_tokens: int = 0  # of the prompt; valid from the first output on
     kv_bytes: int = 0
     transfer_ms: float = 0.0
+
+    @staticmethod
+    def failed(request_id: str, error: TriviumError) -> "Output":
+        """The last output of a job that went wrong."""
+        return Output(request_id=request_id, finish_reason="error", error=error.to_wire())
 
 
 @dataclass(slots=True)

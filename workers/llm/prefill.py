@@ -8,27 +8,17 @@ Pure; `workers/llm/held.py` calls it and sends what it returns.
 from schemas.errors import EngineFailed
 from schemas.records import KvHandle, Outcome, OutcomeKind, Phase, StreamEnd
 from workers.llm.engine import Output
+from workers.llm.stop_strings import decided
 from workers.llm.stream import Identity, Stream, ended, failed, handed_over
 
 WHOLE = ("stop", "length")
 
 
 def decided_text(stream: Stream, output: Output) -> str:
-    """The text of a prefill output that no later token can take back.
-
-    An engine that stops after one token no longer holds back what may begin a stop string; decode
-    would find the stop string whole and cut it off, after the client has seen its beginning.
-    """
-    text = output.text
+    """The text of a prefill output that no later token can take back; whole at an answer's end."""
     if output.finish_reason in WHOLE:
-        return text
-    cut = len(text)
-    for stop in stream.work.sampling.stop:
-        for start in range(max(0, len(text) - len(stop) + 1), cut):
-            if stop.startswith(text[start:]):
-                cut = start
-                break
-    return text[:cut]
+        return output.text
+    return decided(output.text, stream.work.sampling)
 
 
 def finish(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from schemas.settings import ModelSettings, home
 from workers.llm.models import tiny
-from workers.llm.sim.vocabulary import SIM_MODEL, make_sim_model
+from workers.llm.models.sim import SIM_MODEL, make_sim_model
 
 
 def model_folder(model: ModelSettings) -> str:

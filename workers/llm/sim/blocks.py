@@ -131,22 +131,6 @@ class BlockManager:
             else:
                 self._cached[block] = None
 
-    def forget_cached(self) -> None:
-        """Drop the whole prefix cache that nobody holds."""
-        while self._cached:
-            self._evict()
-
-    def check(self) -> None:
-        """Assert that every block is accounted for once; for tests."""
-        held = {block for block, count in enumerate(self._references) if count}
-        free, cached = set(self._free), set(self._cached)
-        assert len(self._free) == len(free)
-        assert not (held & free or held & cached or free & cached)
-        assert len(held) + len(free) + len(cached) == self.block_count
-        assert 0 <= self._reserved <= len(free) + len(cached)
-        assert all(self._hash_of[block] == value for value, block in self._by_hash.items())
-        assert not any(self._hash_of[block] is not None for block in free)
-
     def _hold(self, block: int) -> None:
         if not self._references[block]:
             del self._cached[block]

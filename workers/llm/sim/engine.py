@@ -28,7 +28,6 @@ from workers.llm.sim.arena import KvArena
 from workers.llm.sim.blocks import BlockManager
 from workers.llm.sim.exchange import Exchange
 from workers.llm.sim.handles import Owner
-from workers.llm.sim.output import failed
 from workers.llm.sim.run import SimRun, make_run
 from workers.llm.sim.schedule import Schedule
 from workers.llm.sim.settings import SimSettings
@@ -131,7 +130,7 @@ class SimEngine:
         except TriviumError as error:
             if job.is_paired:
                 self.exchange.reject(job, error)
-            self._emit([failed(job.request_id, error)])
+            self._emit([Output.failed(job.request_id, error)])
 
     async def outputs(self) -> list[Output]:
         while not self._ready:

@@ -12,9 +12,8 @@ from workers.llm.sim.arena import Digest, mix
 from workers.llm.sim.batch import Row
 from workers.llm.sim.blocks import BlockTable
 from workers.llm.sim.moves import Moving
-from workers.llm.sim.output import Writer
 from workers.llm.sim.settings import SimSettings
-from workers.llm.sim.vocabulary import Vocabulary
+from workers.llm.sim.vocabulary import Vocabulary, Writer
 
 _STALE_MIN = 1_024
 

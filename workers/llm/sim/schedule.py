@@ -21,7 +21,6 @@ from workers.llm.sim.answers import Answers
 from workers.llm.sim.arena import KvArena
 from workers.llm.sim.blocks import BlockManager
 from workers.llm.sim.exchange import Exchange
-from workers.llm.sim.output import failed
 from workers.llm.sim.run import Deadlines, SimRun, Stage
 from workers.llm.sim.settings import SimSettings
 
@@ -263,7 +262,7 @@ class Schedule:
             late_ms = now_ms - run.job.deadline_ms
             late = DeadlineExceeded(f"{run.request_id}: {late_ms} ms past its deadline")
             self._drop(run)
-            self._emit([failed(run.request_id, late)])
+            self._emit([Output.failed(run.request_id, late)])
         self._admit(now_s)
         self._poll_timer.cancel()
         delay_s = _POLL_HOLDING_S if self._exchange.is_busy else _POLL_IDLE_S

@@ -1,43 +1,26 @@
-"""What the simulated engine says: which tokens it draws and the text of each, and the model folder
-it needs.
+"""What the simulated engine says: which tokens it draws, and the text of each.
 
 Only tokens whose text is whole characters by itself are drawn, so that text never lags its tokens.
-Without a model folder (`model.path` is "sim") the tokenizer that `make_sim_model` writes is built
-in memory: bytes, plus the words below as merges of their own characters, so it needs no training
-and loses nothing of any text.
+`Writer` is for the answers that need more than that: it applies stop strings, stop tokens and
+made-up log-probabilities. Pure, but for reading the model's folder.
 """
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer
 
 from schemas.errors import ConfigError
+from schemas.records import Sampling, TokenLogprob, TopLogprob
+from workers.llm.models.sim import END, SIM_MODEL, WORDS, make_tokenizer
+from workers.llm.sim.arena import MASK, mix
+from workers.llm.stop_strings import StopText
 
-SIM_MODEL = "sim"
-END, TURN = "<|im_end|>", "<|im_start|>"
-_WORDS_MIN = 64  # a folder with fewer of the words below as tokens draws from all of its pieces
-_WORDS = (
-    "the of and to in is that for it as was with be by on not this are or his from at which but "
-    "have an had they you were their one all we can her has there been if more when will would "
-    "who so no out up into than them only some time could these two may then do first any my "
-    "now such like our over man me even most made after also did many before must through back "
-    "years where much your way well down should because each just those people how too little "
-    "state good very make world still own see men work long get here between both life being "
-    "under never day same another know while last might us great old year off come since "
-    "against go came right used take three river stone light wind water morning window paper "
-    "garden letter music road bridge field house story voice hand winter summer silver copper "
-    "engine signal packet token block cache queue worker router answer question model memory "
-    "number table record stream moment reason change order part place point system follow begin "
-    "open close small large early late quiet bright simple steady clear slow quick north south "
-    "east west green blue white"
-).split()
-_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+_WORDS_MIN = 64  # a folder with fewer of our words as tokens draws from all of its pieces
+_UNIT = float(1 << 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +45,7 @@ def load_vocabulary(path: str, size_max: int) -> Vocabulary:
         raise ConfigError(f"{path}: expected the end-of-sequence token {end!r} in tokenizer.json")
     special = set(tokenizer.get_added_tokens_decoder())
     pieces = _pieces(tokenizer, [i for i in range(tokenizer.get_vocab_size()) if i not in special])
-    known = {" " + word for word in _WORDS}
+    known = {" " + word for word in WORDS}
     words = [pair for pair in pieces if pair[1] in known]
     drawn = (words if len(words) >= _WORDS_MIN else pieces)[:size_max]
     if len(drawn) < 2:
@@ -76,54 +59,6 @@ def load_vocabulary(path: str, size_max: int) -> Vocabulary:
         size=len(drawn),
         index_of={token_id: index for index, token_id in enumerate(ids)},
     )
-
-
-def make_tokenizer() -> Tokenizer:
-    """A lossless byte-level tokenizer that knows a few hundred words."""
-    special = [END, TURN]
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: number for number, token in enumerate([*special, *alphabet])}
-    merges: list[tuple[str, str]] = []
-    for word in dict.fromkeys(_WORDS):
-        left = "Ġ"
-        for letter in word:
-            if left + letter not in vocabulary:
-                vocabulary[left + letter] = len(vocabulary)
-                merges.append((left, letter))
-            left += letter
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in special])
-    return tokenizer
-
-
-def make_sim_model(folder: Path) -> Path:
-    """Write the folder that a gateway tokenises with when the model is "sim"; returns it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = make_tokenizer()
-    end_id = tokenizer.token_to_id(END)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    files = {
-        "tokenizer_config.json": {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": END,
-            "pad_token": END,
-            "clean_up_tokenization_spaces": False,
-            "chat_template": _TEMPLATE,
-        },
-        "config.json": {
-            "model_type": "trivium-sim",
-            "architectures": ["TriviumSim"],
-            "vocab_size": tokenizer.get_vocab_size(),
-            "eos_token_id": end_id,
-            "max_position_embeddings": 1 << 20,
-        },
-        "generation_config.json": {"eos_token_id": end_id},
-    }
-    for name, content in files.items():
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
-    return folder
 
 
 def _read_folder(folder: Path) -> tuple[Tokenizer, str]:
@@ -152,3 +87,55 @@ def _pieces(tokenizer: Tokenizer, ids: list[int]) -> list[tuple[int, str]]:
         for token_id, text in zip(ids, texts, strict=True)
         if text[lead:].replace("\n", " ").isprintable() and text[lead:] and "\ufffd" not in text
     ]
+
+
+class Writer:
+    """Text, log-probabilities and stop conditions of one answer that needs them."""
+
+    def __init__(self, sampling: Sampling, vocabulary: Vocabulary) -> None:
+        self._sampling, self._vocabulary = sampling, vocabulary
+        self._text = StopText(sampling.stop, include_stop=sampling.include_stop)
+        self._stop_ids = frozenset(sampling.stop_token_ids)
+
+    @staticmethod
+    def is_needed(sampling: Sampling) -> bool:
+        return bool(sampling.stop or sampling.stop_token_ids or sampling.logprobs is not None)
+
+    def feed(self, pick: int, drawn: int) -> tuple[str, str | None]:
+        """The text that may be shown, and the reason to stop, if any."""
+        token_id, may_stop = self._vocabulary.ids[pick][0], drawn > self._sampling.min_tokens
+        if token_id in self._stop_ids and may_stop:
+            piece = self._vocabulary.special_texts[pick] if self._sampling.include_stop else ""
+            return self._text.feed(piece, may_stop=False) + self._text.flush(), str(token_id)
+        text = self._text.feed(self._vocabulary.texts[pick], may_stop=may_stop)
+        return text, self._text.matched or None
+
+    def flush(self) -> str:
+        """Text held back; the answer has ended."""
+        return self._text.flush()
+
+    def logprobs(self, pick: int, raw: int) -> Sequence[TokenLogprob]:
+        """The drawn token and rivals that share what probability it leaves."""
+        count = self._sampling.logprobs
+        if count is None:
+            return ()
+        size = self._vocabulary.size + 1
+        share = 0.35 + 0.6 * mix(raw) / _UNIT
+        chosen = self._top(pick, share)
+        rivals_count = max(0, min(count, size) - 1)
+        first = pick + 1 + mix((raw + 1) & MASK) % (size - rivals_count)
+        rivals = [(first + i) % size for i in range(rivals_count)]
+        tops = [self._top(at, (1 - share) * 0.5 ** (i + 1)) for i, at in enumerate(rivals)]
+        top = (chosen, *tops) if count else ()
+        return (
+            TokenLogprob(
+                token_id=chosen.token_id, token=chosen.token, logprob=chosen.logprob, top=top
+            ),
+        )
+
+    def _top(self, pick: int, share: float) -> TopLogprob:
+        return TopLogprob(
+            token_id=self._vocabulary.ids[pick][0],
+            token=self._vocabulary.special_texts[pick],
+            logprob=math.log(share),
+        )

@@ -9,7 +9,8 @@ from typing import Any
 from schemas.errors import EngineFailed, KvUnavailable
 from schemas.log.clock import wall_ms
 from workers.llm.engine import Output
-from workers.llm.vllm.handover import Handover, Releases, certain_text
+from workers.llm.stop_strings import decided
+from workers.llm.vllm.handover import Handover, Releases
 from workers.llm.vllm.receive import Receiver
 from workers.llm.vllm.runs import VllmRun
 from workers.llm.vllm.settings import VllmSettings
@@ -56,7 +57,7 @@ class Endings:
         if not kv_params:
             error = KvUnavailable(f"{job.request_id}: prefill ended without a KV handle")
             return replace(output, finish_reason="error", error=error.to_wire())
-        text = certain_text(output.text, job.sampling)
+        text = decided(output.text, job.sampling)
         if self._settings.kv_transfer == "push":
             lease_ms = self._settings.kv_lease_s * 1_000 - self._settings.handle_margin_ms
             self._writes.begin(

@@ -157,7 +157,7 @@ class VllmEngine:
         run = VllmRun(job, 1 if hands_over else max_tokens, hands_over, now_s)
         error = self._problem(run, now_ms)
         if error is not None:
-            self._put(Output(request_id=name, finish_reason="error", error=error.to_wire()))
+            self._put(Output.failed(name, error))
             return
         self._receiver.prepare(run, now_ms)
         self._runs.add(run, now_s)
@@ -364,7 +364,7 @@ class VllmEngine:
 
     def _fail(self, run: VllmRun, error: TriviumError) -> None:
         name = run.job.request_id
-        self._end(run, Output(request_id=name, finish_reason="error", error=error.to_wire()))
+        self._end(run, Output.failed(name, error))
 
     def _end(self, run: VllmRun, output: Output, *, stop: bool = True) -> None:
         """The run's last output; `stop` also ends it in the engine."""

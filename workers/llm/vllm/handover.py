@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.records import Capability, KvHandle, Sampling
-from workers.llm.text import StopText
+from schemas.records import Capability, KvHandle
 from workers.llm.vllm.check import PREFIX_KEY, PREFIX_MARK, prefix_mark
 from workers.llm.vllm.settings import VllmSettings
 
@@ -101,13 +100,6 @@ class Handover:
         ended = [name for name, held in self._held.items() if held.lease_ends_ms <= now_ms]
         for name in ended:
             del self._held[name]
-
-
-def certain_text(text: str, sampling: Sampling) -> str:
-    """The first token's text without an end that may become a stop string on the peer."""
-    if sampling.include_stop or not sampling.stop:
-        return text
-    return StopText(sampling.stop, include_stop=False).feed(text, may_stop=False)
 
 
 class Releases:

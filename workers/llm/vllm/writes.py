@@ -123,5 +123,5 @@ class Writes:
         found = self._forget(request_id)
         if found is not None and found.is_paired:
             self._releases.begin(found.engine_request_id)
-            error = KvUnavailable(f"{request_id}: its decode engine took no KV in time").to_wire()
-            self._put(Output(request_id=request_id, finish_reason="error", error=error))
+            late = KvUnavailable(f"{request_id}: its decode engine took no KV in time")
+            self._put(Output.failed(request_id, late))

@@ -12,6 +12,7 @@ from tests.workers.llm.engines import (
     allocated,
     paired_jobs,
 )
+from tests.workers.llm.sim.block_checks import check_blocks
 from workers.kv.transfer import Direction, MemoryTransfer
 from workers.llm.engine import Job
 from workers.llm.sim.engine import SimEngine
@@ -34,7 +35,7 @@ def written(engine: SimEngine) -> list[int]:
 async def closed(*engines: SimEngine) -> None:
     await until(lambda: not any(engine.blocks.used for engine in engines))
     for engine in engines:
-        engine.blocks.check()
+        check_blocks(engine.blocks)
         assert engine.load().running == 0
         await engine.close()
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.workers.llm.sim.block_checks import check_blocks, drop_prefix_cache
 from workers.llm.sim.blocks import BlockManager, BlockTable
 
 BLOCKS = 12
@@ -30,7 +31,7 @@ def test_prefix_is_found_again_after_its_table_closed() -> None:
     second = opened(manager, [11, 12, 13], 4, 4)
     assert second.blocks[:2] == blocks[:2]
     assert second.matched == 2
-    manager.check()
+    check_blocks(manager)
 
 
 def test_prefix_is_shared_by_two_tables() -> None:
@@ -43,7 +44,7 @@ def test_prefix_is_shared_by_two_tables() -> None:
     assert manager.used == 2
     manager.close(second)
     assert manager.used == 0
-    manager.check()
+    check_blocks(manager)
 
 
 def test_least_recently_used_is_evicted_first_and_tails_before_heads() -> None:
@@ -83,7 +84,7 @@ def test_refused_table_changes_nothing() -> None:
     assert manager.open([1, 2], 5, 5) is None
     assert (manager.available, manager.used) == (4, 0)
     assert manager.open([1, 2], 2, 4) is not None
-    manager.check()
+    check_blocks(manager)
 
 
 def test_closing_twice_is_a_bug() -> None:
@@ -102,7 +103,7 @@ def test_detached_blocks_stay_held_until_released() -> None:
     assert manager.used == 2
     manager.release(taken)
     assert manager.used == 0
-    manager.check()
+    check_blocks(manager)
 
 
 CHAINS = st.lists(st.integers(1, 3), max_size=5).map(
@@ -133,7 +134,7 @@ def test_blocks_are_never_lost_or_given_twice(operations: list[tuple[str, int, l
         elif name == "settle" and loose:
             manager.release(loose.pop())
         elif name == "forget":
-            manager.forget_cached()
+            drop_prefix_cache(manager)
         elif table is not None and name == "grow" and table.reserved:
             manager.grow(table)
         elif table is not None and name == "remember":
@@ -143,7 +144,7 @@ def test_blocks_are_never_lost_or_given_twice(operations: list[tuple[str, int, l
         elif table is not None and name == "close":
             tables.remove((table, hashes))
             manager.close(table)
-        manager.check()
+        check_blocks(manager)
         held = {block for each, _ in tables for block in each.blocks}
         assert manager.used == len(held | {block for blocks in loose for block in blocks})
     for table, _ in tables:

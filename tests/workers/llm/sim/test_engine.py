@@ -19,6 +19,7 @@ from tests.workers.llm.engines import (
     prompt,
     start_sim,
 )
+from tests.workers.llm.sim.block_checks import check_blocks, drop_prefix_cache
 from workers.kv.transfer import MemoryTransfer
 from workers.llm.engine import Output
 from workers.llm.sim.engine import SimEngine
@@ -53,7 +54,7 @@ async def prefilled(producer: SimEngine, tokens: list[int]) -> KvHandle:
 async def closed(*engines: SimEngine) -> None:
     for engine in engines:
         assert engine.blocks.used == 0
-        engine.blocks.check()
+        check_blocks(engine.blocks)
         await engine.close()
 
 
@@ -275,7 +276,7 @@ def test_producer_that_is_gone_means_recomputing() -> None:
         producer, consumer = await start_sim(), await start_sim()
         tokens = prompt(50)
         alone = await answered(consumer, job(tokens))
-        consumer.blocks.forget_cached()
+        drop_prefix_cache(consumer.blocks)
         kv = await prefilled(producer, tokens)
         await producer.close()
         answer = await answered(consumer, job(tokens, kv=kv))
@@ -291,7 +292,7 @@ def test_wrong_bytes_change_the_answer() -> None:
         producer, consumer = await start_sim(), await start_sim()
         tokens = prompt(50)
         alone = await answered(consumer, job(tokens))
-        consumer.blocks.forget_cached()
+        drop_prefix_cache(consumer.blocks)
         kv = await prefilled(producer, tokens)
         transfer_of(producer).regions[0, kv.block_ids[1], 3] += 1
         answer = await answered(consumer, job(tokens, kv=kv))
@@ -420,7 +421,7 @@ def test_bug_in_a_timer_ends_the_engine() -> None:
     async def main() -> None:
         engine = await start_sim()
         engine.add(job(prompt(50)))
-        engine.blocks.check()
+        check_blocks(engine.blocks)
         engine._arena.write = None  # type: ignore[method-assign,assignment]
         with pytest.raises(Exception, match="not callable"):
             await until_ended(engine, {"nobody"})

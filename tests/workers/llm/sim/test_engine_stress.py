@@ -12,6 +12,7 @@ from schemas.records import KvHandle, Orchestration
 from tests.virtual import run_virtual
 from tests.waiting import pass_time, until
 from tests.workers.llm.engines import PREFILL, collected, job, paired_jobs, prompt, start_sim
+from tests.workers.llm.sim.block_checks import check_blocks, drop_prefix_cache
 from workers.kv.transfer import MemoryTransfer
 from workers.llm.engine import Job, Output
 from workers.llm.sim.engine import SimEngine
@@ -107,13 +108,13 @@ async def disorder(seed: int, choices: list[str], degrees: tuple[int, int]) -> C
                 reader, kv, known = handles[at] if chance.random() < 0.1 else handles.pop(at)
                 asked[f"fetch-{number}"] = known
                 if chance.random() < 0.7:
-                    reader.engine.blocks.forget_cached()
+                    drop_prefix_cache(reader.engine.blocks)
                 reader.add(job(known, request_id=f"fetch-{number}", kv=kv, max_tokens=30))
             case ("concurrent" | "decode_first") as kind:
                 other = clients[1 - clients.index(client)]
                 asked[f"pair-{number}"] = tokens
                 if chance.random() < 0.3:
-                    client.engine.blocks.forget_cached()
+                    drop_prefix_cache(client.engine.blocks)
                 add_pair(client, other, tokens, kind, f"pair-{number}", chance.random() < 0.5)
             case "abort" if open_ids := [key for key in client.tokens if key not in client.ends]:
                 request_id = chance.choice(open_ids)
@@ -146,7 +147,7 @@ async def settled(clients: list[Client], asked: dict[str, list[int]]) -> Counter
     await until(lambda: not any(engine.blocks.used for engine in engines))
     await check(clients, asked)
     for engine in engines:
-        engine.blocks.check()
+        check_blocks(engine.blocks)
         assert engine.load().running == engine.load().waiting == 0
         await engine.close()
     counts = Counter(output.finish_reason for each in clients for output in each.ends.values())

@@ -19,6 +19,7 @@ from tests.workers.llm.engines import (
     prompt,
     start_sim,
 )
+from tests.workers.llm.sim.block_checks import drop_prefix_cache
 from tests.workers.llm.sim.engine_pairs import (
     CONCURRENT,
     DECODE_FIRST,
@@ -185,8 +186,8 @@ def test_blocks_of_a_write_under_way_stay_out_of_use_on_both_sides(
         assert [end.last.finish_reason for (end,) in ends] == ["abort", "abort"]
         assert producer.load().running == consumer.load().running == 0
         assert (producer.blocks.used, consumer.blocks.used) == (4, 4)
-        producer.blocks.forget_cached()
-        consumer.blocks.forget_cached()
+        drop_prefix_cache(producer.blocks)
+        drop_prefix_cache(consumer.blocks)
         assert (await answered(consumer, job(prompt(60, 4)))).last.finish_reason == "length"
         assert (producer.blocks.used, consumer.blocks.used) == (4, 4)
         transfer_of(producer).stalled = False

@@ -24,6 +24,7 @@ from tests.workers.llm.engines import (
     prompt,
     start_sim,
 )
+from tests.workers.llm.sim.block_checks import drop_prefix_cache
 from workers.llm.engine import Job, Output
 
 pytestmark = pytest.mark.skipif(find_spec("nixl") is None, reason="needs the package nixl")
@@ -142,7 +143,7 @@ def test_processes_hand_over_what_one_would_have_answered(
             )
             assert answer.outputs[0].kv_bytes == -(-tokens // 16) * 4_096
             assert answer.outputs[0].transfer_ms > 0
-            consumer.blocks.forget_cached()
+            drop_prefix_cache(consumer.blocks)
             alone = await answered(consumer, job(prompt(tokens, salt)))
             assert answer.token_ids == alone.token_ids
         received = consumer.load().kv_bytes_received
@@ -168,7 +169,7 @@ def test_dead_producer_means_recomputing_and_a_new_one_is_read(
         first.end()
         answer = await answered(consumer, job(prompt(50, 2), kv=lost))
         assert answer.outputs[0].kv_bytes == 0
-        consumer.blocks.forget_cached()
+        drop_prefix_cache(consumer.blocks)
         assert answer.token_ids == (await answered(consumer, job(prompt(50, 2)))).token_ids
         assert consumer.load().extra["recomputed_total"] == 1
         kv = await producers("producer-2").prefill(60, 3, "next")
@@ -203,7 +204,7 @@ def test_process_writes_into_another(
         assert outputs[-1].kv_bytes == consumer.load().kv_bytes_received == (21 - 4) * 4_096
         assert list(outputs[0].token_ids) == decoded.token_ids[:1]
         assert outputs[0].cached_tokens == (64 if target and target.tokens else 0)
-        consumer.blocks.forget_cached()
+        drop_prefix_cache(consumer.blocks)
         assert decoded.token_ids == (await answered(consumer, job(tokens))).token_ids
         await consumer.close()
 

@@ -21,6 +21,7 @@ from tests.workers.llm.engines import (
     prompt,
     start_sim,
 )
+from tests.workers.llm.sim.block_checks import drop_prefix_cache
 from tests.workers.llm.sim.engine_pairs import (
     BLOCK_BYTES,
     CONCURRENT,
@@ -157,7 +158,7 @@ def test_tensor_parallel_degrees_may_differ_over_nixl(ours: int, theirs: int) ->
             tokens = [*prompt(50, salt), *prompt(55, salt + 9)]
             await answered(consumer, job(tokens[:50]))
             _, decoded = await paired(producer, consumer, tokens, orchestration)
-            consumer.blocks.forget_cached()
+            drop_prefix_cache(consumer.blocks)
             assert decoded.token_ids == (await answered(consumer, job(tokens))).token_ids
             assert decoded.outputs[0].kv_bytes == 4 * BLOCK_BYTES
         await closed(producer, consumer)
@@ -268,7 +269,7 @@ def test_block_log_names_what_the_prefix_cache_holds() -> None:
         whole = [*tokens, *decoded.token_ids]
         assert consumer.block_log.held() == chain(whole, 16).tolist()[:5]
         assert producer.block_log.held() == chain(tokens, 16).tolist()
-        consumer.blocks.forget_cached()
+        drop_prefix_cache(consumer.blocks)
         assert consumer.block_log.held() == []
         await closed(producer, consumer)
 

@@ -8,10 +8,10 @@ import pytest
 
 from schemas import prefix
 from schemas.errors import ConfigError, KvUnavailable, StaleEpoch
-from schemas.records import Capability, KvHandle, Sampling
+from schemas.records import Capability, KvHandle
 from tests.workers.llm.engines import job
 from workers.llm.vllm.check import HandleGate, checked_params, job_problem, prefix_mark
-from workers.llm.vllm.handover import Handover, certain_text
+from workers.llm.vllm.handover import Handover
 from workers.llm.vllm.settings import VllmSettings
 
 PARAMS: dict[str, Any] = {
@@ -317,19 +317,3 @@ def test_a_conversation_is_kept_for_its_next_turn() -> None:
     assert handover.held(10_000, kv_usage=0.1) == 0
     assert handover.kept("r2", returned, tokens[:39], now_ms=0) is None
     assert handover.kept("r3", {**returned, "remote_block_ids": [[1]]}, tokens, now_ms=0) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "stop", "include", "certain"),
-    [
-        (" river", (), False, " river"),
-        (" river", ("river bank",), False, " "),
-        (" river", ("river bank",), True, " river"),
-        (" river", ("erosion", "xyz"), False, " riv"),
-    ],
-)
-def test_first_text_keeps_what_may_become_a_stop_string(
-    text: str, stop: tuple[str, ...], include: bool, certain: str
-) -> None:
-    sampling = Sampling(max_tokens=8, stop=stop, include_stop=include)
-    assert certain_text(text, sampling) == certain

@@ -1,10 +1,23 @@
-"""Incremental text of one answer with stop strings.
+"""Stop strings in the text of one answer, which comes in pieces of whole characters.
 
-Text that could still become a stop string is held back until it is decided. Pieces are whole
-characters already. Pure; used by the sim engine (vLLM does its own).
+Text that could still become a stop string is held back until it is decided. Pure. The simulated
+engine ends its answers by it; of both engines, a prefill's first token is cut by it.
 """
 
 from collections.abc import Sequence
+
+from schemas.records import Sampling
+
+
+def decided(text: str, sampling: Sampling) -> str:
+    """The part of a first token's text that no later token can take back.
+
+    An engine that stops after one token no longer holds back what may begin a stop string; decode
+    would find the stop string whole and cut it off, after the client has seen its beginning.
+    """
+    if sampling.include_stop:
+        return text
+    return StopText(sampling.stop, include_stop=False).feed(text, may_stop=False)
 
 
 class StopText:

@@ -1,0 +1,53 @@
+"""What the simulated engine can say, and the model folder that it says it with."""
+
+import json
+from pathlib import Path
+
+import pytest
+from jinja2 import Environment
+from tokenizers import Tokenizer
+
+from schemas.errors import ConfigError
+from workers.llm.models.sim import make_sim_model
+from workers.llm.sim.vocabulary import load_vocabulary
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sim_model(tmp_path_factory.mktemp("sim") / "model")
+
+
+def test_folder_and_built_in_say_the_same(folder: Path) -> None:
+    assert load_vocabulary(str(folder), 4_096) == load_vocabulary("sim", 4_096)
+
+
+def test_pieces_join_to_what_the_tokenizer_decodes(folder: Path) -> None:
+    vocabulary = load_vocabulary(str(folder), 4_096)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = [vocabulary.ids[i][0] for i in range(vocabulary.size)]
+    assert tokenizer.decode(ids) == "".join(vocabulary.texts[: vocabulary.size])
+    assert all(text.isprintable() and text for text in vocabulary.texts[: vocabulary.size])
+    assert vocabulary.texts[vocabulary.size] == ""
+
+
+@pytest.mark.parametrize("text", ["Zürich 🙂\n\ttabs", "the river and the stone", "漢字", ""])
+def test_tokenizer_loses_nothing(folder: Path, text: str) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def test_chat_template_renders(folder: Path) -> None:
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    template = Environment(autoescape=False).from_string(config["chat_template"])
+    messages = [{"role": "user", "content": "Hello"}]
+    text = template.render(messages=messages, add_generation_prompt=True)
+    assert text == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_vocabulary_is_bounded() -> None:
+    assert load_vocabulary("sim", 10).size == 10
+
+
+def test_missing_folder_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected tokenizer\.json"):
+        load_vocabulary(str(tmp_path), 10)

@@ -1,0 +1,80 @@
+"""Stop strings over pieces, and what a first token's text may already show."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.records import Sampling
+from workers.llm.stop_strings import StopText, decided
+
+
+def shown(pieces: list[str], stops: list[str], *, include_stop: bool = False) -> tuple[str, str]:
+    """What is shown of an answer in these pieces, and the stop that ended it."""
+    text, out = StopText(stops, include_stop=include_stop), ""
+    for piece in pieces:
+        out += text.feed(piece)
+        if text.matched:
+            return out, text.matched
+    return out + text.flush(), ""
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stops", "expected"),
+    [
+        (["one", " two"], [], ("one two", "")),
+        (["one", " two"], [" t"], ("one", " t")),
+        (["a", "b", "c", "d"], ["bc"], ("a", "bc")),
+        (["a", "b", "x"], ["bc"], ("abx", "")),
+        (["aab"], ["ab", "aab"], ("", "aab")),  # the one that begins first
+        (["aa", "ab"], ["aab"], ("a", "aab")),  # a false start within
+        (["ab"], ["abc"], ("ab", "")),
+        (["ab"], [""], ("ab", "")),
+    ],
+)
+def test_stop_strings(pieces: list[str], stops: list[str], expected: tuple[str, str]) -> None:
+    assert shown(pieces, stops) == expected
+
+
+def test_stop_string_can_be_kept() -> None:
+    assert shown(["a", "b", "cd"], ["bc"], include_stop=True) == ("abc", "bc")
+
+
+def test_text_that_may_become_a_stop_is_held_back() -> None:
+    text = StopText(["END"], include_stop=False)
+    assert text.feed("a E") == "a "
+    assert text.feed("N") == ""
+    assert text.feed("x") == "ENx"
+
+
+def test_stop_is_not_honoured_before_it_may() -> None:
+    text = StopText(["b"], include_stop=False)
+    assert text.feed("ab", may_stop=False) == "ab"
+    assert not text.matched
+
+
+@given(st.lists(st.text("ab", max_size=3), max_size=12), st.lists(st.text("ab", min_size=1)))
+def test_pieces_do_not_matter(pieces: list[str], stops: list[str]) -> None:
+    whole = "".join(pieces)
+    out, matched = shown(pieces, stops)
+    if matched:
+        assert whole.startswith(out + matched)
+        assert not any(stop in out for stop in stops)
+    else:
+        assert out == whole
+        assert not any(stop in whole for stop in stops)
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "include", "expected"),
+    [
+        (" river", (), False, " river"),
+        (" river", ("river bank",), False, " "),
+        (" river", ("river bank",), True, " river"),
+        (" river", ("erosion", "xyz"), False, " riv"),
+    ],
+)
+def test_first_text_keeps_what_may_become_a_stop_string(
+    text: str, stop: tuple[str, ...], include: bool, expected: str
+) -> None:
+    sampling = Sampling(max_tokens=8, stop=stop, include_stop=include)
+    assert decided(text, sampling) == expected
