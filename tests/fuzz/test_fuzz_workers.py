@@ -14,7 +14,7 @@ from schemas.rules.sizes import check_size
 from tests.fuzz.drawn import CODEC, examples, record_bytes
 from tests.schemas.examples import instances
 from tests.workers.fakes import EPOCH, WORKER, capability, handle, out, work
-from tests.workers.llm.held_in_memory import NOW_MS, Desk
+from tests.workers.llm.worker_in_memory import NOW_MS, WorkerInMemory
 from workers.llm.stream import Identity
 from workers.roles import RoleOrders, lease_topics
 
@@ -73,30 +73,30 @@ CANCELLATIONS = st.builds(
 )
 
 
-def told(desk: Desk) -> None:
+def told(worker: WorkerInMemory) -> None:
     """Everything that came out so far can be written."""
-    for batch in desk.frames.take(NOW_MS):
+    for batch in worker.frames.take(NOW_MS):
         CODEC.encode(batch.frame)
         assert batch.partition in (0, 1)
         assert min((*batch.frame.first_seqs, *batch.frame.first_chars), default=0) >= 0
         for record, _ in batch.reports:
             check_size(record, len(CODEC.encode(record)))
-    for phase in desk.phases:
+    for phase in worker.phases:
         check_size(phase, len(CODEC.encode(phase)))
 
 
-def given_to(desk: Desk, value: bytes) -> None:
+def given_to(worker: WorkerInMemory, value: bytes) -> None:
     """As a worker's loop does; what it would bury leaves nothing."""
-    before = len(desk.held)
+    before = len(worker.held)
     try:
         order = CODEC.decode(value)
         check_size(order, len(value))
         if isinstance(order, Work):
-            desk.take(order)
+            worker.take(order)
         elif isinstance(order, CancelWork):
-            desk.held.cancel(order, NOW_MS)
+            worker.held.cancel(order, NOW_MS)
     except RecordError:
-        assert len(desk.held) == before
+        assert len(worker.held) == before
 
 
 @examples(150)
@@ -110,23 +110,23 @@ def given_to(desk: Desk, value: bytes) -> None:
     st.sampled_from(["stop", "handover", "abort", "expire", "give back"]),
 )
 def test_a_worker_ends_whatever_it_was_given(values: list[bytes], end: str) -> None:
-    desk = Desk(held_max=3, seen_max=4)
+    worker = WorkerInMemory(held_max=3, seen_max=4)
     for value in values:
-        given_to(desk, value)
-        assert len(desk.held) <= 3
-    jobs = [job.request_id for job in desk.engine.jobs]
-    desk.step(*(out(job_id, [5], "ab", kv_bytes=7) for job_id in jobs))
-    told(desk)
+        given_to(worker, value)
+        assert len(worker.held) <= 3
+    jobs = [job.request_id for job in worker.engine.jobs]
+    worker.step(*(out(job_id, [5], "ab", kv_bytes=7) for job_id in jobs))
+    told(worker)
     if end == "expire":
-        desk.held.expire(2**63 - 1)
+        worker.held.expire(2**63 - 1)
     elif end == "give back":
-        desk.held.give_back(RecordError("x").to_wire(), NOW_MS)
+        worker.held.give_back(RecordError("x").to_wire(), NOW_MS)
     else:
         kv = handle(NOW_MS + 99) if end == "handover" else None
-        desk.step(*(out(job_id, [6], "c", finish_reason=end, kv=kv) for job_id in jobs))
-    told(desk)
-    assert len(desk.held) == 0
-    assert desk.held.next_deadline_ms is None
+        worker.step(*(out(job_id, [6], "c", finish_reason=end, kv=kv) for job_id in jobs))
+    told(worker)
+    assert len(worker.held) == 0
+    assert worker.held.next_deadline_ms is None
 
 
 @pytest.mark.parametrize("field", ["kv", "kv_target"])

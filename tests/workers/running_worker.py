@@ -29,7 +29,7 @@ from workers.runtime import Worker
 from workers.serving import ServingSettings
 
 
-class Life:
+class RunningWorker:
     """A worker that runs beside the test."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Life:
         self.stop = asyncio.Event()
         self.settings = {"drain_timeout_ms": 60_000, **settings}
         bundle, made = clients(self.log)
-        self.worker = Worker(
+        self.process = Worker(
             bundle,
             ServingSettings(
                 log=LogSettings(request_timeout_ms=20_000),
@@ -63,7 +63,7 @@ class Life:
         return self.memberships[-1]
 
     async def start(self, engine: Callable[[int], Awaitable[Engine]] | None = None) -> None:
-        self.task = asyncio.create_task(self.worker.run(engine or self.engine, self.stop))
+        self.task = asyncio.create_task(self.process.run(engine or self.engine, self.stop))
 
     async def ready(self) -> None:
         await self.lives(1)
@@ -92,14 +92,14 @@ class Life:
 
 
 @asynccontextmanager
-async def life(*roles: Role, **settings: Any) -> AsyncIterator[Life]:
-    found = Life(*roles, **settings)
-    await found.start()
-    await found.ready()
+async def running_worker(*roles: Role, **settings: Any) -> AsyncIterator[RunningWorker]:
+    worker = RunningWorker(*roles, **settings)
+    await worker.start()
+    await worker.ready()
     try:
-        yield found
+        yield worker
     finally:
-        found.stop.set()
-        assert found.task is not None
-        found.task.cancel()
-        await asyncio.gather(found.task, return_exceptions=True)
+        worker.stop.set()
+        assert worker.task is not None
+        worker.task.cancel()
+        await asyncio.gather(worker.task, return_exceptions=True)

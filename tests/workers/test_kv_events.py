@@ -11,7 +11,7 @@ from schemas.errors import ConfigError
 from schemas.records import KvEvents, TokenFrame
 from tests.waiting import pass_time, until
 from tests.workers.fakes import EPOCH, WORKER, out, work
-from tests.workers.running_worker import Life, life
+from tests.workers.running_worker import RunningWorker, running_worker
 from workers.config import WorkerSettings
 from workers.kv.block_log import BlockLog
 
@@ -27,147 +27,147 @@ class Known:
         self.snapshots = 0
         self.inside = False  # a snapshot
 
-    def apply(self, found: KvEvents) -> None:
-        assert (found.worker_id, found.epoch, found.block_size) == (WORKER, EPOCH, 16)
-        assert found.seq >= self.next_seq
-        if found.snapshot:
+    def apply(self, events: KvEvents) -> None:
+        assert (events.worker_id, events.epoch, events.block_size) == (WORKER, EPOCH, 16)
+        assert events.seq >= self.next_seq
+        if events.snapshot:
             self.blocks.clear()
             self.snapshots += 1
         else:
-            assert found.seq == self.next_seq
-            assert self.inside or not found.more
-        self.inside, self.next_seq = found.more, found.seq + 1
-        self.blocks.difference_update(prefix.unpack(found.removed))
-        self.blocks.update(prefix.unpack(found.stored))
+            assert events.seq == self.next_seq
+            assert self.inside or not events.more
+        self.inside, self.next_seq = events.more, events.seq + 1
+        self.blocks.difference_update(prefix.unpack(events.removed))
+        self.blocks.update(prefix.unpack(events.stored))
 
 
-def known(found: Life) -> Known:
+def known(worker: RunningWorker) -> Known:
     view = Known()
-    for record in found.log.of(KvEvents):
+    for record in worker.log.of(KvEvents):
         view.apply(record)
     return view
 
 
-async def started(found: Life, *blocks: int) -> BlockLog:
-    log = found.engine.block_log = BlockLog(16, 100)
+async def started(worker: RunningWorker, *blocks: int) -> BlockLog:
+    log = worker.engine.block_log = BlockLog(16, 100)
     log.stored(blocks)
-    await found.start()
-    await found.ready()
-    await until(lambda: found.log.of(KvEvents) != [])
+    await worker.start()
+    await worker.ready()
+    await until(lambda: worker.log.of(KvEvents) != [])
     return log
 
 
-async def ended(found: Life) -> None:
-    found.stop.set()
-    await found.ended()
+async def ended(worker: RunningWorker) -> None:
+    worker.stop.set()
+    await worker.ended()
 
 
 async def test_it_begins_with_a_snapshot_and_goes_on_with_changes() -> None:
-    found = Life(**QUICK)
-    blocks = await started(found, 1, 2)
-    (first,) = found.log.of(KvEvents)
+    worker = RunningWorker(**QUICK)
+    blocks = await started(worker, 1, 2)
+    (first,) = worker.log.of(KvEvents)
     assert (first.seq, first.snapshot, first.more) == (0, True, False)
     blocks.stored([3])
     blocks.removed([1])
-    await until(lambda: known(found).blocks == {2, 3})
-    assert known(found).snapshots == 1
-    assert [entry[:3] for entry in found.log.sent if entry[0] == "prefixes"][-1] == (
+    await until(lambda: known(worker).blocks == {2, 3})
+    assert known(worker).snapshots == 1
+    assert [entry[:3] for entry in worker.log.sent if entry[0] == "prefixes"][-1] == (
         "prefixes",
         0,
         WORKER,
     )
-    await ended(found)
+    await ended(worker)
 
 
 async def test_an_empty_cache_is_told_too_and_silence_follows() -> None:
-    found = Life(**QUICK)
-    await started(found)
+    worker = RunningWorker(**QUICK)
+    await started(worker)
     await pass_time(0.02)
-    (only,) = found.log.of(KvEvents)
+    (only,) = worker.log.of(KvEvents)
     assert (only.snapshot, only.stored, only.removed) == (True, b"", b"")
-    await ended(found)
+    await ended(worker)
 
 
 async def test_parts_are_bounded() -> None:
-    found = Life(**QUICK, kv_events_blocks_max=2)
-    blocks = await started(found, 1, 2, 3, 4, 5)
-    parts = found.log.of(KvEvents)
+    worker = RunningWorker(**QUICK, kv_events_blocks_max=2)
+    blocks = await started(worker, 1, 2, 3, 4, 5)
+    parts = worker.log.of(KvEvents)
     assert [(p.seq, p.snapshot, p.more) for p in parts] == [
         (0, True, True),
         (1, False, True),
         (2, False, False),
     ]
-    assert known(found).blocks == {1, 2, 3, 4, 5}
+    assert known(worker).blocks == {1, 2, 3, 4, 5}
     blocks.cleared()
     blocks.stored([7, 8, 9])
-    await until(lambda: known(found).blocks == {7, 8, 9})
-    assert all(len(p.stored) + len(p.removed) <= 16 for p in found.log.of(KvEvents))
-    await ended(found)
+    await until(lambda: known(worker).blocks == {7, 8, 9})
+    assert all(len(p.stored) + len(p.removed) <= 16 for p in worker.log.of(KvEvents))
+    await ended(worker)
 
 
 async def test_a_router_that_joins_gets_a_snapshot() -> None:
-    found = Life(**QUICK)
-    await started(found, 1, 2)
-    found.membership.add_router("router-a")
-    await until(lambda: known(found).snapshots == 2)
-    assert known(found).blocks == {1, 2}
-    await ended(found)
+    worker = RunningWorker(**QUICK)
+    await started(worker, 1, 2)
+    worker.membership.add_router("router-a")
+    await until(lambda: known(worker).snapshots == 2)
+    assert known(worker).blocks == {1, 2}
+    await ended(worker)
 
 
 async def test_everything_is_told_now_and_then() -> None:
-    found = Life(**QUICK, kv_snapshot_interval_s=1)
-    await started(found, 1)
-    await until(lambda: known(found).snapshots >= 2)
-    await ended(found)
+    worker = RunningWorker(**QUICK, kv_snapshot_interval_s=1)
+    await started(worker, 1)
+    await until(lambda: known(worker).snapshots >= 2)
+    await ended(worker)
 
 
 @pytest.mark.parametrize("how", ["refused", "not acknowledged"])
 async def test_a_batch_that_fails_makes_the_next_one_a_snapshot(
     how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = Life(**QUICK)
-    blocks = await started(found, 1)
+    worker = RunningWorker(**QUICK)
+    blocks = await started(worker, 1)
     if how == "refused":
-        found.log.refusing.add("prefixes")
+        worker.log.refusing.add("prefixes")
     else:
-        found.log.errors["prefixes"] = deque([KafkaTimeoutError()])
+        worker.log.errors["prefixes"] = deque([KafkaTimeoutError()])
     blocks.stored([2])
     await until(lambda: "KV events not sent" in caplog.text)
-    found.log.refusing.clear()
-    await until(lambda: known(found).snapshots == 2)
-    assert known(found).blocks == {1, 2}
-    await ended(found)
+    worker.log.refusing.clear()
+    await until(lambda: known(worker).snapshots == 2)
+    assert known(worker).blocks == {1, 2}
+    await ended(worker)
 
 
 async def test_a_send_that_hangs_holds_no_token_up() -> None:
-    found = Life(**QUICK)
-    blocks = await started(found, 1)
-    found.log.held_acks["prefixes"] = []
+    worker = RunningWorker(**QUICK)
+    blocks = await started(worker, 1)
+    worker.log.held_acks["prefixes"] = []
     blocks.stored([2])
-    await until(lambda: found.log.held_acks["prefixes"] != [])
-    await found.held(work())
-    found.engine.say(out(ids=[5], text="a"))
-    await until(lambda: found.log.of(TokenFrame) != [])
-    found.engine.say(out(finish_reason="stop"))
-    await ended(found)
+    await until(lambda: worker.log.held_acks["prefixes"] != [])
+    await worker.held(work())
+    worker.engine.say(out(ids=[5], text="a"))
+    await until(lambda: worker.log.of(TokenFrame) != [])
+    worker.engine.say(out(finish_reason="stop"))
+    await ended(worker)
 
 
 async def test_a_worker_in_doubt_of_its_lease_says_nothing() -> None:
-    found = Life(**QUICK)
-    blocks = await started(found, 1)
-    found.membership.valid = False
+    worker = RunningWorker(**QUICK)
+    blocks = await started(worker, 1)
+    worker.membership.valid = False
     blocks.stored([2])
     await pass_time(0.02)
-    assert known(found).blocks == {1}
-    await ended(found)
+    assert known(worker).blocks == {1}
+    await ended(worker)
 
 
 async def test_an_engine_without_a_log_publishes_nothing() -> None:
     more: dict[str, Any] = QUICK
-    async with life(**more) as found:
-        found.membership.add_router("router-a")
-        await until(lambda: found.membership.beats[-1] != [])
-        assert found.log.of(KvEvents) == []
+    async with running_worker(**more) as worker:
+        worker.membership.add_router("router-a")
+        await until(lambda: worker.membership.beats[-1] != [])
+        assert worker.log.of(KvEvents) == []
 
 
 def test_a_batch_has_to_fit_the_log() -> None:

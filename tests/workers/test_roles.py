@@ -23,7 +23,7 @@ from schemas.records import (
 from tests.virtual import virtual
 from tests.waiting import pass_time, until
 from tests.workers.fakes import EPOCH, WORKER, capability, handle, out, work
-from tests.workers.running_worker import Life
+from tests.workers.running_worker import RunningWorker
 from workers.llm.stream import Identity
 from workers.roles import RoleOrders, check_roles, lease_topics
 
@@ -36,119 +36,119 @@ def order(*roles: Role, worker_id: str = WORKER, epoch: int = EPOCH) -> AssignRo
 
 
 @asynccontextmanager
-async def worker(role: Role, topic: str) -> AsyncIterator[Life]:
+async def worker_in_role(role: Role, topic: str) -> AsyncIterator[RunningWorker]:
     """A worker with one role, one lease, and a router that knows it."""
-    found = Life(role, running_max=4)
-    found.engine.capability = ABLE
-    found.log.leases = {topic: 1}
-    await found.start()
-    await found.ready()
-    found.membership.add_router("router-a")
-    await until(lambda: granted(found) == {role})
+    worker = RunningWorker(role, running_max=4)
+    worker.engine.capability = ABLE
+    worker.log.leases = {topic: 1}
+    await worker.start()
+    await worker.ready()
+    worker.membership.add_router("router-a")
+    await until(lambda: granted(worker) == {role})
     try:
-        yield found
+        yield worker
     finally:
-        found.stop.set()
-        assert found.task is not None
-        found.task.cancel()
-        await asyncio.gather(found.task, return_exceptions=True)
+        worker.stop.set()
+        assert worker.task is not None
+        worker.task.cancel()
+        await asyncio.gather(worker.task, return_exceptions=True)
 
 
-def granted(found: Life) -> set[Role]:
-    return {grant.role for grant in found.membership.beats[-1]}
+def granted(worker: RunningWorker) -> set[Role]:
+    return {grant.role for grant in worker.membership.beats[-1]}
 
 
-async def moved(found: Life, topic: str, *roles: Role) -> None:
-    found.log.readers[topic].put(order(*roles))
-    await until(lambda: found.membership.roles[-1:] == [roles] and granted(found) == {*roles})
+async def moved(worker: RunningWorker, topic: str, *roles: Role) -> None:
+    worker.log.readers[topic].put(order(*roles))
+    await until(lambda: worker.membership.roles[-1:] == [roles] and granted(worker) == {*roles})
 
 
 @virtual
 async def test_it_finishes_what_it_holds_and_takes_the_new_work() -> None:
-    async with worker(PREFILL, "prefill") as found:
-        await found.held(work("r1", WorkPhase.PREFILL))
-        await moved(found, "prefill", DECODE)
+    async with worker_in_role(PREFILL, "prefill") as worker:
+        await worker.held(work("r1", WorkPhase.PREFILL))
+        await moved(worker, "prefill", DECODE)
         await pass_time(HEARTBEAT_MS / 1000)
-        assert found.membership.leases == {"prefill": 1, "decode": 3}
-        assert found.decode.partition == 3
-        assert found.decode.started_at == "latest"
-        found.log.readers["prefill"].put(work("r2", WorkPhase.PREFILL))
-        await until(lambda: found.log.of(Phase) != [])
-        assert found.log.of(Phase)[0].kind is PhaseKind.REFUSED
+        assert worker.membership.leases == {"prefill": 1, "decode": 3}
+        assert worker.decode.partition == 3
+        assert worker.decode.started_at == "latest"
+        worker.log.readers["prefill"].put(work("r2", WorkPhase.PREFILL))
+        await until(lambda: worker.log.of(Phase) != [])
+        assert worker.log.of(Phase)[0].kind is PhaseKind.REFUSED
         kv = handle(wall_ms() + 60_000)
-        found.engine.say(out(ids=[5], text="a", finish_reason="handover", kv=kv))
-        await until(lambda: len(found.log.of(Phase)) == 2)
-        assert found.log.of(Phase)[1].kind is PhaseKind.PREFILL_DONE
-        await found.held(work("r3"))
-        found.engine.say(out("r3.1", [5], "a", finish_reason="stop"))
-        await until(lambda: found.log.of(Outcome) != [])
-        assert not found.engine.closed
-        assert found.membership.states[-1] is MemberState.READY
+        worker.engine.say(out(ids=[5], text="a", finish_reason="handover", kv=kv))
+        await until(lambda: len(worker.log.of(Phase)) == 2)
+        assert worker.log.of(Phase)[1].kind is PhaseKind.PREFILL_DONE
+        await worker.held(work("r3"))
+        worker.engine.say(out("r3.1", [5], "a", finish_reason="stop"))
+        await until(lambda: worker.log.of(Outcome) != [])
+        assert not worker.engine.closed
+        assert worker.membership.states[-1] is MemberState.READY
 
 
 @virtual
 async def test_work_that_was_sent_before_routers_heard_of_the_move_is_taken() -> None:
-    async with worker(PREFILL, "prefill") as found:
+    async with worker_in_role(PREFILL, "prefill") as worker:
         moved_ms = wall_ms()
-        await moved(found, "prefill", DECODE)
+        await moved(worker, "prefill", DECODE)
         assert wall_ms() - moved_ms < HEARTBEAT_MS
-        await found.held(work("r1", WorkPhase.PREFILL), work("r2"))
-        await moved(found, "decode", REPLICA)  # waits until the first move is done
-        await found.held(work("r3"))
-        found.log.readers["prefill"].put(work("r4", WorkPhase.PREFILL))
-        await until(lambda: found.log.of(Phase) != [])
-        (refused,) = found.log.of(Phase)
+        await worker.held(work("r1", WorkPhase.PREFILL), work("r2"))
+        await moved(worker, "decode", REPLICA)  # waits until the first move is done
+        await worker.held(work("r3"))
+        worker.log.readers["prefill"].put(work("r4", WorkPhase.PREFILL))
+        await until(lambda: worker.log.of(Phase) != [])
+        (refused,) = worker.log.of(Phase)
         assert (refused.request_id, refused.kind) == ("r4", PhaseKind.REFUSED)
 
 
 @virtual
 async def test_it_can_have_both_roles_and_go_back_without_another_lease() -> None:
-    async with worker(DECODE, "decode") as found:
-        await moved(found, "decode", PREFILL, DECODE)
-        await moved(found, "prefill", DECODE)  # on either of its partitions
-        await moved(found, "decode", PREFILL, DECODE)
-        assert found.membership.leases == {"decode": 1, "prefill": 3}
-        assert len(found.membership.beats[-1]) == 2
-        await found.held(work("r1", WorkPhase.PREFILL), work("r2"))
+    async with worker_in_role(DECODE, "decode") as worker:
+        await moved(worker, "decode", PREFILL, DECODE)
+        await moved(worker, "prefill", DECODE)  # on either of its partitions
+        await moved(worker, "decode", PREFILL, DECODE)
+        assert worker.membership.leases == {"decode": 1, "prefill": 3}
+        assert len(worker.membership.beats[-1]) == 2
+        await worker.held(work("r1", WorkPhase.PREFILL), work("r2"))
 
 
 async def test_a_drain_of_several_roles_finishes_both() -> None:
-    async with worker(PREFILL, "prefill") as found:
-        await moved(found, "prefill", PREFILL, DECODE)
-        await found.held(work("r1", WorkPhase.PREFILL), work("r2"))
-        found.stop.set()
-        await until(lambda: found.membership.states[-1] is MemberState.DRAINING)
+    async with worker_in_role(PREFILL, "prefill") as worker:
+        await moved(worker, "prefill", PREFILL, DECODE)
+        await worker.held(work("r1", WorkPhase.PREFILL), work("r2"))
+        worker.stop.set()
+        await until(lambda: worker.membership.states[-1] is MemberState.DRAINING)
         last = {"finish_reason": "length"}
-        found.engine.say(out("r1.1", [5], "a", **last), out("r2.1", [5], "a", **last))
-        assert await found.ended() is None
-        assert {outcome.request_id for outcome in found.log.of(Outcome)} == {"r1", "r2"}
-        assert found.log.readers["prefill"].stopped
-        assert found.decode.stopped
+        worker.engine.say(out("r1.1", [5], "a", **last), out("r2.1", [5], "a", **last))
+        assert await worker.ended() is None
+        assert {outcome.request_id for outcome in worker.log.of(Outcome)} == {"r1", "r2"}
+        assert worker.log.readers["prefill"].stopped
+        assert worker.decode.stopped
 
 
 async def test_without_a_free_partition_the_roles_stay(caplog: pytest.LogCaptureFixture) -> None:
-    async with worker(PREFILL, "prefill") as found:
-        found.membership.full.add("decode")
-        found.log.readers["prefill"].put(order(DECODE))
+    async with worker_in_role(PREFILL, "prefill") as worker:
+        worker.membership.full.add("decode")
+        worker.log.readers["prefill"].put(order(DECODE))
         await until(lambda: "roles stay as they are: all partitions of decode" in caplog.text)
-        assert (found.membership.roles, granted(found)) == ([], {PREFILL})
-        found.membership.full.clear()
-        await moved(found, "prefill", DECODE)
+        assert (worker.membership.roles, granted(worker)) == ([], {PREFILL})
+        worker.membership.full.clear()
+        await moved(worker, "prefill", DECODE)
 
 
 async def test_a_reader_that_fails_later_begins_a_life_with_the_same_roles(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with worker(PREFILL, "prefill") as found:
-        await moved(found, "prefill", DECODE)
+    async with worker_in_role(PREFILL, "prefill") as worker:
+        await moved(worker, "prefill", DECODE)
 
         async def batch(**_: int) -> list[object]:
             raise BrokerUnavailable("decode cannot be read")
 
-        monkeypatch.setattr(found.decode, "batch", batch)
-        found.decode.put(work())
-        await found.lives(2)
-        assert found.membership.given == (DECODE,)
+        monkeypatch.setattr(worker.decode, "batch", batch)
+        worker.decode.put(work())
+        await worker.lives(2)
+        assert worker.membership.given == (DECODE,)
 
 
 BAD = {

@@ -21,7 +21,7 @@ from schemas.records import (
     WorkPhase,
 )
 from tests.workers.fakes import EPOCH, WORKER, cancel_work, handle, out, work
-from tests.workers.llm.held_in_memory import DECODE, NOW_MS, PREFILL, Desk
+from tests.workers.llm.worker_in_memory import DECODE, NOW_MS, PREFILL, WorkerInMemory
 
 PAIRED = [Orchestration.DECODE_FIRST, Orchestration.CONCURRENT]
 
@@ -45,38 +45,38 @@ def void() -> CancelWork:
 
 @pytest.mark.parametrize("orchestration", PAIRED)
 def test_both_halves_tell_the_engine_of_their_peer(orchestration: Orchestration) -> None:
-    desk = Desk()
-    desk.take(paired(PREFILL, orchestration))
-    (job,) = desk.engine.jobs
+    worker = WorkerInMemory()
+    worker.take(paired(PREFILL, orchestration))
+    (job,) = worker.engine.jobs
     assert (job.orchestration, job.kv, job.kv_target) == (orchestration, None, promise("d"))
-    desk = Desk()
-    desk.take(paired(DECODE, orchestration))
-    (job,) = desk.engine.jobs
+    worker = WorkerInMemory()
+    worker.take(paired(DECODE, orchestration))
+    (job,) = worker.engine.jobs
     assert (job.orchestration, job.kv, job.kv_target) == (orchestration, promise("p"), None)
 
 
 def test_an_allocation_is_reported_with_this_workers_name() -> None:
-    desk = Desk()
-    desk.take(paired(DECODE, Orchestration.DECODE_FIRST))
-    desk.step(out(kv=handle(NOW_MS + 9), cached_tokens=2))
-    (phase,) = desk.phases
+    worker = WorkerInMemory()
+    worker.take(paired(DECODE, Orchestration.DECODE_FIRST))
+    worker.step(out(kv=handle(NOW_MS + 9), cached_tokens=2))
+    (phase,) = worker.phases
     assert (phase.kind, phase.cached_tokens) == (PhaseKind.KV_ALLOCATED, 2)
     assert phase.kv == replace(handle(NOW_MS + 9), worker_id=WORKER, worker_epoch=EPOCH)
-    assert not desk.frames.pending()
-    assert desk.held.kv_until_ms == 0  # nobody pulls it: a drain need not wait
+    assert not worker.frames.pending()
+    assert worker.held.kv_until_ms == 0  # nobody pulls it: a drain need not wait
 
 
 @pytest.mark.parametrize("orchestration", PAIRED)
 def test_decode_of_a_pair_sends_all_tokens_and_writes_the_outcome(
     orchestration: Orchestration,
 ) -> None:
-    desk = Desk()
-    desk.take(paired(DECODE, orchestration))
+    worker = WorkerInMemory()
+    worker.take(paired(DECODE, orchestration))
     kept = handle(NOW_MS + 9)
-    desk.step(out(ids=[5], text="a", kv_bytes=640, transfer_ms=1.5, cached_tokens=2))
-    desk.step(out(ids=[6], text="b", finish_reason="stop", kv=kept))
-    assert [phase.kind for phase in desk.phases] == [PhaseKind.KV_RECEIVED]
-    (batch,) = desk.frames.take(NOW_MS)
+    worker.step(out(ids=[5], text="a", kv_bytes=640, transfer_ms=1.5, cached_tokens=2))
+    worker.step(out(ids=[6], text="b", finish_reason="stop", kv=kept))
+    assert [phase.kind for phase in worker.phases] == [PhaseKind.KV_RECEIVED]
+    (batch,) = worker.frames.take(NOW_MS)
     assert (list(batch.frame.first_seqs), list(batch.frame.token_ids)) == ([0], [5, 6])
     ((outcome, _),) = batch.reports
     assert isinstance(outcome, Outcome)
@@ -88,33 +88,33 @@ def test_decode_of_a_pair_sends_all_tokens_and_writes_the_outcome(
 
 @pytest.mark.parametrize("last", ["handover", "stop", "length"])
 def test_prefill_of_a_pair_reports_and_leaves_the_end_to_decode(last: str) -> None:
-    desk = Desk()
-    desk.take(paired(PREFILL))
-    desk.step(out(ids=[5], text="a", cached_tokens=1, kv_bytes=100))
-    assert desk.frame().token_ids == [5]
-    assert (desk.phases, len(desk.held)) == ([], 1)
-    desk.step(out(finish_reason=last, kv_bytes=640, transfer_ms=1.5))
-    (phase,) = desk.phases
+    worker = WorkerInMemory()
+    worker.take(paired(PREFILL))
+    worker.step(out(ids=[5], text="a", cached_tokens=1, kv_bytes=100))
+    assert worker.frame().token_ids == [5]
+    assert (worker.phases, len(worker.held)) == ([], 1)
+    worker.step(out(finish_reason=last, kv_bytes=640, transfer_ms=1.5))
+    (phase,) = worker.phases
     assert (phase.kind, phase.kv) == (PhaseKind.PREFILL_DONE, None)
     assert (phase.kv_bytes, phase.transfer_ms, phase.kv_read_bytes) == (640, 1.5, 100)
     assert (phase.sent_tokens, phase.sent_chars, phase.cached_tokens) == (1, 1, 1)
-    assert (desk.frames.pending(), len(desk.held)) == (False, 0)
+    assert (worker.frames.pending(), len(worker.held)) == (False, 0)
 
 
-def late(desk: Desk) -> None:
-    desk.held.expire(NOW_MS + 60_000)
+def late(worker: WorkerInMemory) -> None:
+    worker.held.expire(NOW_MS + 60_000)
 
 
-def seen_late(desk: Desk) -> None:
-    desk.step(out(finish_reason="error", error=DeadlineExceeded("late").to_wire()))
+def seen_late(worker: WorkerInMemory) -> None:
+    worker.step(out(finish_reason="error", error=DeadlineExceeded("late").to_wire()))
 
 
-def cancelled(desk: Desk) -> None:
-    desk.held.cancel(cancel_work(), NOW_MS)
+def cancelled(worker: WorkerInMemory) -> None:
+    worker.held.cancel(cancel_work(), NOW_MS)
 
 
-def voided(desk: Desk) -> None:
-    desk.held.cancel(void(), NOW_MS)
+def voided(worker: WorkerInMemory) -> None:
+    worker.held.cancel(void(), NOW_MS)
 
 
 @pytest.mark.parametrize("end", [late, seen_late, cancelled, voided])
@@ -122,44 +122,44 @@ def voided(desk: Desk) -> None:
 def test_only_decode_of_a_pair_writes_an_outcome_and_a_void_order_lets_nobody(
     phase: WorkPhase, end: Any
 ) -> None:
-    desk = Desk()
-    desk.take(paired(phase, deadline_ms=NOW_MS + 60_000))
-    end(desk)
-    assert (desk.phases, len(desk.held)) == ([], 0)
-    assert end is seen_late or desk.engine.aborted == ["r1.1"]
+    worker = WorkerInMemory()
+    worker.take(paired(phase, deadline_ms=NOW_MS + 60_000))
+    end(worker)
+    assert (worker.phases, len(worker.held)) == ([], 0)
+    assert end is seen_late or worker.engine.aborted == ["r1.1"]
     if phase is PREFILL or end is voided:
-        assert not desk.frames.pending()
+        assert not worker.frames.pending()
     else:
         kind = OutcomeKind.CANCELLED if end is cancelled else OutcomeKind.EXPIRED
-        assert desk.end()[1].kind is kind
-    desk.step(out(ids=[5], text="a"), out(finish_reason="abort"))
-    assert (desk.phases, desk.frames.pending()) == ([], False)
+        assert worker.end()[1].kind is kind
+    worker.step(out(ids=[5], text="a"), out(finish_reason="abort"))
+    assert (worker.phases, worker.frames.pending()) == ([], False)
 
 
 @pytest.mark.parametrize("phase", [PREFILL, DECODE])
 def test_an_error_of_either_half_is_reported(phase: WorkPhase) -> None:
-    desk = Desk()
-    desk.take(paired(phase))
-    desk.step(out(finish_reason="error", error=KvUnavailable("gone").to_wire()))
-    assert [(p.kind, p.error.code) for p in desk.phases if p.error] == [
+    worker = WorkerInMemory()
+    worker.take(paired(phase))
+    worker.step(out(finish_reason="error", error=KvUnavailable("gone").to_wire()))
+    assert [(p.kind, p.error.code) for p in worker.phases if p.error] == [
         (PhaseKind.FAILED, "kv_unavailable")
     ]
 
 
 def test_a_void_order_for_a_request_not_held_frees_what_the_engine_has() -> None:
-    desk = Desk()
-    desk.held.cancel(void(), NOW_MS)
-    assert (desk.engine.aborted, desk.phases, desk.frames.pending()) == (["r1.1"], [], False)
+    worker = WorkerInMemory()
+    worker.held.cancel(void(), NOW_MS)
+    assert (worker.engine.aborted, worker.phases, worker.frames.pending()) == (["r1.1"], [], False)
 
 
 def test_a_void_order_ends_any_work_without_a_word() -> None:
-    desk = Desk()
-    desk.work()
-    desk.step(out(ids=[5], text="a"))
-    desk.frames.take(NOW_MS)
-    desk.held.cancel(void(), NOW_MS)
-    assert (desk.engine.aborted, desk.phases, len(desk.held)) == (["r1.1"], [], 0)
-    assert not desk.frames.pending()
+    worker = WorkerInMemory()
+    worker.work()
+    worker.step(out(ids=[5], text="a"))
+    worker.frames.take(NOW_MS)
+    worker.held.cancel(void(), NOW_MS)
+    assert (worker.engine.aborted, worker.phases, len(worker.held)) == (["r1.1"], [], 0)
+    assert not worker.frames.pending()
 
 
 STALE = {
@@ -173,26 +173,26 @@ STALE = {
 @pytest.mark.parametrize("fault", STALE)
 @pytest.mark.parametrize("phase", [PREFILL, DECODE])
 def test_a_promise_that_cannot_be_kept_is_refused_at_once(phase: WorkPhase, fault: str) -> None:
-    desk = Desk()
-    desk.epochs = {"p": 4, "d": 4} if fault == "lives in epoch 4" else {}
+    worker = WorkerInMemory()
+    worker.epochs = {"p": 4, "d": 4} if fault == "lives in epoch 4" else {}
     name, peer = ("kv_target", "d") if phase is PREFILL else ("kv", "p")
     changes = STALE[fault]
     stale = None if changes is None else replace(promise(peer), **changes)
-    desk.take(replace(paired(phase), **{name: stale}))  # type: ignore[arg-type]  # by name
-    (report,) = desk.phases
+    worker.take(replace(paired(phase), **{name: stale}))  # type: ignore[arg-type]  # by name
+    (report,) = worker.phases
     assert report.error is not None
     assert (report.kind, report.error.code) == (PhaseKind.FAILED, "kv_unavailable")
     assert report.error.retriable
     assert fault in report.error.message
-    assert (desk.engine.jobs, len(desk.held)) == ([], 0)
+    assert (worker.engine.jobs, len(worker.held)) == ([], 0)
 
 
 def test_a_pair_that_comes_after_its_deadline_expires_at_decode_alone() -> None:
     for phase in (PREFILL, DECODE):
-        desk = Desk()
-        desk.take(paired(phase, deadline_ms=NOW_MS))
-        assert (desk.engine.jobs, desk.phases) == ([], [])
-        assert desk.frames.pending() is (phase is DECODE)
+        worker = WorkerInMemory()
+        worker.take(paired(phase, deadline_ms=NOW_MS))
+        assert (worker.engine.jobs, worker.phases) == ([], [])
+        assert worker.frames.pending() is (phase is DECODE)
 
 
 @pytest.mark.parametrize(
@@ -207,81 +207,81 @@ def test_a_pair_that_comes_after_its_deadline_expires_at_decode_alone() -> None:
 def test_prefill_reads_the_sessions_earlier_kv_unless_it_is_stale(
     changes: dict[str, Any], read: bool
 ) -> None:
-    desk = Desk()
-    desk.epochs = {"d": 3}
+    worker = WorkerInMemory()
+    worker.epochs = {"d": 3}
     history = replace(promise("d"), **changes)
-    desk.take(work("r1", PREFILL, NOW_MS, kv=history))
-    assert desk.engine.jobs[0].kv == (history if read else None)
-    assert desk.engine.aborted == []  # the handle is of another request and ends by itself
+    worker.take(work("r1", PREFILL, NOW_MS, kv=history))
+    assert worker.engine.jobs[0].kv == (history if read else None)
+    assert worker.engine.aborted == []  # the handle is of another request and ends by itself
     kv = handle(NOW_MS + 9)
-    desk.step(out(ids=[5], text="a", cached_tokens=2, kv_bytes=64))
-    desk.step(out(finish_reason="handover", kv=kv, transfer_ms=0.5))
-    desk.frame()
-    (phase,) = desk.phases
+    worker.step(out(ids=[5], text="a", cached_tokens=2, kv_bytes=64))
+    worker.step(out(finish_reason="handover", kv=kv, transfer_ms=0.5))
+    worker.frame()
+    (phase,) = worker.phases
     assert (phase.kind, phase.kv_bytes, phase.cached_tokens) == (PhaseKind.PREFILL_DONE, 64, 2)
 
 
 def test_a_stale_handle_is_computed_anew_by_decode() -> None:
-    desk = Desk()
-    desk.epochs = {"p": 4}
-    desk.take(work("r1", DECODE, NOW_MS, kv=promise("p"), prefill_worker="p"))
-    assert desk.engine.jobs[0].kv is None
+    worker = WorkerInMemory()
+    worker.epochs = {"p": 4}
+    worker.take(work("r1", DECODE, NOW_MS, kv=promise("p"), prefill_worker="p"))
+    assert worker.engine.jobs[0].kv is None
 
 
 @pytest.mark.parametrize("apart_ms", [CLOCK_MARGIN_MS, CLOCK_MARGIN_MS + 1])
 def test_kv_of_a_worker_whose_clock_differs_is_computed_anew(apart_ms: int) -> None:
     """When its handle ends cannot be told here (issue 10, 10)."""
-    desk = Desk()
-    desk.epochs, desk.clocks_ms = {"p": 3}, {"p": apart_ms}
-    desk.take(work("r1", DECODE, NOW_MS, kv=promise("p"), prefill_worker="p"))
-    assert (desk.engine.jobs[0].kv is not None) is (apart_ms <= CLOCK_MARGIN_MS)
+    worker = WorkerInMemory()
+    worker.epochs, worker.clocks_ms = {"p": 3}, {"p": apart_ms}
+    worker.take(work("r1", DECODE, NOW_MS, kv=promise("p"), prefill_worker="p"))
+    assert (worker.engine.jobs[0].kv is not None) is (apart_ms <= CLOCK_MARGIN_MS)
 
 
 def test_a_stream_is_introduced_with_its_first_row() -> None:
-    desk = Desk()
-    desk.take(paired(PREFILL))
-    desk.step(out(ids=[5], text="a"))
-    (start,) = desk.frame().starts
+    worker = WorkerInMemory()
+    worker.take(paired(PREFILL))
+    worker.step(out(ids=[5], text="a"))
+    (start,) = worker.frame().starts
     assert (start.request_id, start.attempt, start.mode) == ("r1", 1, Mode.REMOTE)
     assert start.orchestration is Orchestration.CONCURRENT
     assert (start.prefill_worker, start.decode_worker) == (WORKER, "d")
-    desk.step(out(ids=[6], text="b"))
-    assert desk.frame().starts == []
+    worker.step(out(ids=[6], text="b"))
+    assert worker.frame().starts == []
 
 
 def test_decode_introduces_the_stream_with_whatever_it_sends_first() -> None:
-    desk = Desk()
+    worker = WorkerInMemory()
     handed = {"kv": promise("p"), "first_seq": 1, "first_char": 1}
-    desk.take(work("r1", DECODE, NOW_MS, mode=Mode.REMOTE, **handed))
-    desk.step(out(ids=[5], text="a"))
-    assert not desk.frames.pending()  # prefill has sent this one
-    desk.step(out(ids=[6], text="b"))
-    (start,) = desk.frame().starts
+    worker.take(work("r1", DECODE, NOW_MS, mode=Mode.REMOTE, **handed))
+    worker.step(out(ids=[5], text="a"))
+    assert not worker.frames.pending()  # prefill has sent this one
+    worker.step(out(ids=[6], text="b"))
+    (start,) = worker.frame().starts
     assert (start.prefill_worker, start.decode_worker) == ("p", WORKER)
 
 
 def test_prefill_alone_knows_no_decode_worker_yet_and_a_replica_is_both() -> None:
-    desk = Desk()
-    desk.work("r1", PREFILL)
-    desk.work("r2")
-    desk.step(out("r1.1", [5], "a"), out("r2.1", [5], "a"))
-    first, second = desk.frame().starts
+    worker = WorkerInMemory()
+    worker.work("r1", PREFILL)
+    worker.work("r2")
+    worker.step(out("r1.1", [5], "a"), out("r2.1", [5], "a"))
+    first, second = worker.frame().starts
     assert (first.prefill_worker, first.decode_worker) == (WORKER, "")
     assert (second.prefill_worker, second.decode_worker) == (WORKER, WORKER)
 
 
 def test_other_roles_refuse_new_work_and_finish_what_is_held() -> None:
-    desk = Desk(4, 64, Role.PREFILL)
-    desk.work("r1", PREFILL)
-    desk.held.assign([Role.DECODE], 1)
-    desk.work("r2", PREFILL)
-    desk.work("r3", DECODE)
-    assert [(p.request_id, p.kind) for p in desk.phases] == [
+    worker = WorkerInMemory(4, 64, Role.PREFILL)
+    worker.work("r1", PREFILL)
+    worker.held.assign([Role.DECODE], 1)
+    worker.work("r2", PREFILL)
+    worker.work("r3", DECODE)
+    assert [(p.request_id, p.kind) for p in worker.phases] == [
         ("r2", PhaseKind.REFUSED),
         ("r3", PhaseKind.REFUSED),  # one is held already
     ]
-    desk.step(out(ids=[5], text="a", finish_reason="handover", kv=handle(NOW_MS + 9)))
-    desk.frame()
-    assert desk.phases[-1].kind is PhaseKind.PREFILL_DONE
-    desk.work("r4", DECODE, sampling=Sampling(max_tokens=2))
-    assert desk.engine.jobs[-1].request_id == "r4.1"
+    worker.step(out(ids=[5], text="a", finish_reason="handover", kv=handle(NOW_MS + 9)))
+    worker.frame()
+    assert worker.phases[-1].kind is PhaseKind.PREFILL_DONE
+    worker.work("r4", DECODE, sampling=Sampling(max_tokens=2))
+    assert worker.engine.jobs[-1].request_id == "r4.1"

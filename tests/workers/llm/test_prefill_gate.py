@@ -6,56 +6,56 @@ from tests.virtual import run_virtual
 from tests.waiting import until
 from tests.workers.fakes import cancel_work, out, work
 from tests.workers.llm.engines import job, prompt, start_sim
-from tests.workers.llm.held_in_memory import DECODE, NOW_MS, PREFILL, Desk
-from tests.workers.running_worker import life
+from tests.workers.llm.worker_in_memory import DECODE, NOW_MS, PREFILL, WorkerInMemory
+from tests.workers.running_worker import running_worker
 from workers.llm.prefill_gate import PrefillGate
 
 
-def given(desk: Desk) -> list[str]:
+def given(worker: WorkerInMemory) -> list[str]:
     """What the engine was given so far."""
-    return [each.request_id for each in desk.engine.jobs]
+    return [each.request_id for each in worker.engine.jobs]
 
 
 def test_one_prompt_at_a_time_and_the_next_with_its_first_token() -> None:
     """Nothing but the engine bounded them; what is decoded never waits (issue 10, 27)."""
-    desk = Desk(8, at_once=1)
+    worker = WorkerInMemory(8, at_once=1)
     for name in ("r1", "r2", "r3"):
-        desk.work(name, PREFILL)
-    desk.work("r4", DECODE)
-    assert given(desk) == ["r1.1", "r4.1"]
-    assert (len(desk.held.prefill_gate), desk.held.prefill_gate.tokens) == (2, 6)
-    desk.step(out("r4.1", [5]))
-    assert given(desk) == ["r1.1", "r4.1"]
-    desk.step(out("r1.1", [5]))  # its KV may wait for a peer; the engine need not
-    assert given(desk) == ["r1.1", "r4.1", "r2.1"]
-    desk.step(out("r2.1", [5]), out("r1.1", [], finish_reason="error"))
-    assert given(desk) == ["r1.1", "r4.1", "r2.1", "r3.1"]
+        worker.work(name, PREFILL)
+    worker.work("r4", DECODE)
+    assert given(worker) == ["r1.1", "r4.1"]
+    assert (len(worker.held.prefill_gate), worker.held.prefill_gate.tokens) == (2, 6)
+    worker.step(out("r4.1", [5]))
+    assert given(worker) == ["r1.1", "r4.1"]
+    worker.step(out("r1.1", [5]))  # its KV may wait for a peer; the engine need not
+    assert given(worker) == ["r1.1", "r4.1", "r2.1"]
+    worker.step(out("r2.1", [5]), out("r1.1", [], finish_reason="error"))
+    assert given(worker) == ["r1.1", "r4.1", "r2.1", "r3.1"]
 
 
 def test_what_waits_and_is_given_up_never_starts() -> None:
     """(issue 10, 27)"""
-    desk = Desk(8, at_once=1)
+    worker = WorkerInMemory(8, at_once=1)
     for name in ("r1", "r2", "r3"):
-        desk.work(name, PREFILL)
-    desk.held.cancel(cancel_work("r2"), NOW_MS)
-    desk.held.cancel(cancel_work("r1"), NOW_MS)
-    assert given(desk) == ["r1.1", "r3.1"]
-    desk.work("r5", PREFILL)
-    desk.held.give_back(WorkerRefused("over").to_wire(), NOW_MS)
-    assert given(desk) == ["r1.1", "r3.1"] and not desk.held.prefill_gate
+        worker.work(name, PREFILL)
+    worker.held.cancel(cancel_work("r2"), NOW_MS)
+    worker.held.cancel(cancel_work("r1"), NOW_MS)
+    assert given(worker) == ["r1.1", "r3.1"]
+    worker.work("r5", PREFILL)
+    worker.held.give_back(WorkerRefused("over").to_wire(), NOW_MS)
+    assert given(worker) == ["r1.1", "r3.1"] and not worker.held.prefill_gate
 
 
 async def test_the_setting_reaches_the_gate_and_what_waits_is_told_as_load() -> None:
     """Routers count on it (issue 10, 27)."""
-    async with life(prefill_running_max=1) as found:
+    async with running_worker(prefill_running_max=1) as worker:
         for name in ("r1", "r2", "r3"):
-            found.log.readers["prefill"].put(work(name, PREFILL))
-        assert found.worker._engine is not None
-        load = found.membership.load_source
+            worker.log.readers["prefill"].put(work(name, PREFILL))
+        assert worker.process._engine is not None
+        load = worker.membership.load_source
         await until(lambda: load().waiting == 2)
-        assert [each.request_id for each in found.engine.jobs] == ["r1.1"]
+        assert [each.request_id for each in worker.engine.jobs] == ["r1.1"]
         assert (
-            load().queued_tokens == found.engine.load().queued_tokens + 2 * 3
+            load().queued_tokens == worker.engine.load().queued_tokens + 2 * 3
         )  # tokens of a prompt
 
 

@@ -7,7 +7,7 @@ import pytest
 from schemas.errors import KvUnavailable, StaleEpoch
 from tests.workers.fakes import handle
 from tests.workers.llm.engines import answered, job, prompt, start_sim
-from tests.workers.llm.held_in_memory import PREFILL
+from tests.workers.llm.worker_in_memory import PREFILL
 from workers.llm.sim.handles import HandleRules
 
 TARGET = replace(handle(1_000), tokens=32, block_size=32, block_ids=(3, 4))

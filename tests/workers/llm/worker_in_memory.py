@@ -15,7 +15,7 @@ PREFILL, DECODE = WorkPhase.PREFILL, WorkPhase.DECODE
 TRACE: Headers = [("traceparent", TRACEPARENT), ("ce_type", b"x")]
 
 
-class Desk:
+class WorkerInMemory:
     """A HeldRequests with everything around it, and what came out."""
 
     def __init__(
