@@ -8,8 +8,6 @@ polls and decides.
 """
 
 import ctypes
-import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -18,8 +16,6 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from workers.kv.layout import Card, card_of, spans
-
-_MOVED_MAX = 1_024
 
 
 class Direction(StrEnum):
@@ -121,41 +117,28 @@ class NoTransfer:
 
 
 class MemoryTransfer:
-    """Copies between arenas of one process; tests hold moves back or fail them."""
+    """Copies between arenas of one process; a move is made when its engine polls."""
 
     peers: ClassVar[dict[str, "MemoryTransfer"]] = {}  # the network
 
     def __init__(self, engine_id: str, regions: "np.ndarray[Any, Any]") -> None:
         self.engine_id = engine_id
-        self.stalled = False
-        self.failing = 0  # how many moves will fail
-        self.moved: deque[Move] = deque(maxlen=_MOVED_MAX)  # the latest that were made
         self.regions = regions
         self.card = card_of(regions, engine_id, b"")
-        self._moves: list[tuple[Move, float]] = []  # with the time at which they are late
-        self._late: set[int] = set()
-        self.notices: list[bytes] = []
+        self.moves: list[Move] = []  # to be made
+        self.notices: list[bytes] = []  # that peers have left
         self.peers[engine_id] = self
 
     def metadata(self) -> bytes:
         return self.card.pack()
 
     def move(self, move: Move) -> None:
-        self._moves.append((move, time.monotonic() + move.timeout_s))
+        self.moves.append(move)
 
     def poll(self) -> Polled:
-        polled = Polled(notices=self.notices)
-        self.notices = []
-        if self.stalled:
-            now_s = time.monotonic()
-            late = {move.tag for move, ends_at_s in self._moves if now_s >= ends_at_s}
-            polled.ended = [MoveEnd(tag, "late", settled=False) for tag in late - self._late]
-            self._late |= late
-        else:
-            moves, self._moves = self._moves, []
-            polled.ended = [MoveEnd(move.tag, self._made(move)) for move, _ in moves]
-            self._late.clear()
-        return polled
+        moves, self.moves = self.moves, []
+        notices, self.notices = self.notices, []
+        return Polled([MoveEnd(move.tag, self.make(move)) for move in moves], notices)
 
     def forget(self, engine_id: str) -> None:
         """Nothing is kept of a peer."""
@@ -163,19 +146,18 @@ class MemoryTransfer:
     def close(self) -> None:
         self.peers.pop(self.engine_id, None)
 
-    def _made(self, move: Move) -> str:
+    def make(self, move: Move) -> str:
+        """Copy the blocks and leave the notice; returns why not, or ""."""
         try:
             theirs = checked_card(move, self.card)
         except ValueError as error:
             return str(error)
         peer = self.peers.get(move.engine_id)
-        if peer is None or self.failing:
-            self.failing = max(0, self.failing - 1)
+        if peer is None:
             return f"engine {move.engine_id} is gone"
         for our, their, count in spans(self.card, move.local_blocks, theirs, move.remote_blocks):
             to, source = (our, their) if move.direction is Direction.READ else (their, our)
             ctypes.memmove(to, source, count)
-        self.moved.append(move)
         if move.notice:
             peer.notices.append(move.notice)
         return ""

@@ -10,7 +10,9 @@ from typing import Any
 from schemas.log.clock import wall_ms
 from schemas.records import KvHandle, Orchestration, Role, Sampling, WorkPhase
 from schemas.settings import ModelSettings
+from tests.workers.kv.faulty_transfer import FaultyTransfer
 from workers.llm.engine import Engine, Job, Output
+from workers.llm.sim import engine as sim_engine
 from workers.llm.sim.engine import SimEngine, start
 from workers.llm.sim.settings import SimSettings
 from workers.llm.vllm import engine as vllm_engine
@@ -23,6 +25,7 @@ FAST = SimSettings(
 # Of moves over NIXL, which take real time: the machine may stall.
 PATIENT = {"handle_ttl_ms": 120_000, "transfer_timeout_ms": 60_000}
 _numbers = itertools.count(1)
+vars(sim_engine)["MemoryTransfer"] = FaultyTransfer  # for the faults that a test asks for
 
 
 async def start_sim(**changes: Any) -> SimEngine:
@@ -42,6 +45,13 @@ async def start_sim(**changes: Any) -> SimEngine:
         worker_epoch=epoch,
         peer_metadata=peer_metadata,
     )
+
+
+def transfer_of(engine: Engine) -> FaultyTransfer:
+    """The transfer of an engine whose KV moves in memory."""
+    found = FaultyTransfer.peers[engine.capability.engine_id]
+    assert isinstance(found, FaultyTransfer)
+    return found
 
 
 async def _sim_nixl() -> Engine:

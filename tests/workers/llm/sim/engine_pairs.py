@@ -11,19 +11,16 @@ from tests.workers.llm.engines import (
     Answer,
     allocated,
     paired_jobs,
+    transfer_of,
 )
 from tests.workers.llm.sim.block_checks import check_blocks
-from workers.kv.transfer import Direction, MemoryTransfer
+from workers.kv.transfer import Direction
 from workers.llm.engine import Job
 from workers.llm.sim.engine import SimEngine
 
 CONCURRENT, DECODE_FIRST = Orchestration.CONCURRENT, Orchestration.DECODE_FIRST
 PAIRED = pytest.mark.parametrize("orchestration", [CONCURRENT, DECODE_FIRST])
 BLOCK_BYTES = 16 * 256
-
-
-def transfer_of(engine: SimEngine) -> MemoryTransfer:
-    return MemoryTransfer.peers[engine.capability.engine_id]
 
 
 def written(engine: SimEngine) -> list[int]:

@@ -18,9 +18,9 @@ from tests.workers.llm.engines import (
     job,
     prompt,
     start_sim,
+    transfer_of,
 )
 from tests.workers.llm.sim.block_checks import check_blocks, drop_prefix_cache
-from workers.kv.transfer import MemoryTransfer
 from workers.llm.engine import Output
 from workers.llm.sim.engine import SimEngine
 from workers.llm.sim.settings import SimSettings
@@ -39,10 +39,6 @@ async def timed(engine: SimEngine, count: int) -> list[tuple[float, list[Output]
 async def until_ended(engine: SimEngine, request_ids: set[str]) -> None:
     while request_ids:
         request_ids -= {out.request_id for out in await engine.outputs() if out.finish_reason}
-
-
-def transfer_of(engine: SimEngine) -> MemoryTransfer:
-    return MemoryTransfer.peers[engine.capability.engine_id]
 
 
 async def prefilled(producer: SimEngine, tokens: list[int]) -> KvHandle:

@@ -11,9 +11,16 @@ import pytest
 from schemas.records import KvHandle, Orchestration
 from tests.virtual import run_virtual
 from tests.waiting import pass_time, until
-from tests.workers.llm.engines import PREFILL, collected, job, paired_jobs, prompt, start_sim
+from tests.workers.llm.engines import (
+    PREFILL,
+    collected,
+    job,
+    paired_jobs,
+    prompt,
+    start_sim,
+    transfer_of,
+)
 from tests.workers.llm.sim.block_checks import check_blocks, drop_prefix_cache
-from workers.kv.transfer import MemoryTransfer
 from workers.llm.engine import Job, Output
 from workers.llm.sim.engine import SimEngine
 
@@ -87,7 +94,7 @@ async def disorder(seed: int, choices: list[str], degrees: tuple[int, int]) -> C
         "transfer_tries_max": 2,
     }
     engines = [await start_sim(**small, **brief, tensor_parallel=degree) for degree in degrees]
-    transfers = [MemoryTransfer.peers[engine.capability.engine_id] for engine in engines]
+    transfers = [transfer_of(engine) for engine in engines]
     clients = [Client(engine) for engine in engines]
     prompts = [prompt(chance.randrange(1, 90), salt) for salt in range(8)]
     handles: list[tuple[Client, KvHandle, list[int]]] = []

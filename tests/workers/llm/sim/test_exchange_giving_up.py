@@ -18,6 +18,7 @@ from tests.workers.llm.engines import (
     peer_handle,
     prompt,
     start_sim,
+    transfer_of,
 )
 from tests.workers.llm.sim.block_checks import drop_prefix_cache
 from tests.workers.llm.sim.engine_pairs import (
@@ -27,7 +28,6 @@ from tests.workers.llm.sim.engine_pairs import (
     closed,
     started,
     target_of,
-    transfer_of,
     until_written,
     written,
 )

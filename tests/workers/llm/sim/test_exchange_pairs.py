@@ -20,6 +20,7 @@ from tests.workers.llm.engines import (
     paired_jobs,
     prompt,
     start_sim,
+    transfer_of,
 )
 from tests.workers.llm.sim.block_checks import drop_prefix_cache
 from tests.workers.llm.sim.engine_pairs import (
@@ -29,7 +30,6 @@ from tests.workers.llm.sim.engine_pairs import (
     PAIRED,
     closed,
     started,
-    transfer_of,
     until_written,
     written,
 )
