@@ -68,10 +68,10 @@ async def run_worker(
         ),
     )
     settings = ServingSettings(log=log_settings, worker=worker, model=model)
-    await Worker(clients, settings, roles, worker_id=worker_id).run(engine, stop)
+    await WorkerProcess(clients, settings, roles, worker_id=worker_id).run(engine, stop)
 
 
-class Worker:
+class WorkerProcess:
     """What a worker's lives have in common; `run` once."""
 
     def __init__(

@@ -25,7 +25,7 @@ from tests.workers.fakes import (
 )
 from workers.config import WorkerSettings
 from workers.llm.engine import Engine
-from workers.runtime import Worker
+from workers.runtime import WorkerProcess
 from workers.serving import ServingSettings
 
 
@@ -40,7 +40,7 @@ class RunningWorker:
         self.stop = asyncio.Event()
         self.settings = {"drain_timeout_ms": 60_000, **settings}
         bundle, made = clients(self.log)
-        self.process = Worker(
+        self.process = WorkerProcess(
             bundle,
             ServingSettings(
                 log=LogSettings(request_timeout_ms=20_000),

@@ -3,11 +3,12 @@
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from schemas.settings import ModelSettings, home
-from workers.llm.models import tiny
 from workers.llm.models.sim import SIM_MODEL, make_sim_model
+from workers.llm.models.tiny import TINY, version, write_tiny_model
 
 
 def model_folder(model: ModelSettings) -> str:
@@ -16,21 +17,34 @@ def model_folder(model: ModelSettings) -> str:
     Every process of a deployment gets the same string, which KV connectors compare.
     """
     if model.path == SIM_MODEL:
-        return str(_made_sim(home() / "models"))
-    return tiny.model_folder(model)
+        return str(_made(home() / "models", SIM_MODEL, make_sim_model))
+    if model.path == TINY:
+        return str(make_tiny_model(home() / "models"))
+    return model.path
 
 
-def _made_sim(folder: Path) -> Path:
-    """Made beside its place and then renamed, because several processes may do this at once."""
-    target = folder.absolute() / SIM_MODEL
+def make_tiny_model(folder: Path) -> Path:
+    """Make the model in `folder`, in a subfolder named by its version, and return that subfolder.
+
+    One that is there already is reused. Several processes may do this at once.
+    """
+    return _made(folder, f"{TINY}-{version()}", write_tiny_model)
+
+
+def _made(folder: Path, name: str, write: Callable[[Path], object]) -> Path:
+    """Written beside its place and then renamed: other processes may do the same, or read it."""
+    target = folder.absolute() / name
     if target.exists():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{SIM_MODEL}-", dir=folder))
-    draft.chmod(0o755)
-    make_sim_model(draft)
+    draft = Path(tempfile.mkdtemp(prefix=f".{name}-", dir=folder))
     try:
+        write(draft)
+        draft.chmod(0o755)
         os.rename(draft, target)
-    except OSError:  # another process was first, with equal content
-        shutil.rmtree(draft)
+    except OSError:
+        if not target.exists():  # else another process was first, with equal content
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
     return target

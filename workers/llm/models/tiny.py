@@ -2,15 +2,12 @@
 
 The weights are random but seeded: the words are real, the sentences are not, and every token
 depends on the whole prompt, so a wrong KV block changes the answer. Used by the demo, the tests and
-whoever leaves `model.path` at "tiny". Nothing is downloaded, and only numpy, safetensors and
+whoever leaves `model.path` at "tiny"; `folder.py` says where it lies. Nothing is downloaded, and only numpy, safetensors and
 tokenizers are needed, so the gateway can call it too.
 """
 
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-from schemas.settings import ModelSettings, home
 
 CORPUS = Path(__file__).with_name("tiny_corpus.txt")
 TINY = "tiny"
@@ -81,45 +76,14 @@ TOKENIZER_CONFIG = {
 Weights = dict[str, NDArray[np.float32]]
 
 
-def model_folder(model: ModelSettings) -> str:
-    """What to load: a folder or name as configured, or the tiny model, made if it is not there yet.
-
-    Every process of a deployment gets the same string, which vLLM's KV connectors compare.
-    """
-    if model.path != TINY:
-        return model.path
-    return str(make_tiny_model(home() / "models"))
-
-
-def make_tiny_model(folder: Path) -> Path:
-    """Make the model in `folder`, in a subfolder named by its version, and return that subfolder.
-
-    One that is there already is reused. Several processes may do this at once.
-    """
-    target = folder.absolute() / f"{TINY}-{version()}"
-    if target.exists():
-        return target
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{TINY}-", dir=folder))
-    try:
-        _write(draft)
-        draft.chmod(0o755)
-        os.rename(draft, target)
-    except OSError:
-        if not target.exists():  # else another process was first, with equal content
-            raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return target
-
-
 def version() -> str:
     """Short hash of everything that decides the model's content."""
     parts = (CORPUS.read_bytes(), CONFIG, TOKENIZER_CONFIG, SPECIAL_TOKENS, INIT, PIECE_SCALE, SEED)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
-def _write(folder: Path) -> None:
+def write_tiny_model(folder: Path) -> None:
+    """Tokenizer, configuration and weights, into a folder that is there."""
     tokenizer = _train_tokenizer(CORPUS.read_text(encoding="utf-8"))
     tokenizer.save(str(folder / "tokenizer.json"))
     for name, content in (

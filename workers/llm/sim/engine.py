@@ -26,7 +26,7 @@ from workers.llm.engine import EngineLoad, Job, Output, PeerMetadata
 from workers.llm.sim.answers import Answers
 from workers.llm.sim.arena import KvArena
 from workers.llm.sim.blocks import BlockManager
-from workers.llm.sim.exchange import Exchange
+from workers.llm.sim.exchange import KvExchange
 from workers.llm.sim.handles import Owner
 from workers.llm.sim.run import SimRun, make_run
 from workers.llm.sim.schedule import Schedule
@@ -86,7 +86,7 @@ async def start(
     block_log = BlockLog(settings.block_size, settings.kv_blocks)
     blocks = BlockManager(settings.kv_blocks, block_log)
     owner = Owner(worker_id=worker_id, worker_epoch=worker_epoch, engine_id=engine_id)
-    exchange = Exchange(settings, owner, blocks, arena, transfer, peer_metadata)
+    exchange = KvExchange(settings, owner, blocks, arena, transfer, peer_metadata)
     return SimEngine(settings, capability, vocabulary, blocks, block_log, arena, exchange)
 
 
@@ -101,7 +101,7 @@ class SimEngine:
         blocks: BlockManager,
         block_log: BlockLog,
         arena: KvArena,
-        exchange: Exchange,
+        exchange: KvExchange,
     ) -> None:
         self.capability, self.block_log = capability, block_log
         self.blocks, self.exchange = blocks, exchange

@@ -23,7 +23,7 @@ from workers.llm.sim.run import SimRun
 from workers.llm.sim.settings import SimSettings
 
 
-class Exchange:
+class KvExchange:
     """Both ends of the hand-over. Without a transfer only the own engine's KV can be had."""
 
     def __init__(

@@ -20,7 +20,7 @@ from workers.llm.engine import EngineLoad, Output
 from workers.llm.sim.answers import Answers
 from workers.llm.sim.arena import KvArena
 from workers.llm.sim.blocks import BlockManager
-from workers.llm.sim.exchange import Exchange
+from workers.llm.sim.exchange import KvExchange
 from workers.llm.sim.run import Deadlines, SimRun, Stage
 from workers.llm.sim.settings import SimSettings
 
@@ -37,7 +37,7 @@ class Schedule:
         settings: SimSettings,
         blocks: BlockManager,
         arena: KvArena,
-        exchange: Exchange,
+        exchange: KvExchange,
         answers: Answers,
         *,
         emit: Callable[[list[Output]], None],

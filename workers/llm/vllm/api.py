@@ -124,7 +124,7 @@ class Transfer:
 
 
 @dataclass(slots=True)
-class Prefill:
+class PromptOrigin:
     """Where a request's prompt came from, in tokens."""
 
     cached_tokens: int  # from the engine's own cache
@@ -144,7 +144,7 @@ class Meter:
     heard: Callable[[], None] | None = None  # called after a step that ended transfers
     figures: Figures = field(default_factory=Figures)
     transfers: deque[Transfer] = field(default_factory=lambda: deque(maxlen=_PENDING_MAX))
-    prefills: dict[str, Prefill] = field(default_factory=dict)
+    prefills: dict[str, PromptOrigin] = field(default_factory=dict)
     is_busy: bool = False
 
     def logger(self, vllm_config: Any, engine_index: int = 0) -> StatLoggerBase:
@@ -159,7 +159,7 @@ class Meter:
             for output in outputs:
                 stats = output.prefill_stats
                 if stats is not None and len(self.prefills) < _PENDING_MAX:
-                    self.prefills[output.request_id[:-_SUFFIX]] = Prefill(
+                    self.prefills[output.request_id[:-_SUFFIX]] = PromptOrigin(
                         stats.num_local_cached_tokens, stats.num_external_cached_tokens
                     )
             return process(outputs, *args, **kwargs)

@@ -145,7 +145,7 @@ def _is_ours(event: BlockStored | BlockRemoved) -> bool:
     return event.medium in (None, "GPU") and not event.group_idx
 
 
-class KvEvents:
+class EventSubscription:
     """A subscription to one engine; made by `subscribe`."""
 
     def __init__(self, folder: Path, translation: Translation) -> None:
@@ -188,10 +188,10 @@ class KvEvents:
             self._translation.apply(int.from_bytes(number, "big"), batch.events)
 
 
-async def subscribe(endpoint: str, block_log: BlockLog, blocks_max: int) -> KvEvents:
+async def subscribe(endpoint: str, block_log: BlockLog, blocks_max: int) -> EventSubscription:
     """Follow the engine that publishes at `endpoint`, ipc:// in a folder that is removed later."""
     folder = Path(endpoint.removeprefix("ipc://")).parent
-    events = KvEvents(folder, Translation(block_log, blocks_max))
+    events = EventSubscription(folder, Translation(block_log, blocks_max))
     try:
         await events.open(endpoint)
     except BaseException:

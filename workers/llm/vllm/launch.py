@@ -27,7 +27,7 @@ from schemas.records import Capability
 from schemas.settings import ModelSettings
 from workers.kv.network import LOOPBACK, ucx_variables
 from workers.kv.network import variables as environment_of
-from workers.llm.models.tiny import model_folder
+from workers.llm.models.folder import model_folder
 from workers.llm.vllm.api import Meter, NoPrometheus
 from workers.llm.vllm.fence import FENCE_VARIABLE, KvRelease
 from workers.llm.vllm.plugin import (

@@ -9,24 +9,24 @@ from jinja2 import Environment
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from schemas.settings import ModelSettings
 from workers.llm.models import tiny
+from workers.llm.models.folder import make_tiny_model
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.make_tiny_model(tmp_path_factory.mktemp("models"))
+    return make_tiny_model(tmp_path_factory.mktemp("models"))
 
 
 def test_is_reused(folder: Path) -> None:
     before = (folder / "model.safetensors").stat().st_mtime_ns
-    assert tiny.make_tiny_model(folder.parent) == folder
+    assert make_tiny_model(folder.parent) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # no draft stays
 
 
 def test_is_the_same_everywhere(folder: Path, tmp_path: Path) -> None:
-    again = tiny.make_tiny_model(tmp_path)
+    again = make_tiny_model(tmp_path)
     assert again.name == folder.name
     for path in folder.iterdir():
         assert (again / path.name).read_bytes() == path.read_bytes(), path.name
@@ -64,18 +64,10 @@ def test_chat_template_extends_by_turns() -> None:
     assert second == first + "Hi<|end|><|user|>More<|end|><|assistant|>"
 
 
-def test_only_the_name_tiny_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRIVIUM_HOME", str(tmp_path))
-    assert tiny.model_folder(ModelSettings(path="org/model")) == "org/model"
-    made = Path(tiny.model_folder(ModelSettings()))
-    assert made.parent == tmp_path / "models"
-    assert (made / "model.safetensors").exists()
-
-
 def test_too_little_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("Too short a text.")
     monkeypatch.setattr(tiny, "CORPUS", corpus)
     with pytest.raises(ValueError, match="expected text for 2048 tokens"):
-        tiny.make_tiny_model(tmp_path / "models")
+        make_tiny_model(tmp_path / "models")
     assert list((tmp_path / "models").iterdir()) == []
