@@ -1,6 +1,6 @@
-"""Section [worker] of the settings, and the dictionary from engine names to where they start.
+"""Section [worker] of the settings, and the table from engine names to their `start` functions.
 
-What an engine itself is told (`SimSettings`, `VllmSettings`) stands in the engine's module.
+The settings of an engine itself are in its room: `llm/sim/settings.py`, `llm/vllm/settings.py`.
 """
 
 from collections.abc import Awaitable, Callable

@@ -1,6 +1,7 @@
-"""How a worker's capacity becomes credits: an equal share for each living router. Pure.
+"""How a worker's capacity becomes credits: every living router gets an equal share. Pure.
 
-The runtime calls it for every heartbeat; routers never hold more work here than their share.
+`workers/presence.py` computes it for every heartbeat. A router never has more work here than its
+share.
 """
 
 from collections.abc import Iterable, Mapping

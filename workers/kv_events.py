@@ -1,9 +1,8 @@
-"""Tells routers what the engine's prefix cache holds: changes in batches, and now and then all.
+"""Tells routers what the engine's prefix cache holds: changes in batches, and a snapshot at times.
 
-A task of `workers/runtime.py` of its own, so that no send ever holds decode up. Batches are
-numbered within a life; a router that misses one waits for the next snapshot, which comes soon
-after it has joined the fleet, and now and then in any case. A batch that could not be sent makes
-the next one a snapshot.
+It runs as a task of its own, so that sending never delays decode. Batches are numbered within a
+life. A router that misses one waits for the next snapshot; a snapshot follows when a router joins,
+at a regular interval, and after a batch that could not be sent.
 """
 
 import asyncio

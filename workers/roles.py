@@ -1,8 +1,8 @@
-"""Which roles go together, which an engine can do, and the orders that change them while it runs.
+"""Which roles go together, which an engine can do, and orders to change them while it runs.
 
-`RoleOrders` keeps the newest valid order until the runtime has followed it; what following means is
-the runtime's (`workers/runtime.py`): lease what is missing, say so to the fleet, refuse new work of
-roles given up once it has heard that, and finish what is held.
+`RoleOrders` keeps the newest valid order until it has been followed. `workers/serving.py` follows
+it: lease what is missing, tell the fleet, refuse new work of roles that were given up once the
+fleet has heard that, and finish what is held.
 """
 
 import asyncio

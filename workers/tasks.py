@@ -1,6 +1,6 @@
-"""Tasks that must not end while a worker lives, and closing things without stopping halfway.
+"""Tasks that must not end while a worker lives, and closing that never stops halfway.
 
-Called by `workers/runtime.py`.
+Called by `workers/runtime.py` and `workers/serving.py`.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""What an engine's prefix cache holds, by block hash, and what changed since somebody last asked.
+"""What an engine's prefix cache holds, by block hash, and what changed since the last question.
 
-The engine writes it, the worker publishes it (`workers/kv_events.py`), routers guess from it what a
-prompt would find here. A hash is a name of schemas/prefix.py; an engine that keeps a block twice
-tells it once. Belongs to the event loop: not for use from other threads.
+The engine writes the log, `workers/kv_events.py` publishes it, and routers predict from it how much
+of a prompt is cached here. A hash is one of `schemas/prefix.py`; a block that the engine has twice
+is logged once. Not safe for threads: it belongs to the event loop.
 """
 
 from collections.abc import Iterable

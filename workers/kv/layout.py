@@ -1,9 +1,9 @@
 """How a KV arena lies in memory, and which bytes of two arenas correspond.
 
-A block is its KV heads, one after the other. With tensor parallelism every rank has a region of its
-own, which holds the rank's share of the heads of every block. Between different degrees a block
-therefore moves in pieces: the finer side's share of its heads each, which lie next to each other
-on one side and apart on the other. Pure; `transfer.py` and `nixl_transfer.py` move the bytes.
+A block consists of its KV heads, one after the other. With tensor parallelism every rank has a
+region of its own, with the rank's share of the heads of every block. Between engines of different
+degrees a block moves in pieces, one for each share of the finer side; these are contiguous on one
+side and scattered on the other. Pure; `transfer.py` and `nixl_transfer.py` move the bytes.
 """
 
 import struct

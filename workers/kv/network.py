@@ -1,8 +1,8 @@
-"""On which network devices KV moves, as variables of the libraries below NIXL.
+"""Which network devices KV moves over: environment variables of the libraries below NIXL.
 
-UCX listens on every interface that it finds, and whoever reaches it can read and write KV. So it is
-told: loopback, or the devices of a private network (ARCHITECTURE.md, Private network). What the
-environment says already has the last word.
+By default UCX listens on every interface, and whoever reaches it can read and write KV. So it is
+limited to loopback or to the devices of a private network (ARCHITECTURE.md, Private network).
+Variables that are set already win.
 """
 
 import os

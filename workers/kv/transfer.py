@@ -1,10 +1,10 @@
 """Moving KV blocks between engines: the interface, and an implementation inside one process.
 
-`nixl_transfer.py` is the real one; `MemoryTransfer` serves tests and single-process simulations,
-and both pass the same tests. A move reads whole blocks of a peer's arena into blocks of the own
-one, or writes the own ones there, and when done leaves a notice with the peer. The two may differ
-in tensor parallelism (`layout.py`). Nothing here blocks, retries or knows requests: the engine
-polls and decides.
+`nixl_transfer.py` has the real implementation. `MemoryTransfer` is for engines that share a
+process; both pass the same tests. A move reads whole blocks of a peer's arena into blocks of the
+own arena, or writes them there, and leaves a notice with the peer when it is done. The two engines
+may differ in tensor parallelism (`layout.py`). Nothing here blocks, retries or knows requests: the
+engine polls and decides.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
-"""What the outputs of a decode job mean: what prefill has sent too, KV that arrived, and the end.
+"""What a decode job's outputs mean: tokens that prefill has sent already, KV that came, the end.
 
-A replica's work is a decode job without KV, so it has no file of its own. Pure; called by
+A replica's work is a decode job without KV, so it has no module of its own. Pure; called by
 `workers/llm/held.py`.
 """
 

@@ -1,8 +1,9 @@
-"""Which KV handles of a work order may be used, and whether its peer can be trusted with them.
+"""Which KV handles of a work order may be used.
 
-A late handle is never read or written, because its blocks may hold another prompt by now; nor is
-one of an earlier life, nor one that ends by a clock which differs from this worker's. A worker is
-no peer of itself: what it computed is in its own cache. Pure; `workers/llm/held.py` calls it.
+A handle is refused when it is late, because its blocks may hold another prompt by then; when its
+worker has begun a new life since; when that worker's clock differs too much from this one's; and
+when it is this worker's own, which finds what it computed in its own cache. Pure; called by
+`workers/llm/held.py`.
 """
 
 from typing import Protocol

@@ -1,7 +1,7 @@
-"""Prefill jobs on their way into an engine: at most so many prompts are computed there at once.
+"""Limits how many prompts the engine computes at once; further prefill jobs wait here in order.
 
-What waits does so here, in order of arrival, whatever the engine; a prompt is computed when its
-first token is there, so KV that waits for its peer keeps nobody. Pure; `workers/llm/held.py` calls.
+A prompt counts until its first token is there; KV that waits for its peer does not count. Pure;
+`workers/llm/held.py` gives it every job, and it calls `Engine.add`.
 """
 
 from schemas.records import WorkPhase

@@ -1,7 +1,7 @@
-"""Stop strings in the text of one answer, which comes in pieces of whole characters.
+"""Stop strings in the text of one answer, which comes in pieces of whole characters. Pure.
 
-Text that could still become a stop string is held back until it is decided. Pure. The simulated
-engine ends its answers by it; of both engines, a prefill's first token is cut by it.
+Text that may still become a stop string is held back until that is decided. The simulated engine
+ends its answers by `StopText`; `decided` cuts the first token's text of a prefill on any engine.
 """
 
 from collections.abc import Sequence

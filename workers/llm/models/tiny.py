@@ -1,9 +1,9 @@
 """A tiny Llama with its tokenizer, made on this machine from the text beside this file.
 
 The weights are random but seeded: the words are real, the sentences are not, and every token
-depends on the whole prompt, so a wrong KV block changes the answer. Used by the demo, the tests and
-whoever leaves `model.path` at "tiny"; `folder.py` says where it lies. Nothing is downloaded, and only numpy, safetensors and
-tokenizers are needed, so the gateway can call it too.
+depends on the whole prompt, so a wrong KV block changes the answer. It is what `model.path` "tiny"
+means; the demo and the tests use it. `folder.py` says where it lies. Nothing is downloaded, and
+only numpy, safetensors and tokenizers are needed, so the gateway can make it too.
 """
 
 import hashlib

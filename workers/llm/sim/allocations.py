@@ -1,8 +1,8 @@
-"""Decode's side of paired orchestrations: blocks that a peer is to write to.
+"""Decode's side of paired orchestrations: blocks that a peer will write to.
 
-A decode job opens its blocks, tells its peer where they are, and waits in the batch's shadow until
-the peer says that it has written. Blocks of a job that gave up stay out of use until the peer says
-that it has dropped them, or can no longer have a write under way. Times are arguments.
+A decode job opens its blocks, tells its peer where they are, and waits until the peer says that it
+has written. The blocks of a job that was given up stay out of use until the peer says that it will
+not write, or until no write can be under way any more. Times are arguments.
 """
 
 from collections.abc import Callable

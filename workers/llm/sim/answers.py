@@ -1,8 +1,7 @@
-"""Answers under way: the batch's draws as outputs, with stop conditions.
+"""Answers under way: turns what `batch.py` draws into outputs, and ends answers.
 
-Turns what `batch.py` draws into outputs and ends answers at their limit, at the end of
-sequence, or at a stop. Plain tokens cost next to nothing here; only rows at an event or with a
-writer are looked at one by one. Pure.
+An answer ends at its limit, at the end of sequence, or at a stop. Rows at one of these, and rows
+with a `Writer`, are looked at one by one; all others cost next to nothing. Pure.
 """
 
 from collections.abc import Sequence

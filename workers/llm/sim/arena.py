@@ -1,14 +1,13 @@
-"""The simulated KV cache: real memory whose bytes are a function of the tokens so far.
+"""The simulated KV cache: real memory, whose bytes are a function of the tokens so far.
 
-A full block holds its canonical hash (`schemas/prefix.py`: all tokens up to its end) multiplied out
-over all of its words; a partial block holds the sum of its own tokens' terms in the same way.
-Reading a block takes every word into account: intact bytes give the value back, anything else gives
-another number. The state that the next token is drawn from folds the values *read* from all blocks,
-so a wrong, missing, stale or wrongly transposed block changes the answer. The words of a block are
-those of its KV heads, one head after the other; each rank of tensor parallelism has its share.
+A full block holds its hash (`schemas/prefix.py`: of all tokens up to its end) multiplied out over
+all of its words; a partial block holds the sum of its own tokens' terms in the same way. Reading a
+block uses every word: intact bytes give the value back, anything else gives another number. The
+next token is drawn from the values *read* from all blocks, so a wrong, missing, stale or wrongly
+transposed block changes the answer. The words of a block are those of its KV heads, one head after
+the other; each rank of tensor parallelism has its share. Integers are modulo 2**64.
 
-Decides nothing and knows no requests; `batch.py` and `engine.py` call it. Integers are
-modulo 2**64.
+Decides nothing and knows no requests; `batch.py` and `engine.py` call it.
 """
 
 from collections.abc import Sequence

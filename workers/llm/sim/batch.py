@@ -1,10 +1,8 @@
-"""The running batch of the simulated engine: one row per request, all rows advance one token per
-step.
+"""The running batch of the simulated engine: a row per request; a step gives every row one token.
 
-State lies in arrays, so a step costs a few vector operations whatever the batch is. Draws tokens,
-fills and remembers blocks, says which rows need a closer look; knows no clock, no text and no
-outputs (`engine.py`). A row's draw depends on its own KV, seed and position only, never on its
-neighbours.
+The state lies in arrays, so a step costs a few vector operations, however large the batch is. Draws
+tokens, fills blocks, and says which rows need a closer look; knows no clock, no text and no outputs
+(`answers.py`). A row's draw depends only on its own KV, seed and position, never on other rows.
 """
 
 from collections.abc import Sequence

@@ -1,11 +1,10 @@
-"""Who holds which KV block: references, prefix cache, least-recently-used eviction, reservations.
+"""Who holds which KV block: references, prefix cache, eviction and reservations.
 
-Pure bookkeeping over block numbers; the bytes live in `arena.py`. A block is free, held (one or
-more references) or cached (no reference, but findable by the hash of everything up to its end, and
-evicted when room is needed). A table reserves at opening every block that its request can come to
-need, so a running request never waits for memory and nothing is ever preempted. What can be found
-by its hash, and what no longer can, is told to the block log. Called by `engine.py` and
-`batch.py`.
+Pure bookkeeping over block numbers; the bytes are in `arena.py`. A block is free, held (one or more
+references) or cached (no reference; it can be found by the hash of everything up to its end, and
+the least recently used is evicted when room is needed). A table reserves at its opening every block
+that its request may come to need, so a running request never waits for memory and nothing is ever
+preempted. The block log is told which hashes can be found.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,8 @@
-"""The simulated engine: the Engine protocol over a latency profile, with real KV bytes.
+"""The simulated engine: the `Engine` protocol with the times of a profile and real KV bytes.
 
-Builds the parts, checks jobs and hands outputs to the worker. When things happen, `schedule.py`
-decides; which token comes next, `answers.py`; what KV is handed over and fetched,
-`exchange.py`. Started through `start`.
+Builds the parts, checks jobs, and gives outputs to the worker. `schedule.py` decides when things
+happen, `answers.py` which token comes next, and `exchange.py` which KV is handed over and fetched.
+Started by `start`.
 """
 
 import asyncio

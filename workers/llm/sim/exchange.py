@@ -1,8 +1,8 @@
-"""Handing KV over, both ends, for one simulated engine.
+"""KV that one simulated engine gives to others and takes from them.
 
-Holds prompts' blocks until they are read or their time is up; checks handles; reads the blocks that
-the prefix cache lacks; and hands paired orchestrations to `allocations.py` (decode) and
-`pushes.py` (prefill). Says what ended; the schedule decides what then. Times are arguments.
+Holds a prompt's blocks until they are read or their time is up, checks handles, and reads blocks
+that the prefix cache lacks. Paired orchestrations are in `allocations.py` (decode) and `pushes.py`
+(prefill). Returns which jobs' KV has moved; the schedule decides what follows. Times are arguments.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,4 @@
-"""KV handles of the simulated engine, both ends: KV that waits for its peer, and which handles may
-be used.
+"""KV handles of the simulated engine: KV that waits for its peer, and which handles may be used.
 
 Pure: time is an argument. Called by `exchange.py`.
 """

@@ -1,9 +1,9 @@
-"""KV moves of the simulated engine under way: posted, tried again, and out of the way of the batch.
+"""KV moves of the simulated engine that are under way, with their retries.
 
-A move that fails is tried again after a pause that doubles each time, on a new connection, until
+A move that fails is tried again on a new connection, after a pause that doubles each time, until
 its tries are spent or it must not be posted any more. Blocks that a late or abandoned move may
-still touch are kept until it has settled. Who moves what and why, the others decide
-(`exchange.py`, `allocations.py`, `pushes.py`). Times are arguments.
+still touch are kept until it has settled. `exchange.py`, `allocations.py` and `pushes.py` decide
+what moves and why. Times are arguments.
 """
 
 import heapq

@@ -1,6 +1,6 @@
-"""What simulated engines tell each other beside the KV itself, as NIXL notices.
+"""What simulated engines tell each other besides the KV itself, as NIXL notices.
 
-`read` and `wrote` come with the bytes that they are about; the others alone. Pure.
+`read` and `wrote` arrive together with the bytes that they are about; the others come alone. Pure.
 """
 
 import json

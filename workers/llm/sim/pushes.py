@@ -1,8 +1,9 @@
 """Prefill's side of paired orchestrations: KV that is written into a peer's blocks.
 
-With `decode_first` the job says where, and what only the peer holds is read first; with
-`concurrent` the peer says so. When both are ready the blocks that the peer lacks are written; at
-any end it hears that it is over, once nothing can touch its blocks. Times are arguments.
+With `decode_first` the job says where to write, and KV that only the peer has is read first; with
+`concurrent` the peer says where. When both sides are ready, the blocks that the peer lacks are
+written. However the job ends, the peer is told, once nothing can touch its blocks any more. Times
+are arguments.
 """
 
 from collections import deque

@@ -1,4 +1,4 @@
-"""One job inside the simulated engine, how its answer is limited, whose deadline is next; pure."""
+"""A job under way in the simulated engine, its answer's limit, and whose deadline is next. Pure."""
 
 import heapq
 from asyncio import TimerHandle

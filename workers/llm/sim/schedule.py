@@ -1,9 +1,8 @@
-"""When things happen in the simulated engine: queues, prefills, steps of the batch, polls,
-deadlines.
+"""When things happen in the simulated engine: queues, prefills, steps, polls and deadlines.
 
-A timer per prefill, one for the batch's steps, one that polls transfers and deadlines; all are set
-by the time that the last one was due, so nothing drifts. A transfer never holds up the batch. Gives
-outputs to `emit`; `engine.py` checks jobs and answers questions.
+There is a timer for each prefill, one for the batch's steps, and one that polls transfers and
+deadlines. Each is set from the time at which the last one was due, so nothing drifts. A transfer
+never delays the batch. Outputs go to `emit`; `engine.py` checks jobs.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """What the simulated engine says: which tokens it draws, and the text of each.
 
-Only tokens whose text is whole characters by itself are drawn, so that text never lags its tokens.
-`Writer` is for the answers that need more than that: it applies stop strings, stop tokens and
-made-up log-probabilities. Pure, but for reading the model's folder.
+It draws only tokens whose text is whole characters, so an answer's text never lags its tokens. A
+`Writer` serves answers that need more: stop strings, stop tokens, made-up log-probabilities. Pure,
+but for reading the model's folder.
 """
 
 import json

@@ -1,6 +1,6 @@
 """What becomes of a request's KV when vLLM has finished it: handed over, written, kept or freed.
 
-Decides and starts it; used by `engine.py`.
+Decides and starts it; called by `engine.py`.
 """
 
 from dataclasses import replace

@@ -1,18 +1,18 @@
-"""The vLLM engine behind the Engine protocol: AsyncLLM in this process, KV by its NIXL connectors.
+"""The `Engine` protocol on vLLM: AsyncLLM in this process, KV by vLLM's NIXL connectors.
 
-One task per request reads what vLLM generates for it; outputs gather in a mailbox. What is checked
-before vLLM sees it stands in `check.py`, what counts as a hang in `runs.py`; the side
-of a hand-over that gives in `endings.py`, the one that takes in `receive.py`; the calls
-into vLLM in `api.py`; its processes in `launch.py` and `plugin.py`.
+One task per request reads what vLLM generates; outputs gather in a mailbox. `check.py` decides what
+vLLM may see, `runs.py` what counts as a hang. Of a hand-over, `endings.py` is the giving side and
+`receive.py` the taking side. `api.py` has the calls into vLLM, `launch.py` and `plugin.py` its
+processes.
 
 Theory of operation of the hand-over. Pull: prefill generates one token and keeps its blocks for
 `kv_lease_s`; decode reads them. With `keep_decoded_kv_ms` decode keeps its blocks, too, and the
-prefill of the next turn reads the history from there. Push: prefill writes, either order of the two
-jobs will do, and vLLM matches them by their equal request ids; a decode engine that gives up leaves
-its blocks alone until no write can come. A handle that must not be used, a read that fails or ended
-too late to be trusted, and a write that does not come lead to computing the prompt in place; the
-figures in `load().extra` count these. `cached_tokens` is what this engine had in its own cache, so
-a prompt that was received in full has 0: the producer reports its own.
+prefill of the next turn reads the history from there. Push: prefill writes; the two jobs may come
+in either order, and vLLM matches them by their equal request ids. A decode engine that gives up
+leaves its blocks alone until no write can come. The prompt is computed in place when a handle must
+not be used, when a read fails or ended too late to be trusted, and when a write does not come; the
+figures in `load().extra` count these. `cached_tokens` is what this engine had in its own cache: 0
+for a prompt that was received in full, since the producer reports its own.
 """
 
 import asyncio

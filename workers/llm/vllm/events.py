@@ -1,10 +1,10 @@
-"""What vLLM's prefix cache holds, from its KV events, in the names of `schemas/prefix.py`.
+"""What vLLM's prefix cache holds, from its KV events, as hashes of `schemas/prefix.py`.
 
-vLLM publishes blocks stored and removed, by hashes of its own, over ZeroMQ from its engine process.
-The hash of a stored block follows from its tokens and its parent, so hashes that are known by
-vLLM's names are kept, those of removed blocks too for a while. A lost message may have said that
-blocks went, so then nothing is taken for held, and the log fills again from what comes. It never
-claims a block that is not there; it may miss some. Used by `engine.py`.
+vLLM's engine process publishes stored and removed blocks over ZeroMQ, by hashes of its own. The
+project's hash of a stored block follows from its tokens and its parent, so parents are remembered
+by vLLM's hashes, those of removed blocks for a while too. A lost message may have told of removals:
+then nothing is taken for held, and the log fills again from what comes. It never claims a block
+that is not there; it may miss some. Used by `engine.py`.
 """
 
 import asyncio

@@ -1,11 +1,11 @@
-"""What vLLM's NIXL connectors lack, in its own processes: giving blocks up, never writing late.
+"""What vLLM's NIXL connectors lack, in vLLM's own processes: giving blocks up, never writing late.
 
-Theory of operation. Blocks that an engine holds for a peer are freed by a lease or by the peer,
-and by nobody else: `KvRelease` frees those that no peer will fetch. Blocks that a decode engine
-awaits are freed by the write alone, so a prefill that never ends would hold them for ever:
-`release_unwritten` frees them when no write can come any more. For that, `fence_writes` lets a
-decode engine name a time with its registration, after which no prefill engine begins a write; and
-none is begun from blocks whose lease has ended. Loaded by `plugin.py`.
+Theory of operation. vLLM frees the blocks that it holds for a peer when their lease ends or the
+peer has read them; `KvRelease` frees those that no peer will fetch. It frees the blocks that a
+decode engine awaits only when they are written, so those of a prefill that never ends would be held
+for ever; `release_unwritten` frees them when no write can come any more. To know when, a decode
+engine names a time in its registration (`fence_writes`), after which no prefill engine begins a
+write; nor does one begin from blocks whose lease has ended. Loaded by `plugin.py`.
 """
 
 import functools

@@ -1,9 +1,9 @@
-"""KV that vLLM holds for a peer: handles made, and which of it still waits.
+"""KV that vLLM holds for a peer: the handles that were made, and how many may still be read.
 
-A prefilled prompt waits for the decode engine that goes on with it, a decoded conversation for the
-prefill engine of its next turn. vLLM does not tell when a peer has read. What is known: the lease
-ends, and an engine whose KV memory is all free holds nothing. Time is an argument. Used by
-`engine.py`.
+A prefilled prompt waits for the decode engine that continues it, a decoded conversation for the
+prefill engine of its next turn. vLLM does not tell when a peer has read. Known is only that the
+lease ends, and that an engine whose KV memory is all free holds nothing. Time is an argument. Used
+by `engine.py`.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """Starts and stops vLLM's processes: environment, arguments, and an end without orphans.
 
-Called by `workers/llm/vllm/engine.py`, in a thread, because vLLM's constructor blocks for the whole
-start. Several engines may start in one process; the moment in which each reads the environment is
-one at a time.
+`engine.py` calls it in a thread, because vLLM's constructor blocks for the whole start. Several
+engines may start in one process; they read the environment one at a time.
 """
 
 import json

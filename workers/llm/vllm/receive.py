@@ -1,8 +1,8 @@
 """KV that a vLLM engine takes from a peer: which handles are used, and what came of it.
 
-A decode engine takes a prompt's KV, a prefill engine the KV of a conversation so far. Decides that
-tokens are computed in place where a handle must not be used, and that a read is not trusted where
-it may have come too late. Pure: time is an argument. Used by `engine.py`.
+A decode engine takes a prompt's KV, a prefill engine that of the conversation so far. Where a
+handle must not be used, tokens are computed in place; a read that may have come too late is not
+trusted. Pure: time is an argument. Used by `engine.py`.
 """
 
 import logging

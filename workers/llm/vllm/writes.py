@@ -1,7 +1,7 @@
-"""KV that a prefill engine is to write to its peers (push): when it is written, and when it is not.
+"""KV that a prefill engine writes to its peers (push): which prompts are written, which are not.
 
-vLLM writes when the prompt is computed and the decode engine has blocks, and says only that some
-write ended. Whose it was, the compute process tells when asked. Used by `engine.py`.
+vLLM writes when the prompt is computed and the decode engine has blocks, and reports only that some
+write ended. Its compute process says whose it was, when asked. Used by `engine.py`.
 """
 
 import asyncio
