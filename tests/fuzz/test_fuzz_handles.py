@@ -13,7 +13,7 @@ from schemas.records import KvHandle, Sampling
 from tests.fuzz.drawn import JSON, changed_bytes, examples, text_of
 from tests.schemas.examples import instances
 from tests.workers.llm.engines import PREFILL, answered, job, prompt, start_sim
-from tests.workers.llm.vllm.test_check import PARAMS, gate, handle
+from tests.workers.llm.vllm.handles import PARAMS, gate, handle
 from workers.llm.sim.handles import HandleRules
 from workers.llm.vllm.check import PREFIX_KEY, PREFIX_MARK, HandleGate, job_problem, prefix_mark
 

@@ -1,4 +1,4 @@
-"""KV bytes and draws: intact bytes give their value back, and every byte counts."""
+"""KV bytes: intact ones give their value back, and every byte counts."""
 
 import numpy as np
 import pytest
@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from schemas import prefix
 from schemas.prefix import mix as mix_all
 from workers.llm.sim.arena import EMPTY, KvArena, mix
-from workers.llm.sim.batch import Batch, Row
-from workers.llm.sim.blocks import BlockManager
 
 SIZE = 4
+
+
 TOKENS = list(range(100, 120))
 
 
@@ -76,48 +76,3 @@ def test_digest_extends_by_tokens() -> None:
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=8))
 def test_vectors_mix_as_numbers_do(values: list[int]) -> None:
     assert mix_all(np.array(values, np.uint64)).tolist() == [mix(value) for value in values]
-
-
-def drawn(tokens: list[int], count: int, *, seed: int = 0, spoiled: bool = False) -> list[int]:
-    """Answer tokens drawn from the KV of this prompt."""
-    arena, manager = KvArena(16, SIZE, 16), BlockManager(16)
-    batch: Batch[Row] = Batch(
-        2, manager, arena, token_ids=[*range(200, 300), 7], end_every_tokens=0
-    )
-    digest = arena.digest(tokens)
-    values = [*digest.chain, *([digest.tail] if digest.tail_tokens else [])]
-    table = manager.open([], len(values), 16)
-    assert table is not None
-    arena.write(table.blocks, np.array(values, np.uint64))
-    if spoiled:
-        arena.regions[0].view(np.uint8)[table.blocks[0], 5] ^= 1
-    row = Row(
-        table=table,
-        prompt_tokens=len(tokens),
-        limit=count,
-        min_tokens=0,
-        seed=seed,
-        ignore_end=True,
-    )
-    batch.join(row)
-    picks = []
-    for _ in range(count):
-        step = batch.step()
-        picks.append(200 + step.picks[0])
-        batch.settle(step.due)
-    return picks
-
-
-def test_going_on_equals_starting_over() -> None:
-    """An answer's own blocks hold what a prompt of the same tokens would."""
-    whole = drawn(TOKENS[:6], 12)
-    for n in range(1, 12):
-        assert drawn(TOKENS[:6] + whole[:n], 12 - n) == whole[n:]
-
-
-def test_greedy_depends_on_bytes_only_and_seeds_differ() -> None:
-    prompt = TOKENS[:6]
-    assert drawn(prompt, 8) == drawn(prompt, 8)
-    assert drawn(prompt, 8, seed=3) == drawn(prompt, 8, seed=3)
-    assert drawn(prompt, 8, seed=3) != drawn(prompt, 8, seed=5)
-    assert drawn(prompt, 8) != drawn(prompt, 8, spoiled=True)

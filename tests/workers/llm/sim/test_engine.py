@@ -1,12 +1,10 @@
 """The simulated engine's own: times, bounds, ends of answers, and KV that does not arrive."""
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from schemas.errors import ConfigError
 from schemas.records import KvHandle, Structured, StructuredKind
 from tests.virtual import run_virtual
 from tests.waiting import pass_time, until
@@ -424,20 +422,3 @@ def test_bug_in_a_timer_ends_the_engine() -> None:
         await engine.close()
 
     run_virtual(main())
-
-
-def test_settings_that_make_no_sense_stop_the_start() -> None:
-    with pytest.raises(ConfigError, match=r"sim\.running_max: expected at least 1, found 0"):
-        SimSettings(running_max=0)
-    with pytest.raises(ConfigError, match=r"sim\.transfer: expected one of nixl, memory, none"):
-        SimSettings(transfer="carrier pigeon")
-    with pytest.raises(ConfigError, match=r"sim\.handle_margin_ms: expected under handle_ttl_ms"):
-        SimSettings(handle_ttl_ms=500)
-    with pytest.raises(ConfigError, match=r"sim\.kv_heads: expected a power of two"):
-        SimSettings(kv_heads=6)
-    with pytest.raises(
-        ConfigError, match=r"sim\.tensor_parallel: expected a divisor of kv_heads 4"
-    ):
-        SimSettings(tensor_parallel=8)
-    with pytest.raises(ConfigError, match=r"sim\.decode_step_ms: expected above 0"):
-        replace(SimSettings(), decode_step_ms=0)

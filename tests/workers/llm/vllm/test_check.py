@@ -1,4 +1,4 @@
-"""What vLLM must never see: jobs and handles that are refused, settings that stop the start."""
+"""What vLLM must never see: jobs and handles that are refused."""
 
 import json
 from dataclasses import replace
@@ -7,50 +7,10 @@ from typing import Any
 import pytest
 
 from schemas import prefix
-from schemas.errors import ConfigError, KvUnavailable, StaleEpoch
-from schemas.records import Capability, KvHandle
+from schemas.errors import KvUnavailable, StaleEpoch
 from tests.workers.llm.engines import job
-from workers.llm.vllm.check import HandleGate, checked_params, job_problem, prefix_mark
-from workers.llm.vllm.handover import Handover
-from workers.llm.vllm.settings import VllmSettings
-
-PARAMS: dict[str, Any] = {
-    "do_remote_prefill": True,
-    "do_remote_decode": False,
-    "remote_block_ids": [[3, 4]],
-    "remote_engine_id": "engine-p",
-    "remote_request_id": "r1-abcd0123",
-    "remote_host": "localhost",
-    "remote_port": 5600,
-    "tp_size": 1,
-    "dcp_size": 1,
-    "pp_size": 1,
-    "remote_num_tokens": 40,
-    "remote_blocks_expiry_time": None,
-    "transfer_mode": "pull",
-}
-
-
-def handle(**changes: Any) -> KvHandle:
-    """A good handle of 40 tokens; `params` changes single parameters, None removes one."""
-    params = {**PARAMS, **changes.pop("params", {})}
-    params = {name: value for name, value in params.items() if value is not None}
-    fields: dict[str, Any] = {
-        "worker_id": "prefill-0",
-        "worker_epoch": 5,
-        "engine_id": "engine-p",
-        "engine_request_id": "r1-abcd0123",
-        "tokens": 40,
-        "block_size": 32,
-        "block_ids": (3, 4),
-        "expires_at_ms": 1_000,
-        "params": json.dumps(params).encode(),
-    }
-    return KvHandle(**{**fields, **changes})
-
-
-def gate() -> HandleGate:
-    return HandleGate(engine_id="engine-d", block_size=32)
+from tests.workers.llm.vllm.handles import PARAMS, PEER, gate, handle, kept_handle
+from workers.llm.vllm.check import HandleGate, checked_params, job_problem
 
 
 def test_a_good_handle_passes_once() -> None:
@@ -126,18 +86,6 @@ def test_kv_of_an_earlier_life_is_refused() -> None:
     one.use(handle(worker_epoch=6), 40, now_ms=0)
 
 
-def kept_handle(tokens: list[int], **changes: Any) -> KvHandle:
-    """A decode engine's KV of the first 40 of these tokens; `params` changes single parameters."""
-    own = {
-        "do_remote_prefill": False,
-        "do_remote_decode": True,
-        "remote_blocks_expiry_time": 17.5,
-        "prefix_key": "k",
-        "prefix_mark": prefix_mark(tokens[:40], "k"),
-    }
-    return handle(**{**changes, "params": {**own, **changes.pop("params", {})}})
-
-
 def test_kv_behind_other_tokens_with_the_same_block_hash_is_refused() -> None:
     """Such tokens are found in seconds: a lattice's short vectors (issue 10, 22)."""
     shifts = [13, 1, -27, -2, -14, -6, 15, -10, -12, -2, -17, 13]
@@ -192,9 +140,6 @@ def test_a_kept_handle_is_no_prompts_and_the_other_way_round() -> None:
         gate().use_kept(handle(), tokens, now_ms=0)
 
 
-PEER = {"remote_host": "localhost", "remote_port": 5600, "tp_size": 1}
-
-
 def test_a_promise_names_its_peer() -> None:
     one = HandleGate(engine_id="engine-d", block_size=32, mode="push")
     promised = handle(block_ids=(), params={}, engine_request_id="r1.1")
@@ -243,77 +188,3 @@ def test_jobs(fields: dict[str, Any], code: str) -> None:
     one = job(fields.pop("prompt_tokens", [1, 2, 3]), **fields)
     error = job_problem(one, max_model_len=100, vocab_size=500)
     assert (error.code if error else "") == code
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"kv_transfer": "both"}, "expected pull or push or off"),
-        ({"keep_decoded_kv_ms": 5_000}, "expected 0 or more than 5000 ms"),
-        ({"keep_decoded_kv_ms": 9_000, "kv_transfer": "push"}, "expected 0 where kv_transfer"),
-        ({"running_max": 0}, "vllm.running_max: expected at least 1"),
-        ({"kv_lease_s": 5, "handle_margin_ms": 5_000}, "expected less than kv_lease_s"),
-        ({"extra": "{"}, "expected a JSON object"),
-        ({"extra": "[]"}, "expected a JSON object"),
-    ],
-)
-def test_settings_that_stop_the_start(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        VllmSettings(**fields)
-
-
-def test_more_arguments() -> None:
-    assert VllmSettings(extra='{"seed": 3}').extra_args() == {"seed": 3}
-
-
-def test_handles_expire_before_the_lease_and_are_counted() -> None:
-    capability = Capability(
-        model="m",
-        engine="vllm",
-        engine_id="engine-p",
-        block_size=32,
-        max_model_len=100,
-        running_max=4,
-    )
-    settings = VllmSettings(kv_lease_s=30, handle_margin_ms=5_000)
-    handover = Handover(settings, capability, worker_id="prefill-0", worker_epoch=5)
-    made = handover.handle("r1", PARAMS, now_ms=1_000)
-    assert made.expires_at_ms == 26_000
-    assert (made.tokens, made.block_ids, made.engine_request_id) == (40, (3, 4), "r1-abcd0123")
-    assert gate().use(made, 40, now_ms=25_999)
-    handover.handle("r2", {**PARAMS, "remote_request_id": "r2-00000000"}, now_ms=2_000)
-    assert handover.held(30_999, kv_usage=0.1) == 2
-    assert handover.held(31_000, kv_usage=0.1) == 1
-    assert handover.taken_back("r2") == "r2-00000000"
-    assert handover.taken_back("r2") == ""
-    handover.handle("r3", PARAMS, now_ms=3_000)
-    assert handover.held(3_001, kv_usage=0.0) == 0  # all memory is free, so it was read
-    assert handover.total == 3
-
-
-def test_a_conversation_is_kept_for_its_next_turn() -> None:
-    capability = Capability(
-        model="m",
-        engine="vllm",
-        engine_id="engine-p",
-        block_size=32,
-        max_model_len=100,
-        running_max=4,
-    )
-    settings = VllmSettings(keep_decoded_kv_ms=9_000)
-    handover = Handover(settings, capability, worker_id="decode-0", worker_epoch=5)
-    returned = {
-        **PARAMS,
-        "do_remote_prefill": False,
-        "do_remote_decode": True,
-        "remote_blocks_expiry_time": 3.5,
-    }
-    tokens = [*range(41)]
-    kept = handover.kept("r1", returned, tokens, now_ms=1_000)
-    assert kept is not None
-    assert (kept.tokens, kept.expires_at_ms) == (40, 5_000)
-    assert gate().use_kept(kept, [*tokens, 1, 2], now_ms=4_999)
-    assert handover.held(9_999, kv_usage=0.1) == 1
-    assert handover.held(10_000, kv_usage=0.1) == 0
-    assert handover.kept("r2", returned, tokens[:39], now_ms=0) is None
-    assert handover.kept("r3", {**returned, "remote_block_ids": [[1]]}, tokens, now_ms=0) is None

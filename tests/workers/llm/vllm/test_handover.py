@@ -1,0 +1,59 @@
+"""Handles of KV that vLLM holds: how long, and how many are left."""
+
+from schemas.records import Capability
+from tests.workers.llm.vllm.handles import PARAMS, gate
+from workers.llm.vllm.handover import Handover
+from workers.llm.vllm.settings import VllmSettings
+
+
+def test_handles_expire_before_the_lease_and_are_counted() -> None:
+    capability = Capability(
+        model="m",
+        engine="vllm",
+        engine_id="engine-p",
+        block_size=32,
+        max_model_len=100,
+        running_max=4,
+    )
+    settings = VllmSettings(kv_lease_s=30, handle_margin_ms=5_000)
+    handover = Handover(settings, capability, worker_id="prefill-0", worker_epoch=5)
+    made = handover.handle("r1", PARAMS, now_ms=1_000)
+    assert made.expires_at_ms == 26_000
+    assert (made.tokens, made.block_ids, made.engine_request_id) == (40, (3, 4), "r1-abcd0123")
+    assert gate().use(made, 40, now_ms=25_999)
+    handover.handle("r2", {**PARAMS, "remote_request_id": "r2-00000000"}, now_ms=2_000)
+    assert handover.held(30_999, kv_usage=0.1) == 2
+    assert handover.held(31_000, kv_usage=0.1) == 1
+    assert handover.taken_back("r2") == "r2-00000000"
+    assert handover.taken_back("r2") == ""
+    handover.handle("r3", PARAMS, now_ms=3_000)
+    assert handover.held(3_001, kv_usage=0.0) == 0  # all memory is free, so it was read
+    assert handover.total == 3
+
+
+def test_a_conversation_is_kept_for_its_next_turn() -> None:
+    capability = Capability(
+        model="m",
+        engine="vllm",
+        engine_id="engine-p",
+        block_size=32,
+        max_model_len=100,
+        running_max=4,
+    )
+    settings = VllmSettings(keep_decoded_kv_ms=9_000)
+    handover = Handover(settings, capability, worker_id="decode-0", worker_epoch=5)
+    returned = {
+        **PARAMS,
+        "do_remote_prefill": False,
+        "do_remote_decode": True,
+        "remote_blocks_expiry_time": 3.5,
+    }
+    tokens = [*range(41)]
+    kept = handover.kept("r1", returned, tokens, now_ms=1_000)
+    assert kept is not None
+    assert (kept.tokens, kept.expires_at_ms) == (40, 5_000)
+    assert gate().use_kept(kept, [*tokens, 1, 2], now_ms=4_999)
+    assert handover.held(9_999, kv_usage=0.1) == 1
+    assert handover.held(10_000, kv_usage=0.1) == 0
+    assert handover.kept("r2", returned, tokens[:39], now_ms=0) is None
+    assert handover.kept("r3", {**returned, "remote_block_ids": [[1]]}, tokens, now_ms=0) is None

@@ -1,0 +1,29 @@
+"""Settings of the vLLM engine that stop the start, and its further arguments."""
+
+from typing import Any
+
+import pytest
+
+from schemas.errors import ConfigError
+from workers.llm.vllm.settings import VllmSettings
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kv_transfer": "both"}, "expected pull or push or off"),
+        ({"keep_decoded_kv_ms": 5_000}, "expected 0 or more than 5000 ms"),
+        ({"keep_decoded_kv_ms": 9_000, "kv_transfer": "push"}, "expected 0 where kv_transfer"),
+        ({"running_max": 0}, "vllm.running_max: expected at least 1"),
+        ({"kv_lease_s": 5, "handle_margin_ms": 5_000}, "expected less than kv_lease_s"),
+        ({"extra": "{"}, "expected a JSON object"),
+        ({"extra": "[]"}, "expected a JSON object"),
+    ],
+)
+def test_settings_that_stop_the_start(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        VllmSettings(**fields)
+
+
+def test_more_arguments() -> None:
+    assert VllmSettings(extra='{"seed": 3}').extra_args() == {"seed": 3}

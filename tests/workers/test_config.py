@@ -1,0 +1,29 @@
+"""Settings that stop the start, and where engines are found."""
+
+from typing import Any
+
+import pytest
+
+from schemas.errors import ConfigError
+from workers.config import WorkerSettings, engine_start
+from workers.llm.sim import engine as sim_engine
+from workers.llm.vllm import engine as vllm_engine
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"engine": "tpu"}, "worker.engine: expected sim or vllm, found 'tpu'"),
+        ({"seen_max": 0}, "worker.seen_max: expected at least 1, found 0"),
+        ({"decode_credits": -1}, "worker.decode_credits: expected at least 0, found -1"),
+    ],
+)
+def test_settings_that_stop_the_start(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        WorkerSettings(**changes)
+
+
+def test_engines_start_by_name() -> None:
+    """Without the package vllm too: only a start imports it."""
+    assert engine_start("sim") is sim_engine.start
+    assert engine_start("vllm") is vllm_engine.start
