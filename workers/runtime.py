@@ -7,7 +7,8 @@ happens in a life once the engine is up is in `workers/serving.py`.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 from schemas.codec import Codec
 from schemas.log.clients import AssignedReader, LogProducer
@@ -100,7 +101,8 @@ class WorkerProcess:
 
     async def _live(self, source: EngineSource, stop: asyncio.Event) -> None:
         """Meet the fleet, then bring the engine up, which may take long, and serve."""
-        clients, serving = self._clients, None
+        clients = self._clients
+        serving: Serving | None = None
         presence = Presence(lambda on: clients.membership(on, self._roles, self._epoch))
         try:
             await clients.durable.start()
@@ -122,13 +124,11 @@ class WorkerProcess:
         elif not callable(source):
             self._engine = source
         else:
-            return await self._start_engine(source, stop)
+            return await self._start_engine(source(self._epoch), stop)
         return self._engine
 
-    async def _start_engine(
-        self, start: Callable[[int], Awaitable[Engine]], stop: asyncio.Event
-    ) -> Engine | None:
-        starting = asyncio.ensure_future(start(self._epoch))
+    async def _start_engine(self, start: Awaitable[Engine], stop: asyncio.Event) -> Engine | None:
+        starting = asyncio.ensure_future(start)
         stopped = asyncio.ensure_future(stop.wait())
         try:
             await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -145,7 +145,7 @@ class WorkerProcess:
         """
         is_settled = serving is not None and serving.is_settled
         request_ms = self._settings.log.request_timeout_ms
-        closing = {}
+        closing: dict[str, Coroutine[Any, Any, None]] = {}
         if serving is not None:
             self._roles = serving.roles
             await serving.abandon()
