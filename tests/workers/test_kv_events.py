@@ -15,7 +15,7 @@ from tests.workers.running_worker import RunningWorker, running_worker
 from workers.config import WorkerSettings
 from workers.kv.block_log import BlockLog
 
-QUICK = {"kv_events_interval_ms": 1}
+QUICK: dict[str, Any] = {"kv_events_interval_ms": 1}
 
 
 class Known:
