@@ -21,7 +21,7 @@ from schemas.records import (
     Work,
     WorkPhase,
 )
-from streams.core.requests import may_cancel
+from streams.core.requests.live import may_cancel
 
 CANDIDATES_SHOWN = 6
 _ROUNDING = 1e-6

@@ -6,8 +6,8 @@ from unittest.mock import patch
 
 from schemas import fleet
 from schemas.log import membership
-from streams.core import fleet as workers
-from streams.core import pool
+from streams.core.fleet import members as workers
+from streams.core.fleet import workers as pool
 
 
 @contextmanager

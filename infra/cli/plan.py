@@ -16,7 +16,7 @@ from schemas.errors import ConfigError
 if TYPE_CHECKING:
     from infra.evaluate.conversations import Load
     from schemas.settings import LogSettings
-    from streams.core.table import Table
+    from streams.core.placement.ppd_table import Table
 
 app = typer.Typer(help="Tables that policies look up, made by measuring beforehand.")
 _LIVE = "On a cluster"

@@ -25,7 +25,7 @@ from schemas.log.clock import wall_ms
 from schemas.log.registry import make_codec
 from schemas.records import Decision, DecisionKind
 from schemas.settings import LogSettings
-from streams.core.table import Cell, Table
+from streams.core.placement.ppd_table import Cell, Table
 
 PROBE = Table(
     {"context_tokens": [], "new_tokens": [], "answer_tokens": [], "load": []},

@@ -15,7 +15,7 @@ from infra.evaluate.grid import WORKLOADS, static
 from infra.evaluate.point import Point, Spec
 from infra.evaluate.runs import Runner, points_of
 from infra.evaluate.tables import Points
-from streams.core.table import Bin, Cell, Table
+from streams.core.placement.ppd_table import Bin, Cell, Table
 
 LOAD_BINS = 6
 

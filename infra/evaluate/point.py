@@ -26,7 +26,7 @@ from schemas.records import DecisionKind, Mode
 from streams.config import RouterSettings
 from streams.core.effects import Decide, Effect
 from streams.core.events import Event
-from streams.core.table import Table
+from streams.core.placement.ppd_table import Table
 
 TICK_MS = 250  # virtual time need not be cut finer: events place requests, ticks only expire them
 _GAP_MS = 3_000.0  # between two loads of a series

@@ -52,9 +52,9 @@ from streams.core.events import (
     ResumptionArrived,
     Tick,
 )
-from streams.core.placement import Placer
+from streams.core.placement.placer import Placer
+from streams.core.placement.ppd_table import Table
 from streams.core.router import Router
-from streams.core.table import Table
 
 ROUTER = "router-0"
 PARTITION = 0

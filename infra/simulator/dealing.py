@@ -14,13 +14,13 @@ from hashlib import md5
 
 from schemas.records import Mode, Orchestration, Reason, Role
 from streams.config import RouterSettings
-from streams.core.choosing import View
-from streams.core.fleet import Fleet
-from streams.core.needs import Need
-from streams.core.orchestrating import Way
-from streams.core.placement import Placement, Placer
-from streams.core.policies import Choice
-from streams.core.pool import Worker
+from streams.core.fleet.members import Fleet
+from streams.core.fleet.workers import Worker
+from streams.core.placement.case import Need
+from streams.core.placement.orchestration import Way
+from streams.core.placement.placer import Placement, Placer
+from streams.core.placement.policies import Choice
+from streams.core.placement.selection import View
 
 
 class HashDealer(Placer):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from schemas.errors import ConfigError
 from streams.config import RouterSettings
-from streams.core.table import Table
+from streams.core.placement.ppd_table import Table
 
 
 def load_table(settings: RouterSettings) -> Table | None:

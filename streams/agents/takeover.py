@@ -3,8 +3,8 @@
 Requests are read from their mark (`streams/agents/marks.py`), what else matters from the time of
 the first of them, or from Faust's committed offset where that is earlier; conversations as far back
 as one is remembered. Every record is handed over in the order that keeps the rebuild small:
-outcomes first, requests last. The rebuild itself is `streams/core/recovery.py`'s. Called by
-`streams/agents/router.py`.
+outcomes first, requests last. The rebuild itself is `streams/core/requests/recovery.py`'s. Called
+by `streams/agents/router.py`.
 
 Offsets are asked for by a client that fetches nothing: on a connection with a fetch under way,
 every question would wait for that fetch.

@@ -1,9 +1,9 @@
 """The router's state machine: `Router.apply(event, now_ms) -> effects`.
 
-Takes events to what they concern: a placed request's to `streams/core/attempts.py`, placing and
-ending are `streams/core/dispatcher.py`'s. Repeated and stale records lead to nothing. Pure and
-deterministic: the same events at the same times give the same effects, which recovery, replay and
-simulation stand on. Called by `streams/agents/router.py`.
+Takes events to what they concern: a placed request's to `streams/core/handlers/attempts.py`,
+placing and ending are `streams/core/handlers/dispatch.py`'s. Repeated and stale records lead to
+nothing. Pure and deterministic: the same events at the same times give the same effects, which
+recovery, replay and simulation stand on. Called by `streams/agents/router.py`.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,9 +11,6 @@ from typing import Any
 
 from schemas.records import CancelReason, DecisionKind, Outcome, OutcomeKind, Reason, Session
 from streams.config import RouterSettings
-from streams.core import learning, writing
-from streams.core.attempts import Attempts
-from streams.core.dispatcher import Dispatcher
 from streams.core.effects import Decide, Effect, Forget, SaveSession
 from streams.core.events import (
     CancellationArrived,
@@ -31,12 +28,15 @@ from streams.core.events import (
     SessionLoaded,
     Tick,
 )
-from streams.core.fleet import Life
-from streams.core.gateways import Gateways
-from streams.core.orders import DECODERS
-from streams.core.recovery import Rebuild, arrived
-from streams.core.requests import Live, State, may_cancel
-from streams.core.table import Table
+from streams.core.fleet.members import Life
+from streams.core.fleet.readers import Gateways
+from streams.core.handlers import decisions, observations
+from streams.core.handlers.attempts import Attempts
+from streams.core.handlers.dispatch import Dispatcher
+from streams.core.handlers.orders import DECODERS
+from streams.core.placement.ppd_table import Table
+from streams.core.requests.live import Live, State, may_cancel
+from streams.core.requests.recovery import Rebuild, arrived
 
 _SWEEP_MS = 1_000
 
@@ -94,7 +94,7 @@ class Router:
         live = self.dispatcher.at_work
         if live is None:
             return []
-        record = writing.decision(
+        record = decisions.decision(
             self.router_id,
             live,
             DecisionKind.FAIL,
@@ -193,7 +193,7 @@ class Router:
         if outcome.kind is OutcomeKind.COMPLETED:
             worker = self.dispatcher.orders.charged(live, *DECODERS)
             if worker is not None:
-                learning.answered(self.dispatcher.placer, live, worker, outcome, now_ms)
+                observations.answered(self.dispatcher.placer, live, worker, outcome, now_ms)
             self._remember_session(live, outcome, now_ms)
         if outcome.attempt > live.attempt:  # of a router before this one: what it placed is void
             self.dispatcher.orders.void(live, now_ms)

@@ -13,7 +13,7 @@ from infra.evaluate.conversations import Load, Turn
 from infra.evaluate.planning import Measured
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
-from streams.core.table import AXES, Table
+from streams.core.placement.ppd_table import AXES, Table
 from tests.e2e.harness import patient_stack, sim_settings, stack
 from tests.infra.test_cli import trivium
 

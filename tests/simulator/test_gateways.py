@@ -10,7 +10,7 @@ from infra.simulator.workload import Profile, poisson
 from infra.simulator.workload import Shape as TurnShape
 from schemas.records import OutcomeKind
 from streams.config import RouterSettings
-from streams.core.gateways import Gateways
+from streams.core.fleet.readers import Gateways
 
 SETUP = Setup()
 DURATION_MS = 12_000.0

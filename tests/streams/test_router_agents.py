@@ -28,12 +28,13 @@ from streams.agents.journal import Journal
 from streams.agents.outbox import TRACES_MAX, Lane, Outbox
 from streams.agents.records import end_frame
 from streams.config import RouterSettings
-from streams.core.dispatcher import Dispatcher
 from streams.core.effects import Decide, Dispatch, End, Forget, SaveSession
 from streams.core.events import PartitionTaken, Tick
+from streams.core.handlers.dispatch import Dispatcher
 from tests.schemas.examples import TRACEPARENT
 from tests.streams import builders
 from tests.streams.builders import T0
+from tests.streams.core.router_setups import replicas
 from tests.streams.router_fakes import (
     LOG,
     FakeEvent,
@@ -41,7 +42,6 @@ from tests.streams.router_fakes import (
     process_with_partition,
     standing,
 )
-from tests.streams.scenes import replicas
 from tests.waiting import run, until
 
 

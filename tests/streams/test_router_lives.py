@@ -13,8 +13,8 @@ from streams.agents.router import RouterProcess
 from streams.config import RouterSettings
 from tests.streams import builders
 from tests.streams.builders import T0
+from tests.streams.core.router_setups import replicas
 from tests.streams.router_fakes import LOG, FakeProducer, process_with_partition
-from tests.streams.scenes import replicas
 from tests.virtual import virtual
 from tests.waiting import pass_time, run
 

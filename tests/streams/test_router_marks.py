@@ -22,9 +22,9 @@ from streams.config import RouterSettings
 from streams.core.effects import End
 from streams.core.events import CancellationArrived
 from tests.streams import builders
-from tests.streams.cluster import PARTITION
+from tests.streams.core.router_harness import PARTITION
+from tests.streams.core.router_setups import replicas
 from tests.streams.router_fakes import FakeEvent, process_with_partition
-from tests.streams.scenes import replicas
 from tests.waiting import run
 
 MINUTE_MS = 60_000

@@ -10,9 +10,9 @@ from streams.agents.outbox import Outbox
 from streams.core.effects import Dispatch, Effect
 from streams.core.events import OutcomeArrived, Placed, Tick
 from tests.streams import builders
-from tests.streams.cluster import Cluster
+from tests.streams.core.router_harness import Cluster
+from tests.streams.core.router_setups import replicas, split, state_of
 from tests.streams.router_fakes import FakeProducer, standing
-from tests.streams.scenes import replicas, split, state_of
 from tests.waiting import run, until
 
 

@@ -18,7 +18,7 @@ from streams.agents.prefixes import Prefixes
 from streams.agents.table import load_table
 from streams.config import RouterSettings
 from streams.core.events import PartitionTaken
-from streams.core.table import AXES, Cell, Table
+from streams.core.placement.ppd_table import AXES, Cell, Table
 from tests.streams import builders
 from tests.streams.builders import T0
 from tests.streams.router_fakes import LOG, FakeEvent, process_with_partition

@@ -16,9 +16,9 @@ from streams.core.effects import Decide, Dispatch, End
 from streams.core.events import PhaseArrived
 from tests.schemas.examples import TRACEPARENT
 from tests.streams import builders
-from tests.streams.cluster import PARTITION
+from tests.streams.core.router_harness import PARTITION
+from tests.streams.core.router_setups import replicas
 from tests.streams.router_fakes import FakeEvent, FakeProducer, process_with_partition
-from tests.streams.scenes import replicas
 from tests.waiting import until
 
 

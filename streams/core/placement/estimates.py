@@ -1,0 +1,309 @@
+"""What the router has learned about its workers' speeds, from finished phases and requests.
+
+Four models of times (`streams/core/placement/regression.py`), fed only by what workers report:
+prefill on prefill workers, append-prefill on decode and replica workers, KV transfer, and decode
+time per token, with what append-prefill does to it. Times of a phase are explained by what lay
+before it when it was placed, so queueing is part of the models. Each worker has a pace, its time
+over its pool's average, once it was seen often enough.
+
+`streams/core/placement/placer.py` feeds and asks. Shares nothing with the simulated engine's
+profile.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from math import exp
+
+from schemas.frozen import frozen, maker
+from schemas.records import Estimate, Role
+from streams.config import RouterSettings
+from streams.core.fleet.workers import Life, Worker
+from streams.core.placement.regression import Regression
+
+PACES_MAX = 10_000  # the longest unseen go first
+PACE_SAMPLES, PACE_RATE = 8, 0.1
+PACE_MIN, PACE_MAX = 0.1, 10.0
+THOUSAND = 1_000.0
+_estimate = maker(Estimate)
+# Assumed until measured, as shares of the assumed speeds of the settings.
+BASE_MS, TRANSFER_SHARE, SHARING_SHARE, STALL_SHARE = 1.0, 0.1, 0.02, 0.2
+ANSWER_SHARE, ANSWER_RATE = 0.5, 0.05  # how much of max_tokens answers use
+ANSWER_TOKENS_RATE = 0.01  # slow: lengths of answers differ by orders of magnitude
+HOP_RATE = 0.05
+PROMPTS_MEMORY_MS = 2_000.0  # over which prompts placed on a worker are averaged
+BUSY_MAX = 0.8  # most of its time that a worker is taken to spend on prompts, or a batch to lose
+
+Features = tuple[float, ...]
+Place = tuple[Life, Role]
+
+
+@frozen
+class Speeds:
+    """What work costs on an average worker of a pool, as far as is known."""
+
+    prefill_base_ms: float
+    prefill_ms_per_token: float
+    append_base_ms: float
+    append_ms_per_token: float
+    transfer_ms_per_token: float
+    sharing_ms: float  # what one more running request adds to the time of every token
+
+
+@dataclass(slots=True)
+class Note:
+    """What lay before a request when it was placed, and what became of it so far."""
+
+    at_ms: int
+    max_tokens: int
+    prefill: Features = ()  # less the tokens to compute, which the worker tells
+    append: Features = ()
+    decode: Worker | None = None
+    running: float = 0.0  # there, when the request came
+    appended_tokens: float = 0.0  # likewise
+    moved_tokens: int = 0  # of the prompt, that the decode worker lacks
+    prefill_ms: float = 0.0
+
+
+class Estimates:
+    """Models of all pools; bounded; the same observations give the same estimates."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        thousand_ms = THOUSAND * 1_000 / settings.assumed_prefill_tokens_per_s
+        step_ms = settings.assumed_step_ms
+        # Features: thousand tokens to compute, one, thousand tokens ahead, requests ahead.
+        self.prefill = Regression(
+            (thousand_ms, BASE_MS, thousand_ms, BASE_MS),
+            (3 * thousand_ms, 10 * BASE_MS, 3 * thousand_ms, 10 * BASE_MS),
+        )
+        # Features: thousand tokens to compute, one, ms of prompts ahead, running requests.
+        sharing_ms = step_ms * SHARING_SHARE
+        self.append = Regression(
+            (thousand_ms, BASE_MS, 1.0, sharing_ms),
+            (3 * thousand_ms, 10 * BASE_MS, 1.0, 5 * sharing_ms),
+        )
+        # Features: thousand tokens, one.
+        moving_ms = thousand_ms * TRANSFER_SHARE
+        self.transfer = Regression((moving_ms, BASE_MS), (3 * moving_ms, 10 * BASE_MS))
+        # Features: one, running requests, prompt tokens appended beside it per ms; of a hand-over
+        # from prefill, spread over the answer's tokens: one, thousand tokens moved.
+        stall_ms = step_ms * thousand_ms / THOUSAND * STALL_SHARE
+        self.decode = Regression(
+            (step_ms, sharing_ms, stall_ms, BASE_MS, moving_ms),
+            (3 * step_ms, sharing_ms, 5 * stall_ms, 10 * BASE_MS, 3 * moving_ms),
+        )
+        self._w_kv, self._samples_min = settings.w_kv, settings.samples_min
+        self.hop_ms = 0.0  # from a remote placement to its first token, beyond prefill
+        self.answer_share = ANSWER_SHARE
+        self.answer_tokens = 0.0  # of an answer, on average; 0 until the first has ended
+        self.changed: dict[Place, float] = {}  # paces that the fleet has yet to learn
+        self._paces: OrderedDict[Place, tuple[float, int]] = OrderedDict()
+        self.speeds = self._speeds()
+
+    def _speeds(self) -> Speeds:
+        prefill, append = self.prefill.coefficients, self.append.coefficients
+        return Speeds(
+            prefill_base_ms=max(prefill[1], prefill[3]),
+            prefill_ms_per_token=max(prefill[0], prefill[2]) / THOUSAND,
+            append_base_ms=append[1],
+            append_ms_per_token=append[0] / THOUSAND,
+            transfer_ms_per_token=self.transfer.coefficients[0] / THOUSAND,
+            sharing_ms=self.decode.coefficients[1],
+        )
+
+    def remote(
+        self,
+        prefill: Worker,
+        decode: Worker | None,
+        tokens: float,
+        max_tokens: int,
+        now_ms: int,
+        moved_tokens: int = 0,
+    ) -> Note:
+        """A prefill worker is about to compute so much of a prompt; decode may be chosen later."""
+        note = Note(now_ms, max_tokens, prefill=_ahead(prefill))
+        _give(prefill, tokens, now_ms)
+        if decode is not None:
+            self.joins(note, decode, moved_tokens)
+        return note
+
+    def in_place(self, worker: Worker, tokens: float, max_tokens: int, now_ms: int) -> Note:
+        """A decode or replica worker is about to compute so much of a prompt beside its batch."""
+        note = Note(now_ms, max_tokens, append=_beside(worker, now_ms))
+        _give(worker, tokens, now_ms)
+        worker.appended_tokens += tokens
+        self.joins(note, worker)
+        return note
+
+    def joins(self, note: Note, decode: Worker, moved_tokens: int = 0) -> None:
+        """The request is to be decoded there, with so much KV moved."""
+        note.moved_tokens = moved_tokens
+        note.decode, note.running = decode, float(decode.running + decode.others_running)
+        note.appended_tokens = decode.appended_tokens
+
+    def expect(
+        self,
+        *,
+        home: Worker,
+        prefill: Worker,
+        append_tokens: int,
+        prefill_tokens: int,
+        moved_tokens: int,
+        max_tokens: int,
+        weights: tuple[float, float],
+        at_home: bool = True,
+        now_ms: int,
+    ) -> Estimate:
+        """Both ways to run it; the score of PPD with a price for moving KV, above 0 for local.
+
+        What others lose counts as much as what the prompt itself does, either way: prompts that
+        come later wait behind it, and a local one slows the streams of its batch. A remote one
+        waits for its KV once, which is spread over its own answer.
+        """
+        remote_ms = self.prefill.predict((prefill_tokens / THOUSAND, *_ahead(prefill)))
+        remote_ms = remote_ms * prefill.pace + self.hop_ms
+        per_token_ms, local_ms = self._append(append_tokens, home, now_ms)
+        step_ms, sharing_ms, stall_ms, hand_ms, move_ms = self.decode.coefficients
+        running = float(home.running + home.others_running)
+        base_ms = step_ms + sharing_ms * running + stall_ms * _kept(home, now_ms) * home.token_rate
+        moved = moved_tokens / THOUSAND
+        moving_ms = hand_ms + move_ms * moved
+        answer_tokens = max(1.0, self.answer_share * max_tokens)
+        # A token takes a step, and what prompts and other streams add to it. Streams that end later
+        # meet more of both, so a delay grows by what a token takes over its step alone.
+        lone_ms = max(step_ms, (1 - BUSY_MAX) * base_ms, 1e-3)
+        stalled_ms = running * stall_ms * append_tokens / lone_ms
+        tpot_local_ms = base_ms + stalled_ms / (self.answer_tokens or answer_tokens)
+        tpot_remote_ms = base_ms + moving_ms / answer_tokens
+        waiting_ms = max(0.0, home.busy_until_ms - now_ms)
+        behind_ms = _behind_ms(home, append_tokens, per_token_ms, waiting_ms, now_ms)
+        per_token_ms = self.prefill.coefficients[0] / THOUSAND
+        waiting_ms = (prefill.work_ahead_tokens + prefill.others_tokens) * per_token_ms
+        behind_ms -= _behind_ms(prefill, prefill_tokens, per_token_ms, waiting_ms, now_ms)
+        gain_ttft = (remote_ms - local_ms - behind_ms) / max(remote_ms, 1e-3)
+        loss_tpot = (tpot_local_ms - tpot_remote_ms) / max(tpot_remote_ms, 1e-3)
+        kv_price = self._w_kv * moved
+        return _estimate(
+            ttft_local_ms=local_ms,
+            ttft_remote_ms=remote_ms,
+            tpot_local_ms=tpot_local_ms,
+            tpot_remote_ms=tpot_remote_ms,
+            score=weights[0] * gain_ttft - weights[1] * loss_tpot + kv_price,
+            samples=self._samples(at_home),
+            gain_ttft=gain_ttft,
+            loss_tpot=loss_tpot,
+            kv_price=kv_price,
+        )
+
+    def _append(self, tokens: int, worker: Worker, now_ms: int) -> tuple[float, float]:
+        """What a token of a prompt takes beside that batch, and the prompt until its first token.
+
+        Until that is known, it is what prefill workers take, after a step of the batch and the hops
+        of the log.
+        """
+        beside, prefill = _beside(worker, now_ms), self.prefill.coefficients
+        if self.append.samples < self._samples_min <= self.prefill.samples:
+            alone_ms = prefill[0] * tokens / THOUSAND + prefill[1] + self.decode.coefficients[0]
+            return prefill[0] / THOUSAND, (alone_ms + self.hop_ms + beside[1]) * worker.pace
+        took_ms = self.append.predict((tokens / THOUSAND, *beside)) * worker.pace
+        return self.append.coefficients[0] / THOUSAND, took_ms
+
+    def _samples(self, at_home: bool) -> int:
+        """Observations of the part with the fewest; away from home nothing appended is needed."""
+        samples = min(self.prefill.samples, self.decode.samples)
+        return min(samples, self.append.samples) if at_home else samples
+
+    def prefill_done(self, note: Note, worker: Life, computed_tokens: int, took_ms: float) -> None:
+        """A prefill worker has computed a prompt."""
+        if note.prefill:
+            note.prefill_ms = took_ms
+            x = (computed_tokens / THOUSAND, *note.prefill)
+            self._learn(self.prefill, (worker, Role.PREFILL), x, took_ms)
+
+    def transferred(self, tokens: int, took_ms: float) -> None:
+        """KV went from a prefill worker to a decode worker."""
+        self.transfer.observe((tokens / THOUSAND, 1.0), took_ms)
+        self.speeds = self._speeds()
+
+    def finished(
+        self,
+        note: Note,
+        worker: Life,
+        *,
+        computed_tokens: int,
+        ttft_ms: float,
+        tpot_ms: float,
+        running: int,
+        now_ms: int,
+    ) -> None:
+        """A request was answered."""
+        decode = note.decode
+        if decode is None or decode.life != worker:
+            return
+        if note.append:
+            place = (worker, decode.role)
+            self._learn(self.append, place, (computed_tokens / THOUSAND, *note.append), ttft_ms)
+        elif note.prefill_ms:
+            self.hop_ms += HOP_RATE * (max(0.0, ttft_ms - note.prefill_ms) - self.hop_ms)
+        appended_tokens = decode.appended_tokens - note.appended_tokens
+        rate = appended_tokens / max(1, now_ms - note.at_ms)
+        answer_tokens = max(1.0, (now_ms - note.at_ms - ttft_ms) / max(tpot_ms, 1e-3))
+        each = 0.0 if note.append else 1.0 / answer_tokens
+        moved = each * note.moved_tokens / THOUSAND
+        self.decode.observe((1.0, (note.running + running) / 2, rate, each, moved), tpot_ms)
+        grown = ANSWER_TOKENS_RATE if self.answer_tokens else 1.0
+        self.answer_tokens += grown * (answer_tokens - self.answer_tokens)
+        share = min(1.0, answer_tokens / note.max_tokens)
+        self.answer_share += ANSWER_RATE * (share - self.answer_share)
+        self.speeds = self._speeds()
+
+    def _learn(self, model: Regression, place: Place, x: Features, took_ms: float) -> None:
+        """Update a pool's model, and the pace of one worker of it."""
+        relative = took_ms / max(model.predict(x), 1e-3)
+        model.observe(x, took_ms)
+        pace, samples = self._paces.pop(place, (1.0, 0))
+        pace += PACE_RATE * (min(PACE_MAX, max(PACE_MIN, relative)) - pace)
+        self._paces[place] = pace, samples + 1
+        if samples + 1 >= PACE_SAMPLES:
+            self.changed[place] = pace
+        if len(self._paces) > PACES_MAX:
+            self._paces.popitem(last=False)
+        self.speeds = self._speeds()
+
+
+def _ahead(worker: Worker) -> Features:
+    """Features of a prefill worker's queue."""
+    tokens = worker.work_ahead_tokens + worker.others_tokens
+    return 1.0, tokens / THOUSAND, float(worker.running + worker.others_running)
+
+
+def _beside(worker: Worker, now_ms: int) -> Features:
+    """Features of a decode or replica worker's batch and of the prompts before this one."""
+    waiting_ms = max(0.0, worker.busy_until_ms - now_ms)
+    return 1.0, waiting_ms, float(worker.running + worker.others_running)
+
+
+def _kept(worker: Worker, now_ms: int) -> float:
+    """How much of its rates is left."""
+    return exp((worker.given_ms - now_ms) / PROMPTS_MEMORY_MS)
+
+
+def _give(worker: Worker, tokens: float, now_ms: int) -> None:
+    kept = _kept(worker, now_ms)
+    worker.token_rate = worker.token_rate * kept + tokens / PROMPTS_MEMORY_MS
+    worker.prompt_rate = worker.prompt_rate * kept + 1 / PROMPTS_MEMORY_MS
+    worker.given_ms = now_ms
+
+
+def _behind_ms(
+    worker: Worker, tokens: int, per_token_ms: float, waiting_ms: float, now_ms: int
+) -> float:
+    """By how much later prompts of the worker would wait longer, all together.
+
+    Those wait that come before it is idle again: of the time that the prompts before this one take,
+    each the whole of it, of its own time half of it, on average. As more comes meanwhile, both
+    times are longer by 1 / (1 - the share of its time that the worker computes).
+    """
+    kept, per_token_ms = _kept(worker, now_ms), per_token_ms * worker.pace
+    own_ms, busy = tokens * per_token_ms, worker.token_rate * kept * per_token_ms
+    coming = worker.prompt_rate * kept * (waiting_ms + own_ms / 2) / (1 - min(BUSY_MAX, busy))
+    return coming * own_ms

@@ -1,0 +1,76 @@
+"""How a remote placement runs: the orchestration, among those that both workers can do.
+
+Called by `streams/core/placement/placer.py` for every remote placement.
+"""
+
+from typing import NamedTuple
+
+from schemas.records import Capability, Orchestration, Unmet
+from streams.config import RouterSettings
+from streams.core.fleet.workers import Worker
+
+_ORDER = (Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
+_PREFILL_FIRST = Orchestration.PREFILL_FIRST
+
+
+class Way(NamedTuple):
+    """How it runs, and why not as it was wished, where that is so."""
+
+    orchestration: Orchestration
+    unmet: Unmet = Unmet.NONE
+
+
+def choose(
+    settings: RouterSettings,
+    wish: str,
+    max_tokens: int,
+    prefill: Worker,
+    decode: Worker | None,
+    decode_ahead_tokens: int,
+) -> Way:
+    """The wished orchestration, or the next one that both ends can do.
+
+    `decode_ahead_tokens` is how much more of the prompt the decode worker holds. Both workers are
+    bound at once except in prefill_first, which therefore serves where no decode worker has credit,
+    where the answer ends in prefill, and where one worker is to do both.
+    """
+    found, why = _PREFILL_FIRST, _hindrance(max_tokens, prefill, decode)
+    if why is None and decode is not None:
+        reuses = decode_ahead_tokens >= settings.reuse_tokens_min
+        first = ("decode_first" if reuses else "concurrent") if wish == "auto" else wish
+        found, why = _first(first, prefill, decode), Unmet.ENGINES_CANNOT
+    return Way(found, Unmet.NONE if wish in ("auto", found) or why is None else why)
+
+
+def _hindrance(max_tokens: int, prefill: Worker, decode: Worker | None) -> Unmet | None:
+    if decode is None:
+        return Unmet.NO_DECODE_ROOM
+    if max_tokens == 1:
+        return Unmet.ONE_TOKEN
+    return Unmet.ONE_WORKER if prefill.worker_id == decode.worker_id else None
+
+
+def _first(wish: str, prefill: Worker, decode: Worker) -> Orchestration:
+    """The wished one, or the next that both can do."""
+    if wish == _PREFILL_FIRST:
+        return _PREFILL_FIRST
+    if not decode.keeps_time_with(prefill.member):  # a promise ends at a time that both must tell
+        return _PREFILL_FIRST
+    common = _common(prefill.capability, decode.capability)
+    for orchestration in _ORDER[_ORDER.index(Orchestration(wish)) :]:
+        if orchestration in common:
+            return orchestration
+    return _PREFILL_FIRST
+
+
+def _common(prefill: Capability | None, decode: Capability | None) -> set[Orchestration]:
+    """What both ends list, where their KV fits; only the sim engine transposes between degrees
+    of tensor parallelism."""
+    if prefill is None or decode is None:
+        return set()
+    for name in ("model", "engine", "block_size", "kv_layout"):
+        if getattr(prefill, name) != getattr(decode, name):
+            return set()
+    if prefill.tensor_parallel != decode.tensor_parallel and prefill.engine != "sim":
+        return set()
+    return set(prefill.orchestrations) & set(decode.orchestrations)

@@ -1,0 +1,177 @@
+"""The policies: whether a prompt is computed on a decode worker, or remotely.
+
+Each is a small pure object: `choose(case) -> Choice`. All are asked of a later turn, about the
+worker where its history lies; `learned` and `conditional` also where no worker holds the history (a
+first turn, or its worker is gone), about the decode worker where the answer would end soonest. What
+no policy has a say in (an absent pool, a full worker) is `streams/core/placement/placer.py`'s,
+which also chooses the workers and makes the case.
+"""
+
+from typing import NamedTuple, Protocol
+
+from schemas.frozen import frozen
+from schemas.records import Estimate, Reason
+from streams.config import RouterSettings
+from streams.core.placement.ppd_table import Table
+
+_LEARNED, _TOO_LITTLE_KNOWN = Reason.LEARNED, Reason.TOO_LITTLE_KNOWN  # looked up once
+_GOLDEN = 0.6180339887498949  # the fractional part of the golden ratio
+_SLACK_SHARE = 0.25  # what is not the sooner way may be expected to take so much of the slack
+
+
+@frozen
+class Case:
+    """What a policy may know of a turn, and of the one decode worker that it is asked about."""
+
+    ticket: int  # number of the choice on this router, from 1; kept while the request waits
+    prompt_tokens: int
+    context_tokens: int  # of the session so far
+    append_tokens: int  # that the decode worker would have to compute
+    prefill_tokens: int  # that the prefill worker would have to compute
+    max_tokens: int
+    prefill_queue: float  # requests on prefill workers and in admission, per prefill worker
+    load: float  # `choosing.load`
+    slack_ms: int
+    w_ttft: float
+    w_tpot: float
+    has_home: bool = True  # a living worker holds the history; otherwise there is no ticket
+    alone: bool = False  # prefill workers could do nothing for it that this one could not
+    estimate: Estimate | None = None  # where one was asked for
+
+
+class Choice(NamedTuple):
+    """Local or remote, what decided, and what was expected, where that was estimated."""
+
+    local: bool
+    reason: Reason
+    estimate: Estimate | None = None
+    policy_reason: Reason = Reason.UNKNOWN  # where the placer says another one
+
+    def overruled(self, reason: Reason, *, local: bool) -> "Choice":
+        """So placed for that reason; what the policy said, of which the estimate tells, is kept."""
+        return Choice(local, reason, self.estimate, self.reason)
+
+
+class Policy(Protocol):
+    """What the placer calls."""
+
+    first_turns: bool  # asked of them too, and of later turns whose worker is gone
+
+    def choose(self, case: Case) -> Choice:
+        """Where to compute the prompt."""
+
+
+class Conditional:
+    """Remote only if much is to be computed and prefill workers get to it soon (Dynamo, 2025).
+
+    What a decode worker holds of a prompt need not be computed, whoever's prefix it was.
+    """
+
+    first_turns = True
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self._tokens_max = settings.max_local_prefill_tokens
+        self._queue_max = settings.max_prefill_queue
+
+    def choose(self, case: Case) -> Choice:
+        """By length first, then by queue."""
+        if case.append_tokens <= self._tokens_max:
+            return Choice(True, Reason.BELOW_LENGTH)
+        if case.prefill_queue >= self._queue_max:
+            return Choice(True, Reason.PREFILL_QUEUE_LONG)
+        return Choice(False, Reason.ABOVE_LENGTH)
+
+
+class Static:
+    """A fixed share of turns is local: 0 is plain disaggregation, 1 append-prefill (PPD).
+
+    Tickets times the golden ratio, modulo 1, are a sequence of low discrepancy (Weyl; Kuipers and
+    Niederreiter 1974): of any n consecutive choices share * n are local, but for O(log n).
+    """
+
+    first_turns = False
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self._share = settings.local_share
+
+    def choose(self, case: Case) -> Choice:
+        """By the ticket alone."""
+        return Choice(case.ticket * _GOLDEN % 1.0 < self._share, Reason.FIXED_SHARE)
+
+
+class Tabled:
+    """PPD, algorithm 1, phase 2: the score of the measured cell that is nearest to the turn."""
+
+    first_turns = False
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def choose(self, case: Case) -> Choice:
+        """Remote where nothing was measured for contexts of this length."""
+        new_tokens = case.prompt_tokens - case.context_tokens
+        at = self._table.bin_of(case.context_tokens, new_tokens, case.max_tokens, case.load)
+        cell = self._table.find(at)
+        if cell is None:
+            return Choice(False, Reason.TOO_LITTLE_KNOWN)
+        estimate = Estimate(
+            score=cell.score(case.w_ttft, case.w_tpot),
+            samples=cell.samples,
+            gain_ttft=cell.gain_ttft,
+            loss_tpot=cell.loss_tpot,
+        )
+        return Choice(estimate.score > 0, Reason.TABLE, estimate)
+
+
+class Learned:
+    """The score of PPD, with a price for KV that moves, from what was learned online; while that is
+    too little, as `Conditional`, but never into a queue that seems longer.
+
+    Where no worker holds the history, it is asked about the best decode worker, and says remote
+    until prefill and decode are known. A worker in both roles answers alone what no pure prefill
+    worker would compute. Of any n other choices at most `explore_share` * n go the other way, so
+    that what is not chosen is known too: none where the deadline is near or that way is expected to
+    take long.
+    """
+
+    first_turns = True
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self._settings = settings
+        self._fallback = Conditional(settings)
+
+    def choose(self, case: Case) -> Choice:
+        """By the estimate of the case, which must have one."""
+        estimate = case.estimate
+        assert estimate is not None
+        if estimate.samples < self._settings.samples_min:
+            local, reason = self._assumes(case, estimate), _TOO_LITTLE_KNOWN
+        else:
+            local = case.alone or (estimate.score > 0 and self._in_time(case, estimate))
+            reason = _LEARNED
+        if self._explores(case, estimate.ttft_remote_ms if local else estimate.ttft_local_ms):
+            local, reason = not local, Reason.EXPLORING
+        return Choice(local, reason, estimate)
+
+    def _assumes(self, case: Case, estimate: Estimate) -> bool:
+        if case.alone or not case.has_home:
+            return case.alone
+        choice = self._fallback.choose(case)
+        if not choice.local:
+            return False
+        sooner = estimate.ttft_local_ms <= estimate.ttft_remote_ms
+        return choice.reason is Reason.BELOW_LENGTH or sooner
+
+    def _in_time(self, case: Case, estimate: Estimate) -> bool:
+        """Whether no price for moving KV is paid with the deadline."""
+        late_ms = max(estimate.ttft_remote_ms, _SLACK_SHARE * case.slack_ms)
+        return estimate.ttft_local_ms <= late_ms
+
+    def _explores(self, case: Case, expected_ms: float) -> bool:
+        share = self._settings.explore_share
+        return (
+            case.has_home
+            and int(case.ticket * share) > int((case.ticket - 1) * share)
+            and case.slack_ms >= self._settings.explore_slack_ms
+            and expected_ms <= _SLACK_SHARE * case.slack_ms
+        )

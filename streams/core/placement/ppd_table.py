@@ -1,0 +1,118 @@
+"""PPD's table: what local prefill gained and cost for each kind of turn, measured beforehand.
+
+Made by `trivium plan ppd`, which runs each kind of turn with every prompt remote and with every
+prompt local (PPD, algorithm 1, phase 1); looked up per request by
+`streams/core/placement/policies.py` (phase 2). Parsed from JSON by callers; this file knows
+dictionaries.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import isfinite, prod
+from typing import Any
+
+from schemas.errors import ConfigError
+
+AXES = ("context_tokens", "new_tokens", "answer_tokens", "load")
+BINS_MAX = 100_000  # of all axes together; looked-up bins are remembered
+
+Bin = tuple[int, int, int, int]  # one number per axis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """What was measured in one bin, as shares of the remote figures."""
+
+    bin: Bin
+    gain_ttft: float  # (remote - local) / remote
+    loss_tpot: float  # (local - remote) / remote
+    samples: int
+
+    def score(self, w_ttft: float, w_tpot: float) -> float:
+        """Above 0 for local."""
+        return w_ttft * self.gain_ttft - w_tpot * self.loss_tpot
+
+
+class Table:
+    """Cells by bin. An axis with n rising edges has n + 1 bins; an edge belongs to the bin above.
+
+    `load` is `streams/core/placement/selection.py`'s. Raises ConfigError for anything else.
+    """
+
+    def __init__(self, edges: Mapping[str, Sequence[float]], cells: Sequence[Cell]) -> None:
+        self.edges = {axis: _edges(axis, edges) for axis in AXES}
+        sizes = [len(self.edges[axis]) + 1 for axis in AXES]
+        if prod(sizes) > BINS_MAX:
+            raise ConfigError(f"table: expected at most {BINS_MAX} bins, found {prod(sizes)}")
+        self.cells: dict[Bin, Cell] = {}
+        for cell in cells:
+            fits = all(0 <= at < size for at, size in zip(cell.bin, sizes, strict=True))
+            if not fits or cell.bin in self.cells:
+                raise ConfigError(
+                    f"table: expected each bin below {sizes} once, found {list(cell.bin)}"
+                )
+            self.cells[cell.bin] = cell
+        self._found: dict[Bin, Cell | None] = {}
+
+    def bin_of(
+        self, context_tokens: float, new_tokens: float, answer_tokens: float, load: float
+    ) -> Bin:
+        """Where a turn belongs, in filling the table and in looking it up."""
+        edges = self.edges
+        return (
+            bisect_right(edges["context_tokens"], context_tokens),
+            bisect_right(edges["new_tokens"], new_tokens),
+            bisect_right(edges["answer_tokens"], answer_tokens),
+            bisect_right(edges["load"], load),
+        )
+
+    def find(self, at: Bin) -> Cell | None:
+        """The cell of a bin, else the nearest one of the same context bin, if there is one."""
+        if at not in self._found:
+            near = [cell for cell in self.cells.values() if cell.bin[0] == at[0]]
+            near.sort(key=lambda cell: (_distance(cell.bin, at), cell.bin))
+            self._found[at] = near[0] if near else None
+        return self._found[at]
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "Table":
+        """The inverse of `to_dict`."""
+        try:
+            cells = [
+                Cell(
+                    bin=(int(c["bin"][0]), int(c["bin"][1]), int(c["bin"][2]), int(c["bin"][3])),
+                    gain_ttft=_finite(c["gain_ttft"]),
+                    loss_tpot=_finite(c["loss_tpot"]),
+                    samples=int(c["samples"]),
+                )
+                for c in content["cells"]
+            ]
+            return cls(content["edges"], cells)
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"table: expected edges of {', '.join(AXES)} and cells of bin, gain_ttft, "
+                f"loss_tpot and samples, found {error!r}; make it again with `trivium plan ppd`"
+            ) from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it is written to JSON."""
+        cells = [asdict(self.cells[at]) for at in sorted(self.cells)]
+        return {"edges": {axis: list(self.edges[axis]) for axis in AXES}, "cells": cells}
+
+
+def _edges(axis: str, edges: Mapping[str, Sequence[float]]) -> tuple[float, ...]:
+    found = tuple(_finite(edge) for edge in edges[axis])
+    if any(low >= high for low, high in zip(found, found[1:], strict=False)):
+        raise ConfigError(f"table: expected rising edges of {axis}, found {list(found)}")
+    return found
+
+
+def _finite(value: Any) -> float:
+    if not isfinite(float(value)):
+        raise ValueError(f"{value} is not finite")
+    return float(value)
+
+
+def _distance(one: Bin, other: Bin) -> int:
+    return sum(abs(a - b) for a, b in zip(one, other, strict=True))

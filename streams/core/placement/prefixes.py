@@ -1,0 +1,295 @@
+"""Which worker holds which prefixes in its KV cache, folded from the workers' own events.
+
+Theory of operation. One table maps a block's hash (`schemas/prefix.py`) to a bit mask of worker
+slots. A worker that cannot be trusted any more (a lost batch, a new life) gets another slot, which
+forgets all that it held at once; bits of old slots are masked out when read, and cleared by a sweep
+that goes round the table in small portions, after which the slot is free again. Hashes lie in
+segments in the order in which they came, each exactly once: the sweep follows them, and what is
+above the bound leaves from their front. A block that nobody holds stays in the table until the
+sweep meets it.
+
+A cache holds a block only together with all blocks before it, or nearly so. So the masks along a
+prompt's chain only lose bits, and the few depths at which they do are found by halving.
+
+A hint only: what is lost or late costs a recomputation, nothing else. Called by
+`streams/core/placement/placer.py`.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from schemas.prefix import unpack
+from schemas.records import KvEvents
+from streams.core.fleet.workers import Flags, Life, Pool, Rows, Worker
+
+SEGMENT = 256  # hashes; a portion of the sweep
+SLOTS_MAX = 4_096  # lives in use, or not swept yet; others are not indexed
+HOLDERS_MAX = 10_000  # workers; the longest unheard of go first
+NO_SLOT = -1
+ROWS_MAX = 1_024  # masks remembered as arrays, per pool
+DEPTHS_MAX = 8  # distinct depths found exactly; of further ones a lower bound
+
+# (tokens, mask of the slots that hold so many or more); of one block size the deepest first
+Levels = list[tuple[int, int]]
+
+
+@dataclass(slots=True, eq=False)
+class _Holder:
+    """What is known of one worker."""
+
+    life: Life
+    seq: int  # of the last batch
+    block_size: int
+    slot: int = NO_SLOT  # none while it waits for a snapshot
+    in_snapshot: bool = False  # more parts of it are to follow
+
+
+class PrefixIndex:
+    """Prefix blocks by worker; bounded by `blocks_max`."""
+
+    def __init__(self, blocks_max: int) -> None:
+        self.blocks_max = blocks_max
+        self.version = 0  # rises when a worker gets or loses its slot
+        self._masks: dict[int, int] = {}
+        self._segments: deque[list[int]] = deque([[]])
+        self._holders: OrderedDict[str, _Holder] = OrderedDict()  # in order of their last batch
+        self._slots: list[_Holder | None] = []
+        self._live = 0  # mask of slots in use
+        self._of_size: dict[int, int] = {}  # block size: mask of slots in use
+        self._free: list[int] = []
+        self._retired: list[int] = []  # to be free after a whole round of the sweep
+        self._leaving: list[int] = []  # to be free when the present round ends
+        self._cursor = 0  # the segment that the sweep looks at next
+        self._segment_max = max(1, min(SEGMENT, blocks_max // 8))
+        self._overflowed = False  # blocks that were held have left above the bound
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    def apply(self, record: KvEvents) -> None:
+        """Fold one batch. Repeated batches are nothing new; after a lost one the worker is unknown
+        until its next snapshot."""
+        holder = self._holders.get(record.worker_id)
+        if holder is None or holder.life[1] < record.epoch:
+            self.forget(record.worker_id)
+            holder = _Holder((record.worker_id, record.epoch), -1, record.block_size)
+            self._holders[record.worker_id] = holder
+            if len(self._holders) > HOLDERS_MAX:
+                self.forget(next(iter(self._holders)))
+        self._holders.move_to_end(record.worker_id)
+        if record.epoch < holder.life[1] or record.seq <= holder.seq:
+            return
+        follows = record.seq == holder.seq + 1
+        holder.seq = record.seq
+        if record.snapshot and not (follows and holder.in_snapshot):
+            self._clear(holder)
+            self._give_slot(holder)
+        elif not follows:
+            self._clear(holder)
+        holder.in_snapshot = record.snapshot and record.more
+        if holder.slot != NO_SLOT:
+            self._fold(1 << holder.slot, unpack(record.removed), unpack(record.stored))
+
+    def forget(self, worker_id: str) -> None:
+        """Forget a worker, at once."""
+        holder = self._holders.pop(worker_id, None)
+        if holder is not None:
+            self._clear(holder)
+
+    def slot(self, life: Life) -> int:
+        """The worker's bit in masks; NO_SLOT while nothing is known of this life of it."""
+        holder = self._holders.get(life[0])
+        return holder.slot if holder is not None and holder.life == life else NO_SLOT
+
+    def tells(self, life: Life) -> bool:
+        """Whether what is not known to be held by this life of a worker is not held by it."""
+        return not self._overflowed and self.slot(life) != NO_SLOT
+
+    def slots_of(self, pool: Pool) -> Rows:
+        """Per row of a pool: the worker's slot, NO_SLOT for those of which nothing is known."""
+        if pool.slots_version != self.version:
+            slots = [self.slot(worker.life) for worker in pool.workers]
+            pool.slots = np.array(slots, np.int64)
+            pool.slots_mask = sum(1 << slot for slot in slots if slot != NO_SLOT)
+            pool.rows_of.clear()
+            pool.slots_version = self.version
+        return pool.slots
+
+    def levels_of(self, chain_of: Callable[[int], Sequence[int]]) -> Levels:
+        """How much of the prompt whose chain per block size is given which slots hold."""
+        found: Levels = []
+        for block_size in self._of_size:
+            found += self.levels(chain_of(block_size), block_size)
+        return found
+
+    def held_by(self, worker: Worker, pool: Pool, levels: Levels) -> int:
+        """Leading tokens that a worker of a pool holds."""
+        slot = self.slots_of(pool).item(worker.row)
+        if slot != NO_SLOT:
+            for tokens, mask in levels:
+                if mask >> slot & 1:
+                    return tokens
+        return 0
+
+    def rows_holding(self, pool: Pool, levels: Levels) -> list[tuple[int, Flags]]:
+        """Leading tokens, and which rows of a pool hold so many or more, the least first: those
+        are often the same workers."""
+        self.slots_of(pool)
+        found = []
+        for tokens, mask in reversed(levels):
+            mask &= pool.slots_mask
+            if mask:
+                found.append((tokens, self._rows(pool, mask)))
+        return found
+
+    def _rows(self, pool: Pool, mask: int) -> Flags:
+        """A mask as an array, one place per row of a pool."""
+        flags = pool.rows_of.get(mask)
+        if flags is None:
+            if len(pool.rows_of) >= ROWS_MAX:
+                pool.rows_of.clear()
+            octets = np.frombuffer(mask.to_bytes(len(self._slots) // 8 + 1, "little"), np.uint8)
+            by_slot = np.unpackbits(octets, bitorder="little").view(np.bool_)
+            flags = pool.rows_of[mask] = by_slot[pool.slots]
+        return flags
+
+    def block_sizes(self) -> list[int]:
+        """Block sizes of the workers that are known."""
+        return list(self._of_size)
+
+    def is_held(self, value: int, block_size: int, but_for: int = NO_SLOT) -> bool:
+        """Whether a worker with this block size holds the block, other than that of one slot."""
+        mask = self._masks.get(value, 0) & self._of_size.get(block_size, 0)
+        return bool(mask if but_for == NO_SLOT else mask & ~(1 << but_for))
+
+    def levels(self, hashes: Sequence[int], block_size: int) -> Levels:
+        """How much of a chain which slots hold, for those that hold any.
+
+        Exact for the `DEPTHS_MAX` greatest depths. Costs about log2(len(hashes)) look-ups each.
+        """
+        count, mask_of = len(hashes), self._masks.get
+        if not count:
+            return []
+        first = mask_of(hashes[0], 0) & self._of_size.get(block_size, 0)
+        last = mask_of(hashes[-1], 0) & first
+        levels: Levels = [(count * block_size, last)] if last else []
+        pending = [(0, count - 1, first, last)] if first != last else []
+        while pending:
+            low, high, held, kept = pending.pop()
+            exact = len(levels) < DEPTHS_MAX
+            while exact and high - low > 1:
+                middle = (low + high) // 2
+                through = mask_of(hashes[middle], 0) & held | kept
+                if through == held:
+                    low = middle
+                elif through == kept:
+                    high = middle
+                else:  # bits are lost on both sides: first on the right, at greater depths
+                    pending.append((low, middle, held, through))
+                    low, held = middle, through
+            levels.append(((low + 1) * block_size, held))
+        return levels
+
+    def depths(self, hashes: Sequence[int], block_size: int) -> dict[Life, int]:
+        """Cached leading blocks of a chain by worker life; as `levels`."""
+        found: dict[Life, int] = {}
+        for tokens, mask in reversed(self.levels(hashes, block_size)):
+            while mask:
+                holder = self._slots[(mask & -mask).bit_length() - 1]
+                mask &= mask - 1
+                if holder is not None:
+                    found[holder.life] = tokens // block_size
+        return found
+
+    def sweep(self, segments: int = 1) -> None:
+        """Go on round the table: clear bits of slots that are gone, drop blocks of nobody."""
+        for _ in range(segments):
+            if self._cursor >= len(self._segments):
+                self._end_round()
+            kept: list[int] = []
+            masks, live = self._masks, self._live
+            for value in self._segments[self._cursor]:
+                mask = masks[value] & live
+                if mask:
+                    kept.append(value)
+                    if mask != masks[value]:
+                        masks[value] = mask
+                else:
+                    del masks[value]
+            self._put_back(kept)
+
+    def _put_back(self, kept: list[int]) -> None:
+        """Store a swept segment, joined with the one before it where both are small."""
+        at = self._cursor
+        if at and len(self._segments[at - 1]) + len(kept) <= self._segment_max:
+            self._segments[at - 1].extend(kept)
+            del self._segments[at]
+        else:
+            self._segments[at] = kept
+            self._cursor += 1
+
+    def _end_round(self) -> None:
+        self._cursor = 0
+        self._free += self._leaving
+        self._leaving, self._retired = self._retired, []
+
+    def _fold(self, bit: int, removed: Sequence[int], stored: Sequence[int]) -> None:
+        masks, last = self._masks, self._segments[-1]
+        for value in removed:
+            mask = masks.get(value)
+            if mask is not None and mask & bit:
+                masks[value] = mask ^ bit
+        for value in stored:
+            mask = masks.get(value)
+            if mask is None:
+                masks[value] = bit
+                last.append(value)
+                if len(last) >= self._segment_max:
+                    last = self._next_segment()
+            elif not mask & bit:
+                masks[value] = mask | bit
+
+    def _next_segment(self) -> list[int]:
+        """Begin a segment; sweeping two for each that was filled keeps ahead of what comes in."""
+        last: list[int] = []
+        self._segments.append(last)
+        self.sweep(2)
+        while len(self._masks) > self.blocks_max - self._segment_max:
+            self._overflowed = True
+            for value in self._segments.popleft():
+                del self._masks[value]
+            self._cursor = max(0, self._cursor - 1)
+        if not self._segments or self._segments[-1]:
+            self._segments.append([])
+        return self._segments[-1]
+
+    def _give_slot(self, holder: _Holder) -> None:
+        if self._free:
+            holder.slot = self._free.pop()
+            self._slots[holder.slot] = holder
+        elif len(self._slots) < SLOTS_MAX:
+            holder.slot = len(self._slots)
+            self._slots.append(holder)
+        else:
+            return  # until its next snapshot
+        bit = 1 << holder.slot
+        self._live |= bit
+        self._of_size[holder.block_size] = self._of_size.get(holder.block_size, 0) | bit
+        self.version += 1
+
+    def _clear(self, holder: _Holder) -> None:
+        """Forget what a worker holds."""
+        if holder.slot == NO_SLOT:
+            return
+        bit = 1 << holder.slot
+        self._live ^= bit
+        self._of_size[holder.block_size] ^= bit
+        if not self._of_size[holder.block_size]:
+            del self._of_size[holder.block_size]
+        self._slots[holder.slot] = None
+        self._retired.append(holder.slot)
+        holder.slot = NO_SLOT
+        self.version += 1

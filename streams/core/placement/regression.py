@@ -1,0 +1,92 @@
+"""Linear models of times, learned online from a stream of observations, that follow changes.
+
+Theory of operation. Recursive least squares with exponential forgetting (Astrom and Wittenmark,
+Adaptive Control, 2nd ed. 1995, section 2.2), on errors relative to the prediction, because times
+spread in proportion. Only what an observation tells of anew is forgotten (Kulhavy, Automatica 23,
+1987), so that a stream of short prompts does not undo what is known of long ones. Single outliers
+are clipped (Huber, Robust Statistics, 1981). A two-sided cumulative sum of the errors (Page,
+Biometrika 41, 1954) notices a change of the world; then the covariance starts again, so that the
+next few observations count as much as the first ones did. The diagonal of the covariance is bounded
+by what was assumed before anything was known.
+
+Coefficients are kept from 0 upwards: a time cannot shrink with work. Deterministic; knows nothing
+of requests. `streams/core/placement/estimates.py` calls.
+"""
+
+from collections.abc import Sequence
+from operator import mul
+
+FORGETTING = 0.99  # a memory of about 100 observations
+SPREAD_MIN = 0.05  # relative errors below this are noise
+CLIP = 4.0  # in units of the spread
+DRIFT, ALARM = 0.75, 12.0  # of the cumulative sum, likewise
+SPREAD_RATE = 0.05
+_TIME_MIN_MS = 1e-3
+
+
+class Regression:
+    """y = sum of coefficients * x, each from 0."""
+
+    def __init__(self, assumed: Sequence[float], spread: Sequence[float]) -> None:
+        """Coefficients before anything is known, and how far off they may well be."""
+        self.coefficients = list(assumed)
+        self.samples = 0
+        self.alarms = 0
+        self._spread = 1.0
+        self._above = self._below = 0.0
+        self._prior = [value**2 for value in spread]
+        self._covariance = self._start()
+
+    def predict(self, x: Sequence[float]) -> float:
+        """The expected y."""
+        expected: float = sum(map(mul, self.coefficients, x))
+        return expected
+
+    def observe(self, x: Sequence[float], y: float) -> float:
+        """Learn from one observation; returns its error relative to the prediction."""
+        expected = self.predict(x)
+        scale = max(expected, _TIME_MIN_MS)
+        relative = (y - expected) / scale
+        self.samples += 1
+        clipped = max(-CLIP * self._spread, min(CLIP * self._spread, relative))
+        self._spread += SPREAD_RATE * (abs(clipped) * 1.25 - self._spread)
+        self._spread = max(self._spread, SPREAD_MIN)
+        if self._has_changed(clipped / self._spread):
+            self.alarms += 1
+            self._covariance = self._start()
+            clipped = relative
+        self._update([value / scale for value in x], clipped)
+        return relative
+
+    def _start(self) -> list[list[float]]:
+        rows = range(len(self._prior))
+        return [[self._prior[i] if i == j else 0.0 for j in rows] for i in rows]
+
+    def _has_changed(self, error: float) -> bool:
+        self._above = max(0.0, self._above + error - DRIFT)
+        self._below = max(0.0, self._below - error - DRIFT)
+        if max(self._above, self._below) < ALARM:
+            return False
+        self._above = self._below = 0.0
+        return True
+
+    def _update(self, x: list[float], error: float) -> None:
+        rows = range(len(x))
+        covariance = self._covariance
+        gain = [sum(covariance[i][j] * x[j] for j in rows) for i in rows]
+        noise, known = self._spread**2, sum(map(mul, x, gain))
+        if known <= 0.0:
+            return  # nothing is left to be learned from this
+        kept = FORGETTING - (1 - FORGETTING) * noise / known
+        share = kept / (FORGETTING * (noise + known))
+        step = error / (noise + known)
+        for i in rows:
+            self.coefficients[i] = max(0.0, self.coefficients[i] + gain[i] * step)
+            for j in rows:
+                covariance[i][j] -= gain[i] * gain[j] * share
+        for i in rows:  # shrinking row and column by one factor keeps the matrix a covariance
+            if covariance[i][i] > self._prior[i]:
+                factor = (self._prior[i] / covariance[i][i]) ** 0.5
+                for j in rows:
+                    covariance[i][j] *= factor
+                    covariance[j][i] *= factor

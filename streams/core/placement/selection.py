@@ -1,0 +1,248 @@
+"""Which worker of a pool: the one with the least estimated time before and for this request.
+
+Work that this router has dispatched counts at once, so that a fresh worker does not draw a herd
+between two heartbeats; a worker of unknown pace has its pool's. Of equal workers the one gets a
+request that was given none for longest, so that sessions, and what caches hold, spread over idle
+ones. All times are estimates in ms; `streams/core/placement/placer.py` makes a `View` per
+placement.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+
+import numpy as np
+
+from schemas.frozen import maker
+from schemas.records import Candidate, Reason, Role, Session
+from streams.core.fleet.members import Fleet
+from streams.core.fleet.workers import NOT_LISTED, Flags, Numbers, Pool, Worker
+from streams.core.placement.case import Need
+from streams.core.placement.estimates import Speeds
+from streams.core.placement.prefixes import NO_SLOT, Levels, PrefixIndex
+
+# Looked up once: naming a member of an enumeration costs more than comparing with it.
+_PREFILL, _DECODE, _REPLICA = Role.PREFILL, Role.DECODE, Role.REPLICA
+_FIRST_TURN, _GONE, _FULL = (
+    Reason.FIRST_TURN,
+    Reason.SESSION_WORKER_GONE,
+    Reason.SESSION_WORKER_FULL,
+)
+_ROLES_OF_HOME = (_DECODE, _REPLICA)
+_ROLES_OF_LOAD = ((_PREFILL, _DECODE), (_REPLICA,))
+_candidate = maker(Candidate)
+_TIE_MS = 1e-9  # per request: so little decides between equals only
+TOLD_MS = 1_000  # by then a worker has told what it holds of an answer
+
+
+class View:
+    """A request among the workers at one moment."""
+
+    def __init__(
+        self, need: Need, fleet: Fleet, prefixes: PrefixIndex, speeds: Speeds, now_ms: int
+    ) -> None:
+        self.need = need
+        self.fleet = fleet
+        self.now_ms = now_ms
+        self._prefixes = prefixes
+        self._speeds = speeds
+        self._levels: Levels | None = None
+        self._held_at: dict[Worker, int] = {}
+        self._prefill_ms: Numbers | None = None
+        self.load = load(fleet, now_ms)
+        self.home: Worker | None = None  # the living worker that holds the session's KV
+        self.away = _FIRST_TURN  # why the request goes elsewhere, if it does
+        self._told = False  # whether home has told all that it holds
+        if need.session is not None:
+            self._find_home(need.session)
+
+    def _find_home(self, session: Session) -> None:
+        self.away = _GONE
+        for role in _ROLES_OF_HOME:
+            worker = self.fleet.worker(session.decode_worker, role)
+            if worker is None or worker.row == NOT_LISTED:
+                continue
+            if worker.epoch == session.worker_epoch and worker.lives(self.now_ms):
+                self.home, self.away = worker, _FULL
+                told = self.now_ms - session.last_used_ms >= TOLD_MS
+                self._told = told and self._prefixes.tells(worker.life)
+                return
+
+    def _history_tokens(self, home: Worker) -> int:
+        """Leading prompt tokens that home held after the session's last turn: whole blocks, and the
+        last token of an answer was never computed."""
+        assert self.need.session is not None
+        block_size = 1 if home.capability is None else home.capability.block_size
+        tokens = min(self.need.session.context_tokens, self.need.prompt_tokens)
+        return max(0, tokens - 1) // block_size * block_size
+
+    def home_takes(self, role: Role) -> bool:
+        """Whether the session's worker has this role and takes one more request."""
+        home = self.home
+        return home is not None and home.role is role and home.free > 0
+
+    def held_at(self, worker: Worker | None) -> int:
+        """Leading prompt tokens that one worker is thought to hold."""
+        if worker is None:
+            return 0
+        found = self._held_at.get(worker)
+        if found is None:
+            pool = self.fleet.pools[worker.role]
+            found = self._prefixes.held_by(worker, pool, self._find_levels())
+            if worker is self.home and not self._told:
+                found = max(found, self._history_tokens(worker))
+            self._held_at[worker] = found
+        return found
+
+    def _find_levels(self) -> Levels:
+        if self._levels is None:
+            self._levels = self._prefixes.levels_of(self._chain)
+        return self._levels
+
+    def _chain(self, block_size: int) -> Sequence[int]:
+        need, slot, tokens = self.need, NO_SLOT, 0
+        if self.home is not None and need.session is not None and not self._told:
+            slot, tokens = self._prefixes.slot(self.home.life), need.session.context_tokens
+        return need.chain(block_size, self._prefixes, slot, tokens)
+
+    def lacking(self, worker: Worker | None) -> int:
+        """Prompt tokens that one worker is not thought to hold, whose KV would be moved there."""
+        return self.need.prompt_tokens - self.held_at(worker)
+
+    def to_compute_at(self, worker: Worker) -> int:
+        """As `to_compute`, for one worker."""
+        return max(1, self.need.prompt_tokens - self.held_at(worker))
+
+    def to_compute(self, role: Role) -> Numbers:
+        """Per row: prompt tokens to compute; engines compute at least the last one."""
+        pool, prompt_tokens, home = self.fleet.pools[role], self.need.prompt_tokens, self.home
+        found = np.empty(len(pool.workers))
+        found.fill(max(1, prompt_tokens))
+        for tokens, rows in self._prefixes.rows_holding(pool, self._find_levels()):
+            found[rows] = max(1, prompt_tokens - tokens)
+        if home is not None and home.role is role:
+            found[home.row] = self.to_compute_at(home)
+        return found
+
+    def open(self, role: Role) -> Flags:
+        """Which rows of a pool take the request."""
+        return self.fleet.pools[role].open(self.now_ms)
+
+    def prefill_ms(self) -> Numbers:
+        """Per row of the prefill pool: time until the prompt would be computed there."""
+        if self._prefill_ms is None:
+            pool, speeds = self.fleet.pools[_PREFILL], self._speeds
+            total_ms = self.to_compute(_PREFILL)  # an array of its own, changed in place
+            total_ms += pool.tokens
+            total_ms *= speeds.prefill_ms_per_token
+            total_ms += (pool.requests + 1.0) * speeds.prefill_base_ms
+            total_ms *= pool.pace
+            self._prefill_ms = total_ms
+        return self._prefill_ms
+
+    def append_ms(self, role: Role) -> Numbers:
+        """Per row of a decode or replica pool: likewise."""
+        pool, speeds = self.fleet.pools[role], self._speeds
+        tokens = pool.others_tokens + self.to_compute(role)
+        own_ms = (speeds.append_base_ms + tokens * speeds.append_ms_per_token) * pool.pace
+        return np.maximum(pool.busy_until_ms - self.now_ms, 0.0) + own_ms
+
+    def append_at_ms(self, worker: Worker) -> float:
+        """The same for one worker."""
+        tokens = worker.others_tokens + self.to_compute_at(worker)
+        speeds = self._speeds
+        own_ms = (speeds.append_base_ms + tokens * speeds.append_ms_per_token) * worker.pace
+        return max(worker.busy_until_ms - self.now_ms, 0.0) + own_ms
+
+    def _sharing_ms(self, pool: Pool) -> Numbers:
+        """Per row: what the requests that run there add to the time of the whole answer."""
+        return pool.requests * pool.pace * (self._speeds.sharing_ms * self.need.max_tokens)
+
+    def prefill(self, among: Flags) -> Worker | None:
+        """Where prefill ends soonest."""
+        return least(self.fleet.pools[_PREFILL], self.prefill_ms(), among)
+
+    def decode(self) -> Worker | None:
+        """The session's worker if it takes the request, else where decode loses least."""
+        if self.home_takes(_DECODE):
+            return self.home
+        pool = self.fleet.pools[_DECODE]
+        waiting_ms = np.maximum(pool.busy_until_ms - self.now_ms, 0.0)
+        moving_ms = self.to_compute(_DECODE) * self._speeds.transfer_ms_per_token
+        cost_ms = self._sharing_ms(pool) + waiting_ms + moving_ms
+        return least(pool, cost_ms, self.open(_DECODE))
+
+    def appender(self) -> Worker | None:
+        """The decode worker where the answer would end soonest, should it compute the prompt."""
+        return self._alone(_DECODE)
+
+    def replica(self) -> Worker | None:
+        """The session's replica if it takes the request, else where the answer ends soonest."""
+        return self.home if self.home_takes(_REPLICA) else self._alone(_REPLICA)
+
+    def _alone(self, role: Role) -> Worker | None:
+        """Where the answer ends soonest if one worker computes prompt and answer."""
+        pool = self.fleet.pools[role]
+        return least(pool, self.append_ms(role) + self._sharing_ms(pool), self.open(role))
+
+
+def least(pool: Pool, cost_ms: Numbers, among: Flags) -> Worker | None:
+    """The worker that costs least among the marked rows."""
+    if not pool.workers:
+        return None
+    cost_ms = cost_ms + pool.taken * _TIE_MS
+    row = int(cost_ms.argmin())
+    if not among[row]:  # seldom
+        row = int(np.where(among, cost_ms, np.inf).argmin())
+    return pool.workers[row] if among[row] else None
+
+
+def load(fleet: Fleet, now_ms: int) -> float:
+    """Requests under way per living prefill or decode worker, or per replica where there is none.
+
+    The one measure of load, of plans and of what is looked up in them.
+    """
+    for roles in _ROLES_OF_LOAD:
+        requests, workers = 0.0, 0
+        for role in roles:
+            pool = fleet.pools[role]
+            pool.living(now_ms)
+            requests += pool.living_requests
+            workers += pool.living_count
+        if workers:
+            return requests / workers
+    return 0.0
+
+
+def candidates(
+    fleet: Fleet,
+    chosen: Mapping[Worker, int],
+    roles: Iterable[Role],
+    most: int,
+    now_ms: int,
+) -> tuple[Candidate, ...]:
+    """What a decision looked at: the chosen workers first, with what they hold of the prompt, then
+    others that live, `most` in all."""
+    found = [_candidate_of(worker, cached_tokens) for worker, cached_tokens in chosen.items()]
+    for worker in chain.from_iterable(fleet.pools[role].workers for role in roles):
+        if len(found) >= most:
+            break
+        if worker.lives(now_ms) and worker not in chosen:
+            found.append(worker.as_candidate or _remembered(worker))
+    return tuple(found[:most])
+
+
+def _remembered(worker: Worker) -> Candidate:
+    """A worker that was not chosen; mostly it is the same few."""
+    worker.as_candidate = _candidate_of(worker, 0)
+    return worker.as_candidate
+
+
+def _candidate_of(worker: Worker, cached_tokens: int) -> Candidate:
+    return _candidate(
+        worker_id=worker.worker_id,
+        role=worker.role,
+        credits=worker.free,
+        running=worker.running,
+        work_ahead_tokens=worker.work_ahead_tokens,
+        cached_tokens=cached_tokens,
+    )

@@ -1,0 +1,254 @@
+"""The router when KV, workers or clients go away, case by case."""
+
+import pytest
+
+from schemas.fleet import LEASE_MS
+from schemas.records import (
+    DecisionKind,
+    MemberState,
+    Mode,
+    OutcomeKind,
+    PhaseKind,
+    Reason,
+    Role,
+    WireError,
+)
+from streams.core.effects import End
+from streams.core.events import (
+    PhaseArrived,
+    Tick,
+)
+from streams.core.requests.live import State
+from tests.streams import builders
+from tests.streams.core.router_harness import PARTITION, Cluster
+from tests.streams.core.router_setups import replicas, split, state_of, to_decoding
+
+
+@pytest.mark.parametrize("life_ms", [0, 999])
+def test_kv_that_expires_soon_is_computed_again_on_decode(life_ms: int) -> None:
+    on = split()
+    on.request("r1", tokens=10)
+    work = on.works[0]
+    on.phase(work, PhaseKind.PREFILL_DONE, kv=builders.handle(work, on.now_ms + life_ms))
+    decode = on.works[-1]
+    assert (decode.kv, decode.mode, decode.attempt) == (None, Mode.LOCAL, 1)
+    assert (decode.first_seq, decode.first_char) == (1, 3)
+    assert on.decisions[-1].reason is Reason.KV_EXPIRED
+    assert [c.worker_id for c in on.cancels] == ["p0"]  # frees what it holds
+
+
+def test_a_lost_producer_has_the_request_placed_again() -> None:
+    on = split(prefills=2)
+    on.workers["d0"].window = 0
+    on.beat(on.workers["d0"])
+    on.request("r1")
+    on.phase(on.works[0], PhaseKind.PREFILL_DONE)
+    assert state_of(on, "r1") is State.HANDING_OVER
+    on.worker("p0", Role.PREFILL, window=4)  # a new life: the KV is gone
+    assert on.works[-1].attempt == 2
+    assert on.decisions[-1].kind is DecisionKind.REPLACE
+    assert on.decisions[-1].reason is Reason.KV_PRODUCER_GONE
+
+
+@pytest.mark.parametrize("how", ["silent", "gone", "epoch"])
+def test_a_lost_worker_has_its_requests_placed_again(how: str) -> None:
+    on = replicas(2)
+    on.request("r1")
+    worker = on.workers["x0"]
+    if how == "silent":
+        worker.silent = True
+        on.pass_ms(LEASE_MS - 250)
+        assert len(on.works) == 1
+        on.pass_ms(500)
+    elif how == "gone":
+        worker.state = MemberState.GONE
+        on.beat(worker)
+        assert len(on.works) == 1  # its outcome may still be on its way
+        worker.silent = True
+        on.pass_ms(LEASE_MS + 250)
+    else:
+        on.worker("x0", Role.REPLICA, window=4)
+    assert on.works[-1].attempt == 2
+    assert on.decisions[-1].reason is Reason.WORKER_LOST
+    on.outcome(on.works[0])  # the first attempt is void
+    assert state_of(on, "r1") is State.DECODING
+    on.outcome(on.works[1])
+    assert not on.router.view()
+
+
+def test_a_deaf_router_does_not_take_workers_for_lost() -> None:
+    on = replicas(2)
+    on.request("r1")
+    on.now_ms += 10 * LEASE_MS  # nothing was heard from anyone
+    on.apply(Tick())
+    on.pass_ms(250)
+    assert len(on.works) == 1
+
+
+@pytest.mark.parametrize("kind", [PhaseKind.REFUSED, PhaseKind.FAILED])
+def test_a_failed_phase_is_tried_so_often(kind: PhaseKind) -> None:
+    on = replicas(4, attempts_max=3)
+    on.request("r1")
+    for attempt in (1, 2, 3):
+        assert on.works[-1].attempt == attempt
+        on.phase(on.works[-1], kind)
+    outcome = on.outcomes["r1"]
+    assert (outcome.kind, outcome.attempt) == (OutcomeKind.FAILED, 4)  # one of the router's own
+    assert outcome.error is not None and outcome.error.code == "engine_failed"
+    assert "after 3 attempts" in outcome.error.message
+    assert on.decisions[-1].reason is Reason.ATTEMPTS_EXHAUSTED
+
+
+def test_workers_that_die_use_up_none_of_the_tries() -> None:
+    """Under kills every few seconds a request may outlive many workers (issue 10, 2 and 4)."""
+    on = replicas(6, attempts_max=2, losses_max=4)
+    on.request("r1")
+    for attempt in (1, 2, 3):
+        assert on.works[-1].attempt == attempt
+        on.worker(on.works[-1].worker_id, Role.REPLICA)
+    on.phase(on.works[-1], PhaseKind.FAILED)
+    assert on.works[-1].attempt == 5
+    on.worker(on.works[-1].worker_id, Role.REPLICA)
+    outcome = on.outcomes["r1"]
+    assert outcome.error is not None and "after 5 attempts" in outcome.error.message
+
+
+def test_a_worker_that_refused_gets_no_more_until_it_beats() -> None:
+    on = replicas(1)
+    on.request("r1")
+    on.phase(on.works[0], PhaseKind.REFUSED)
+    assert state_of(on, "r1") is State.QUEUED
+    on.beat(on.workers["x0"])
+    assert on.works[-1].attempt == 2
+
+
+def test_an_error_that_is_no_use_to_repeat_fails_the_request() -> None:
+    on = replicas()
+    on.request("r1")
+    error = WireError(code="invalid_request", message="bad grammar", retriable=False)
+    effects = on.phase(on.works[0], PhaseKind.FAILED, error=error)
+    (end,) = [e for e in effects if isinstance(e, End)]
+    assert (end.outcome.kind, end.outcome.error) == (OutcomeKind.FAILED, error)
+    assert on.decisions[-1].reason is Reason.REQUEST_FAILED
+
+
+def test_reports_without_an_error_are_retried() -> None:
+    on = replicas(attempts_max=1)
+    on.request("r1")
+    on.phase(on.works[0], PhaseKind.FAILED, error=None)
+    error = on.outcomes["r1"].error
+    assert error is not None and "gave no reason" in error.message
+
+
+def test_cancelling_a_waiting_request_ends_it_at_once() -> None:
+    on = Cluster()
+    on.request("r1")
+    on.cancel("r1")
+    assert on.outcomes["r1"].kind is OutcomeKind.CANCELLED
+    assert on.decisions[-1].reason is Reason.CLIENT_REQUEST
+
+
+def test_a_cancellation_may_come_before_its_request() -> None:
+    on = replicas()
+    on.cancel("r1")
+    on.request("r1")
+    assert on.outcomes["r1"].kind is OutcomeKind.CANCELLED
+    assert not on.works
+
+
+@pytest.mark.parametrize("end", ["outcome", "failed", "lost", "overdue"])
+def test_cancelling_on_a_worker_waits_for_its_word(end: str) -> None:
+    on = replicas(2)
+    on.request("r1")
+    on.cancel("r1")
+    on.cancel("r1")  # repeated: nothing
+    (cancel,) = on.cancels
+    assert (cancel.worker_id, cancel.attempt) == ("x0", 1)
+    assert state_of(on, "r1") is State.CANCELLING
+    if end == "outcome":
+        on.outcome(on.works[0], kind=OutcomeKind.CANCELLED)
+    elif end == "failed":
+        on.phase(on.works[0], PhaseKind.FAILED)
+    elif end == "lost":
+        on.worker("x0", Role.REPLICA)
+    else:
+        on.pass_ms(60_000 + 5_500)
+    assert on.outcomes["r1"].kind is OutcomeKind.CANCELLED
+    assert not on.router.view()
+
+
+def test_cancelling_in_prefill_ends_when_prefill_does() -> None:
+    on = split()
+    on.request("r1")
+    on.cancel("r1")
+    on.phase(on.works[0], PhaseKind.PREFILL_DONE)
+    assert on.outcomes["r1"].kind is OutcomeKind.CANCELLED
+    assert len(on.works) == 1
+
+
+def test_cancelling_between_prefill_and_decode_frees_the_kv() -> None:
+    on = split()
+    on.workers["d0"].window = 0
+    on.beat(on.workers["d0"])
+    on.request("r1")
+    on.phase(on.works[0], PhaseKind.PREFILL_DONE)
+    on.cancel("r1")
+    assert [c.worker_id for c in on.cancels] == ["p0"]
+    assert on.outcomes["r1"].kind is OutcomeKind.CANCELLED
+
+
+@pytest.mark.parametrize(("received", "expected"), [(False, ["d0", "p0"]), (True, ["d0"])])
+def test_cancelling_in_decode_reaches_both_workers(received: bool, expected: list[str]) -> None:
+    on = split()
+    decode = to_decoding(on)
+    if received:
+        on.phase(decode, PhaseKind.KV_RECEIVED)
+    on.cancel("r1")
+    assert [c.worker_id for c in on.cancels] == expected
+
+
+@pytest.mark.parametrize("state", [State.HANDING_OVER, State.DECODING])
+def test_a_rebuild_places_again_what_a_lost_worker_held(state: State) -> None:
+    on = split()
+    if state is State.HANDING_OVER:
+        on.workers["d0"].window = 0
+        on.beat(on.workers["d0"])
+    on.request("r1")
+    on.phase(on.works[0], PhaseKind.PREFILL_DONE)
+    assert state_of(on, "r1") is state
+    past = list(on.log)
+    on.worker("p0", Role.PREFILL)
+    on.worker("d0", Role.DECODE)
+    router = on.rebuilt(past)
+    assert router.view()["r1"][:5] == ("r1", PARTITION, State.QUEUED, 1, None)
+    again = router.dispatcher.table.live["r1"].again
+    expected = Reason.KV_PRODUCER_GONE if state is State.HANDING_OVER else Reason.WORKER_LOST
+    assert again is expected
+
+
+def test_a_rebuild_believes_a_hand_over_without_its_phase() -> None:
+    on = split()
+    to_decoding(on)
+    past = [event for event in on.log if not isinstance(event, PhaseArrived)]
+    assert on.rebuilt(past).view()["r1"][2] is State.DECODING
+
+
+def test_a_rebuild_of_a_hand_over_without_kv_sends_no_handle() -> None:
+    on = split()
+    on.request("r1")
+    on.phase(on.works[0], PhaseKind.PREFILL_DONE, kv=builders.handle(on.works[0], on.now_ms))
+    on.taken_over()
+    first, again = on.works[-2:]
+    assert again.kv is None and again.mode is Mode.LOCAL
+    assert again == first
+
+
+def test_a_failure_reported_by_whoever_only_keeps_kv_changes_nothing() -> None:
+    on = split()
+    on.workers["d0"].window = 0
+    on.beat(on.workers["d0"])
+    on.request("r1")
+    on.phase(on.works[0], PhaseKind.PREFILL_DONE)
+    on.phase(on.works[0], PhaseKind.FAILED)
+    assert state_of(on, "r1") is State.HANDING_OVER
+    assert on.rebuilt().view() == on.router.view()

@@ -1,0 +1,49 @@
+"""Clocks that differ between hosts: no KV handle crosses them, and nothing else suffers."""
+
+import pytest
+
+from schemas.fleet import CLOCK_MARGIN_MS
+from schemas.records import Mode, Orchestration, PhaseKind
+from tests.streams.core.router_harness import Cluster
+from tests.streams.core.router_setups import pairs, split
+
+
+def apart(on: Cluster, ahead_ms: int) -> Cluster:
+    """The decode worker's clock is so far ahead of the broker's, and that was measured."""
+    on.clocks_ms["d0"] = ahead_ms
+    on.beat(on.workers["d0"])
+    return on
+
+
+@pytest.mark.parametrize("ahead_ms", [CLOCK_MARGIN_MS + 1, -CLOCK_MARGIN_MS - 1])
+def test_a_handle_is_not_given_to_whom_cannot_tell_when_it_ends(ahead_ms: int) -> None:
+    """Blocks that are read too late hold another prompt (issue 10, 10)."""
+    on = apart(split(), ahead_ms)
+    on.request("r1")
+    on.phase(on.works[0], PhaseKind.PREFILL_DONE)
+    decode = on.works[-1]
+    assert (decode.kv, decode.mode, decode.worker_id) == (None, Mode.LOCAL, "d0")
+    assert [(order.worker_id, order.void) for order in on.cancels] == [("p0", True)]
+    on.outcome(decode)
+    assert not on.router.view()
+
+
+@pytest.mark.parametrize("ahead_ms", [CLOCK_MARGIN_MS, -CLOCK_MARGIN_MS])
+def test_within_the_margin_kv_moves(ahead_ms: int) -> None:
+    """(issue 10, 10)"""
+    on = apart(split(), ahead_ms)
+    on.request("r1")
+    on.phase(on.works[0], PhaseKind.PREFILL_DONE)
+    assert on.works[-1].kv is not None and on.works[-1].mode is Mode.REMOTE
+
+
+@pytest.mark.parametrize("wish", [Orchestration.CONCURRENT, Orchestration.DECODE_FIRST])
+def test_workers_whose_clocks_differ_make_no_pair(wish: Orchestration) -> None:
+    """(issue 10, 10)"""
+    on = apart(pairs(wish), CLOCK_MARGIN_MS + 1)
+    on.request("r1")
+    assert on.works[-1].orchestration is Orchestration.PREFILL_FIRST
+    on.clocks_ms.clear()
+    on.beat(on.workers["d0"])
+    on.request("r2")
+    assert on.works[-1].orchestration is wish

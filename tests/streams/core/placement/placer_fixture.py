@@ -1,0 +1,138 @@
+"""A fleet and requests for tests of placement: no router, no events."""
+
+from dataclasses import replace
+from typing import Any
+
+from schemas.codec import pack_tokens
+from schemas.prefix import chain, pack
+from schemas.records import (
+    Capability,
+    KvEvents,
+    MemberKind,
+    Orchestration,
+    Registration,
+    Role,
+    Sampling,
+    Session,
+)
+from streams.config import RouterSettings
+from streams.core.fleet.members import Fleet
+from streams.core.fleet.workers import Worker
+from streams.core.placement.case import Need
+from streams.core.placement.placer import Placement, Placer
+from streams.core.placement.ppd_table import Table
+from tests.streams import builders
+from tests.streams.builders import ROUTER, T0
+
+BLOCK = 16
+ALL = (Orchestration.PREFILL_FIRST, Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
+
+
+def capability(**changes: Any) -> Capability:
+    values = {
+        "model": "tiny",
+        "engine": "sim",
+        "engine_id": "e",
+        "block_size": BLOCK,
+        "max_model_len": 100_000,
+        "running_max": 64,
+        "kv_layout": "x",
+        "orchestrations": ALL,
+    }
+    return Capability(**{**values, **changes})
+
+
+class Scene:
+    """A placer with a fleet whose members beat when the test says so."""
+
+    def __init__(self, *, table: Table | None = None, **settings: Any) -> None:
+        self.settings = RouterSettings(**settings)
+        self.placer = Placer(self.settings, table)
+        self.fleet = Fleet(ROUTER)
+        self.now_ms = T0
+        self._beats = 0
+        self._windows: dict[str, tuple[Role, int]] = {}
+
+    def workers(self, role: Role, *ids: str, window: int = 8, **changes: Any) -> None:
+        """Workers of one role join."""
+        for worker_id in ids:
+            able = capability(**changes)
+            record = builders.registration(
+                worker_id, role, partition=len(self._windows), capability=able
+            )
+            self._windows[worker_id] = role, window
+            self.apply(record)
+        self.beat()
+
+    def beat(self, **windows: int) -> None:
+        """Everybody beats, with credits as before but for those named; -1: not this one."""
+        self._beats += 1
+        for worker_id, (role, window) in list(self._windows.items()):
+            window = windows.get(worker_id, window)
+            self._windows[worker_id] = role, window
+            if window >= 0:
+                self.apply(builders.beat(worker_id, self._beats, {role: window}))
+
+    def apply(self, record: Any) -> None:
+        """The fleet topic has one more record."""
+        self.fleet.apply(record, self._beats, self.now_ms)
+
+    def pass_ms(self, passed_ms: int) -> None:
+        """Time passes, with a beat at its end."""
+        self.now_ms += passed_ms
+        self.apply(Registration(member_id=ROUTER, epoch=1, kind=MemberKind.ROUTER, started_ms=T0))
+        self.beat()
+
+    def worker(self, worker_id: str) -> Worker:
+        found = self.fleet.worker(worker_id, self._windows[worker_id][0])
+        assert found is not None
+        return found
+
+    def holds(self, worker_id: str, seq: int, tokens: range, **changes: Any) -> None:
+        """A worker's cache holds a prompt."""
+        stored = pack(chain(tokens, BLOCK))
+        values = {"epoch": 1, "at_ms": T0, "block_size": BLOCK, "snapshot": not seq, **changes}
+        self.placer.prefixes.apply(KvEvents(worker_id=worker_id, seq=seq, stored=stored, **values))
+
+    def place(self, need: Need) -> Placement | None:
+        return self.placer.place(need, self.fleet, self.now_ms)
+
+    def take(self, need: Need) -> Placement:
+        """Place and dispatch: the credits and tokens count."""
+        found = self.place(need)
+        assert found is not None
+        if found.prefill is not None:
+            self.fleet.take(found.prefill, need.prompt_tokens - found.prefill_cached_tokens)
+        elif found.decode is not None:
+            self.fleet.take(found.decode, need.prompt_tokens)
+        return found
+
+
+def need(tokens: int | range = 100, session: Session | None = None, **changes: Any) -> Need:
+    """A request of so many tokens."""
+    values = {"deadline_ms": T0 + 600_000, **changes}
+    now = {name: values.pop(name) for name in ("waiting", "underway") if name in values}
+    sampling = Sampling(max_tokens=values.pop("max_tokens", 100))
+    prompt = pack_tokens(range(tokens) if isinstance(tokens, int) else tokens)
+    request = builders.request(prompt_tokens=prompt, sampling=sampling, **values)
+    return replace(Need.of(request), session=session, **{"waiting": 1, **now})
+
+
+def session(worker_id: str = "d0", context_tokens: int = 1_000, epoch: int = 1) -> Session:
+    """A session whose last turn was decoded there."""
+    return Session(
+        session_id="s",
+        decode_worker=worker_id,
+        worker_epoch=epoch,
+        context_tokens=context_tokens,
+        turns=1,
+        last_used_ms=T0,
+    )
+
+
+def pair(prefills: int = 1, decodes: int = 1, *, window: int = 8, **settings: Any) -> Scene:
+    """Prefill workers p0.. and decode workers d0.."""
+    scene = Scene(**settings)
+    scene.workers(Role.PREFILL, *(f"p{n}" for n in range(prefills)), window=window)
+    scene.workers(Role.DECODE, *(f"d{n}" for n in range(decodes)), window=window)
+    return scene

@@ -1,0 +1,248 @@
+"""What is learned of times: models, paces, hops, and what it is worth when notes are missing."""
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from schemas.records import Estimate, Load, Mode, Orchestration, Role
+from streams.config import RouterSettings
+from streams.core.placement import estimates
+from streams.core.placement.estimates import Estimates
+from tests.streams import builders
+from tests.streams.core.placement.placer_fixture import Scene, need, pair, session
+from tests.streams.core.placement.queue_simulation import Laws, world
+
+
+def test_speeds_come_from_what_was_measured() -> None:
+    run = world(Laws(noise=0.02), policy="static", local_share=0.5)
+    run.run(400, per_s=6.0, later_share=0.6, new_tokens=500, answer=60)
+    speeds = run.scene.placer.estimates.speeds
+    assert speeds.append_ms_per_token == pytest.approx(0.05, rel=0.15)
+    assert speeds.prefill_ms_per_token == pytest.approx(0.05, rel=0.25)
+    assert speeds.transfer_ms_per_token == pytest.approx(0.01, abs=0.0101)
+    assert run.scene.placer.estimates.answer_share > 0.9
+
+
+def test_the_pace_of_a_slow_worker_reaches_its_pool() -> None:
+    scene = pair(prefills=2, policy="static")
+    known = scene.placer.estimates
+    for number in range(40):
+        name, took_ms = ("p0", 100.0) if number % 2 else ("p1", 300.0)
+        note = known.remote(scene.worker(name), None, 1_000, 10, scene.now_ms)
+        known.prefill_done(note, (name, 1), 1_000, took_ms)
+    assert scene.worker("p1").pace == 1.0
+    placed = [scene.take(need(1_000)).prefill for _ in range(8)]
+    assert scene.worker("p1").pace > 1.5 * scene.worker("p0").pace
+    assert sum(worker is scene.worker("p1") for worker in placed) in (2, 3)
+
+
+def test_paces_of_lives_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimates, "PACES_MAX", 3)
+    scene = pair(policy="static")
+    known = scene.placer.estimates
+    for epoch in range(9):
+        note = known.remote(scene.worker("p0"), None, 1_000, 10, scene.now_ms)
+        known.prefill_done(note, ("p0", epoch), 1_000, 100.0)
+    assert len(known._paces) == 3
+
+
+def test_observations_without_a_note_teach_nothing() -> None:
+    scene = pair(policy="learned")
+    placer = scene.placer
+    for asked in (None, need()):
+        placer.prefill_done(
+            need=asked,
+            worker=("p0", 1),
+            computed_tokens=10,
+            cached_tokens=0,
+            took_ms=5.0,
+            now_ms=scene.now_ms,
+        )
+        placer.finished(
+            need=asked,
+            mode=Mode.LOCAL,
+            orchestration=Orchestration.NONE,
+            worker=("d0", 1),
+            computed_tokens=10,
+            prompt_tokens=10,
+            ttft_ms=5.0,
+            tpot_ms=5.0,
+            running=1,
+            now_ms=scene.now_ms,
+        )
+    assert placer.estimates.prefill.samples == placer.estimates.decode.samples == 0
+
+
+def test_an_answer_of_another_worker_than_noted_teaches_nothing() -> None:
+    scene = pair(decodes=2, policy="static", local_share=1.0)
+    asked = need(2_000, session("d0"))
+    scene.take(asked)
+    known: Estimates = scene.placer.estimates
+    assert asked.note is not None
+    known.finished(
+        asked.note,
+        ("d1", 1),
+        computed_tokens=10,
+        ttft_ms=5.0,
+        tpot_ms=5.0,
+        running=1,
+        now_ms=scene.now_ms,
+    )
+    assert known.append.samples == 0
+
+
+def answer(known: Estimates, scene: Scene, tokens: int, moved_tokens: int, ended_ms: int) -> None:
+    """A remote request was answered with so many tokens of 10 ms, after 50 ms of hand-over."""
+    p0, d0 = scene.worker("p0"), scene.worker("d0")
+    note = known.remote(p0, d0, 1_000, 1_000, ended_ms, moved_tokens)
+    known.prefill_done(note, ("p0", 1), 1_000, 100.0)
+    took_ms = 10.0 * tokens + 50.0
+    known.finished(
+        note,
+        ("d0", 1),
+        computed_tokens=0,
+        ttft_ms=100.0,
+        tpot_ms=took_ms / tokens,
+        running=0,
+        now_ms=ended_ms + 100 + round(took_ms),
+    )
+
+
+def expected(known: Estimates, scene: Scene, **changes: Any) -> Estimate:
+    values = {"append_tokens": 1_000, "prefill_tokens": 1_000, "moved_tokens": 1_000}
+    return known.expect(
+        home=scene.worker("d0"),
+        prefill=scene.worker("p0"),
+        max_tokens=1_000,
+        weights=(0.5, 0.5),
+        now_ms=scene.now_ms,
+        **{**values, **changes},
+    )
+
+
+@pytest.mark.parametrize("tokens", [10, 100])
+def test_a_hand_over_is_spread_over_the_answer(tokens: int) -> None:
+    random, scene = Random(6), pair(policy="learned")
+    known = scene.placer.estimates
+    for _ in range(100):
+        answer(known, scene, random.choice((10, 30, 100)), 1_000, scene.now_ms)
+    for _ in range(500):
+        answer(known, scene, tokens, 1_000, scene.now_ms)
+    found = expected(known, scene)
+    assert found.tpot_remote_ms == pytest.approx(10.0 + 50.0 / tokens, rel=0.1)
+    assert known.answer_tokens == pytest.approx(tokens, rel=0.2)
+
+
+def test_moved_kv_has_a_price_per_token() -> None:
+    scores = {}
+    for w_kv in (0.0, 0.1):
+        scene = pair(policy="learned", w_kv=w_kv)
+        for moved in (0, 4_000):
+            found = expected(scene.placer.estimates, scene, moved_tokens=moved)
+            scores[w_kv, moved] = found.score
+            terms = 0.5 * found.gain_ttft - 0.5 * found.loss_tpot + found.kv_price
+            assert terms == pytest.approx(found.score)
+    assert scores[0.1, 0] == scores[0.0, 0]
+    assert scores[0.1, 4_000] - scores[0.0, 4_000] == pytest.approx(0.4)
+
+
+def test_what_prompts_behind_it_wait_counts_on_either_side() -> None:
+    """Instead of counting a first turn's local time twice (issue 10, 29)."""
+    scores = {}
+    for busy in ("nobody", "d0", "p0"):
+        scene = pair(policy="learned")
+        known, worker = scene.placer.estimates, scene.worker("p0" if busy == "p0" else "d0")
+        for _ in range(20 if busy != "nobody" else 0):
+            if busy == "p0":
+                known.remote(worker, None, 100, 100, scene.now_ms)
+            else:
+                known.in_place(worker, 100, 100, scene.now_ms)
+        found = [expected(known, scene, at_home=at_home) for at_home in (True, False)]
+        assert found[0].score == found[1].score
+        scores[busy] = found[0]
+    assert scores["d0"].score < scores["nobody"].score < scores["p0"].score
+    assert scores["nobody"].gain_ttft == pytest.approx(
+        1 - scores["nobody"].ttft_local_ms / scores["nobody"].ttft_remote_ms
+    )
+    # 20 prompts in 2 s, whose 2 000 tokens of 0.1 ms keep a worker busy for a tenth of its time:
+    # 1 000 tokens take 100 ms, and 10 per s come in the second half of that time.
+    loss = scores["nobody"].gain_ttft - scores["d0"].gain_ttft
+    assert loss * scores["d0"].ttft_remote_ms == pytest.approx(100 * 0.01 * 50 / 0.9)
+
+
+@pytest.mark.parametrize("prompts_per_s", [0.0, 5.0, 10.0])
+def test_streams_that_a_prompt_delays_delay_others_and_meet_more_prompts(
+    prompts_per_s: float,
+) -> None:
+    """What a local prompt costs a batch in the long run (issue 10, 29).
+
+    Computed anew: 10 requests per s have answers of 100 tokens. A token takes 8 ms, 0.1 ms for each
+    stream, and 0.02 ms for each prompt token that is computed meanwhile.
+    """
+    per_ms, answer_tokens, tokens, sharing_ms, each_ms = 0.01, 100.0, 1_000, 0.1, 0.02
+
+    def tpot_ms(token_rate: float) -> float:
+        found_ms = 8.0
+        for _ in range(200):  # each streams' time decides how many of them run at once
+            running = per_ms * answer_tokens * found_ms
+            found_ms = 8.0 + sharing_ms * running + each_ms * token_rate * found_ms
+        return found_ms
+
+    rate = prompts_per_s * tokens / 1_000
+    now_ms, few = tpot_ms(rate), 1e-6
+    scene = pair(policy="learned")
+    known, home = scene.placer.estimates, scene.worker("d0")
+    home.token_rate, home.given_ms = rate, scene.now_ms
+    home.others_running = per_ms * answer_tokens * now_ms  # type: ignore[assignment]  # a mean
+    known.answer_tokens = answer_tokens
+    known.decode.coefficients = [8.0, sharing_ms, each_ms * now_ms, 0.0, 0.0]
+    found = expected(known, scene)
+    assert found.tpot_remote_ms == pytest.approx(now_ms)
+    lost_ms = per_ms * tokens * (tpot_ms(rate + few) - now_ms) / few  # by all, for one prompt
+    assert found.tpot_local_ms - now_ms == pytest.approx(lost_ms, rel=1e-3)
+
+
+def test_what_a_batch_is_thought_to_lose_is_bounded() -> None:
+    """Where streams seem to do nothing but wait for one another (issue 10, 29)."""
+    scene = pair(policy="learned")
+    known, home = scene.placer.estimates, scene.worker("d0")
+    home.others_running, known.answer_tokens = 10, 100.0
+    known.decode.coefficients = [0.0, 1.0, 0.1, 0.0, 0.0]
+    assert expected(known, scene).loss_tpot == pytest.approx(5 * (10 * 0.1 * 1_000 / 10 / 100) / 10)
+
+
+def test_prompts_beside_a_batch_are_thought_to_take_what_prefill_does_until_some_were() -> None:
+    """No first turn would ever be tried otherwise (issue 10, 29)."""
+    scene = pair(policy="learned")
+    known = scene.placer.estimates
+    before = expected(known, scene, at_home=False)
+    for _ in range(100):
+        answer(known, scene, 50, 1_000, scene.now_ms)
+    after = expected(known, scene, at_home=False)
+    step_ms = known.decode.coefficients[0]
+    assert after.ttft_local_ms == pytest.approx(after.ttft_remote_ms + step_ms)
+    assert (before.samples, after.samples, expected(known, scene).samples) == (0, 100, 0)
+
+
+def test_heartbeats_prolong_what_keeps_a_worker_busy() -> None:
+    scene = pair(policy="static", local_share=1.0)
+    scene.take(need(1_000, session("d0")))
+    worker = scene.worker("d0")
+    worker.append_ms_per_token = 2.0
+    load = Load(queued_tokens=900, running=1)
+    for now_ms, queued in ((scene.now_ms + 500, load), (scene.now_ms + 600, Load())):
+        beat = builders.beat("d0", now_ms, {Role.DECODE: 8}, load=queued)
+        scene.fleet.apply(beat, now_ms, now_ms)
+        assert worker.busy_until_ms == scene.now_ms + 500 + 1_800
+    other = Load(queued_tokens=5_000, running=1)  # 4 000 of them another router's
+    scene.fleet.apply(
+        builders.beat("d0", scene.now_ms + 700, {Role.DECODE: 8}, load=other), 9, scene.now_ms + 700
+    )
+    assert worker.others_tokens == 4_000
+    assert worker.busy_until_ms == scene.now_ms + 700 + 2_000
+
+
+def test_assumed_speeds_are_the_settings() -> None:
+    speeds = Estimates(RouterSettings(assumed_prefill_tokens_per_s=1_000)).speeds
+    assert speeds.prefill_ms_per_token == speeds.append_ms_per_token == 1.0

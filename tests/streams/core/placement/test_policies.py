@@ -1,0 +1,243 @@
+"""Policies alone: shares, tables, the rules of learning; and `learned` in a world of its own."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import ConfigError
+from schemas.records import Estimate, Mode, Reason
+from streams.config import RouterSettings
+from streams.core.placement.placer import Placer
+from streams.core.placement.policies import Case, Choice, Conditional, Learned, Static, Tabled
+from streams.core.placement.ppd_table import Cell, Table
+from tests.streams.core.placement.placer_fixture import Scene, need, pair, session
+from tests.streams.core.placement.queue_simulation import Laws, World, world
+
+
+def case(ticket: int = 1, **changes: Any) -> Case:
+    values: dict[str, Any] = {
+        "ticket": ticket,
+        "prompt_tokens": 1_200,
+        "context_tokens": 1_000,
+        "append_tokens": 200,
+        "prefill_tokens": 1_200,
+        "max_tokens": 100,
+        "prefill_queue": 0.0,
+        "load": 1.0,
+        "slack_ms": 60_000,
+        "w_ttft": 0.5,
+        "w_tpot": 0.5,
+    }
+    return Case(**{**values, **changes})
+
+
+def estimate(score: float, samples: int = 100) -> Estimate:
+    return Estimate(ttft_local_ms=100, ttft_remote_ms=100, score=score, samples=samples)
+
+
+@given(
+    st.sampled_from([0.0, 1 / 3, 0.5, 2 / 3, 1.0]), st.integers(0, 10_000), st.integers(1, 2_000)
+)
+def test_a_static_share_is_met_by_any_run_of_requests(share: float, first: int, count: int) -> None:
+    policy = Static(RouterSettings(policy="static", local_share=share))
+    choices = [policy.choose(case(ticket)) for ticket in range(first, first + count)]
+    local = sum(choice.local for choice in choices)
+    assert abs(local - share * count) <= 4
+    assert {choice.reason for choice in choices} == {Reason.FIXED_SHARE}
+
+
+def test_a_choice_stands_while_the_request_waits() -> None:
+    scene = pair(policy="static", local_share=0.5)
+    scene.beat(p0=0, d0=0)
+    waiting = [need(session=session()) for _ in range(8)]
+    for _ in range(3):
+        assert [scene.place(asked) for asked in waiting] == [None] * 8
+    scene.beat(p0=8, d0=8)
+    modes = [scene.take(asked).mode for asked in waiting]
+    assert modes.count(Mode.LOCAL) == 4
+    tickets = [asked.ticket for asked in waiting]
+    assert tickets == list(range(1, 9))
+
+
+EDGES = {
+    "context_tokens": [1_000, 4_000],
+    "new_tokens": [256],
+    "answer_tokens": [64, 256],
+    "load": [1, 4],
+}
+
+
+def cell(*at: int, gain: float = 0.5, loss: float = 0.1, samples: int = 10) -> Cell:
+    return Cell(bin=(at[0], at[1], at[2], at[3]), gain_ttft=gain, loss_tpot=loss, samples=samples)
+
+
+CELLS = [
+    cell(1, 0, 1, 1),
+    cell(1, 1, 1, 1, gain=-0.3),
+    cell(1, 0, 1, 2, gain=0.2, loss=0.4),
+    cell(2, 0, 0, 0, gain=0.1, loss=0.1),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "local", "reason", "samples"),
+    [
+        ({}, True, Reason.TABLE, 10),
+        ({"prompt_tokens": 1_600}, False, Reason.TABLE, 10),
+        ({"load": 9.0}, False, Reason.TABLE, 10),
+        ({"load": 9.0, "w_ttft": 0.9, "w_tpot": 0.1}, True, Reason.TABLE, 10),
+        ({"load": 0.0}, True, Reason.TABLE, 10),  # nearest: one load bin above
+        ({"max_tokens": 1_000, "load": 9.0}, False, Reason.TABLE, 10),
+        ({"context_tokens": 5_000, "prompt_tokens": 9_000}, False, Reason.TABLE, 10),
+        ({"context_tokens": 10}, False, Reason.TOO_LITTLE_KNOWN, 0),
+    ],
+)
+def test_the_table(changes: dict[str, Any], local: bool, reason: Reason, samples: int) -> None:
+    choice = Tabled(Table(EDGES, CELLS)).choose(case(**changes))
+    assert (choice.local, choice.reason) == (local, reason)
+    estimate = choice.estimate
+    assert (estimate.samples if estimate else 0) == samples
+    if estimate is not None:
+        weights = case(**changes)
+        score = weights.w_ttft * estimate.gain_ttft - weights.w_tpot * estimate.loss_tpot
+        assert score == pytest.approx(estimate.score)
+
+
+def test_a_table_comes_back_from_json() -> None:
+    table = Table(EDGES, CELLS)
+    again = Table.from_dict(table.to_dict())
+    assert again.to_dict() == table.to_dict()
+    assert again.cells == table.cells
+    assert again.bin_of(1_000, 255, 64, 3.9) == (1, 0, 1, 1)
+
+
+GOOD = Table(EDGES, CELLS).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({}, "table: expected edges of context_tokens.* found KeyError.*trivium plan ppd"),
+        ({**GOOD, "edges": {**EDGES, "load": [4, 1]}}, "rising edges of load, found"),
+        ({**GOOD, "cells": GOOD["cells"] * 2}, "expected each bin below"),
+        ({**GOOD, "cells": [{**GOOD["cells"][0], "bin": [9, 0, 0, 0]}]}, "expected each bin below"),
+        ({**GOOD, "cells": [{**GOOD["cells"][0], "gain_ttft": "nan"}]}, "nan is not finite"),
+        ({**GOOD, "edges": {**EDGES, "load": range(10_000)}}, "expected at most 100000 bins"),
+    ],
+)
+def test_a_bad_table_is_refused(content: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Table.from_dict(content)
+
+
+def test_the_policy_table_needs_one() -> None:
+    with pytest.raises(ConfigError, match="router.table: expected the file .* found none"):
+        Placer(RouterSettings(policy="table"))
+    scene = Scene(policy="table", table=Table(EDGES, CELLS))
+    assert scene.placer.settings.policy == "table"
+
+
+def test_learned_falls_back_while_it_knows_too_little() -> None:
+    settings = RouterSettings(samples_min=20, explore_share=0.0)
+    learned, fallback = Learned(settings), Conditional(settings)
+    for tokens in (200, 2_000):
+        asked = case(append_tokens=tokens, estimate=estimate(1.0, samples=19))
+        assert learned.choose(asked).local == fallback.choose(asked).local
+        assert learned.choose(asked).reason is Reason.TOO_LITTLE_KNOWN
+    for score in (0.1, -0.1):
+        known = estimate(score, samples=20)
+        expected = Choice(score > 0, Reason.LEARNED, known)
+        assert learned.choose(case(estimate=known)) == expected
+
+
+@given(st.floats(0.0, 0.5), st.integers(1, 3_000))
+def test_exploring_never_exceeds_its_share(share: float, count: int) -> None:
+    learned = Learned(RouterSettings(explore_share=share))
+    known = estimate(0.5)
+    choices = [learned.choose(case(ticket, estimate=known)) for ticket in range(1, count + 1)]
+    explored = [choice for choice in choices if choice.reason is Reason.EXPLORING]
+    assert share * count - 1 <= len(explored) <= share * count
+    assert not any(choice.local for choice in explored)
+
+
+def test_no_exploring_when_time_is_short() -> None:
+    learned = Learned(RouterSettings(explore_share=1.0, explore_slack_ms=5_000))
+    known = estimate(0.5)
+    assert learned.choose(case(slack_ms=5_000, estimate=known)).reason is Reason.EXPLORING
+    assert learned.choose(case(slack_ms=4_999, estimate=known)).reason is Reason.LEARNED
+    slow = replace(known, ttft_remote_ms=2_000.0)
+    assert learned.choose(case(slack_ms=5_000, estimate=slow)).reason is Reason.LEARNED
+
+
+LOCAL_BETTER = Laws(stall=0.05)
+REMOTE_BETTER = Laws(stall=1.0, append_base=40, append_token=0.1)
+CLOSE = Laws(stall=0.1, append_base=40, append_token=0.12)
+BUSY: dict[str, Any] = {
+    "per_s": 10.0,
+    "later_share": 0.6,
+    "new_tokens": 500,
+    "answer": 60,
+    "context": 500,
+}
+
+
+def cost(run: World, base: tuple[float, float], first: int) -> float:
+    """Of later turns from the first on, with equal weights; 1 for the base."""
+    ttft_ms, tpot_ms = run.means(first)
+    return 0.5 * ttft_ms / base[0] + 0.5 * tpot_ms / base[1]
+
+
+@pytest.mark.parametrize(("laws", "local"), [(LOCAL_BETTER, True), (REMOTE_BETTER, False)])
+def test_learned_finds_what_is_better(laws: Laws, local: bool) -> None:
+    runs = {}
+    for policy, share in (("static", 0.0), ("static", 1.0), ("learned", 0.0)):
+        runs[policy, share] = world(replace(laws), policy=policy, local_share=share)
+        runs[policy, share].run(500, **BUSY)
+    base = runs["static", 0.0].means(100)
+    costs = {key: cost(run, base, 100) for key, run in runs.items()}
+    learned = runs["learned", 0.0]
+    assert (costs["static", 1.0] < costs["static", 0.0]) == local
+    assert costs["learned", 0.0] <= 1.05 * min(costs.values())
+    assert learned.local_share(100) > 0.8 if local else learned.local_share(100) < 0.1
+    assert 0 < learned.explored() <= 0.02 * len(learned.later())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_learned_follows_a_change_within_200_requests(seed: int) -> None:
+    laws = replace(CLOSE)
+    traffic = {**BUSY, "per_s": 6.0, "new_tokens": 800}
+    run = world(laws, seed=seed, policy="learned")
+    run.run(400, **traffic)
+    before = len(run.later())
+    assert run.local_share(before - 150) < 0.15
+    laws.prefill_base, laws.prefill_token = 2 * laws.prefill_base, 2 * laws.prefill_token
+    run.run(400, **traffic)
+    assert run.local_share(before + 50, before + 140) > 0.6
+    after = len(run.later())
+    laws.prefill_base, laws.prefill_token = laws.prefill_base / 2, laws.prefill_token / 2
+    run.run(400, **traffic)
+    assert run.local_share(after + 60, after + 140) < 0.2
+
+
+def test_learning_is_deterministic() -> None:
+    runs = [world(replace(CLOSE), policy="learned", seed=5) for _ in range(2)]
+    for run in runs:
+        run.run(200, **BUSY)
+    placements = [
+        [(t.placed.mode, t.placed.reason, t.placed.estimate) for t in run.placed] for run in runs
+    ]
+    assert placements[0] == placements[1]
+
+
+def test_weights_move_the_choice() -> None:
+    laws = Laws(stall=1.0, append_token=0.06, append_base=20)
+    shares = []
+    for weights in ("1/0", "0/1"):
+        run = world(laws, policy="learned", weights_standard=weights)
+        run.run(300, **BUSY)
+        shares.append(run.local_share(80))
+    assert shares[0] > 0.8
+    assert shares[1] < 0.2

@@ -1,0 +1,141 @@
+"""A request over which the core itself fails: counted in the log, and given up in the end."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from schemas.records import CancelWork, DecisionKind, OutcomeKind, PhaseKind, Reason, Role, Work
+from streams.config import RouterSettings
+from streams.core.effects import Decide, Dispatch, Effect, End
+from streams.core.events import (
+    Event,
+    FleetRecordArrived,
+    OutcomeArrived,
+    PartitionEvent,
+    PartitionReady,
+    PartitionTaken,
+    PhaseArrived,
+    Placed,
+    RequestArrived,
+    Tick,
+)
+from streams.core.handlers import observations
+from streams.core.placement.placer import Placer
+from streams.core.router import Router
+from tests.streams import builders
+from tests.streams.builders import ROUTER, T0
+from tests.streams.core.router_harness import PARTITION
+
+BAD = RequestArrived(builders.request("bad", 13), PARTITION)
+GOOD = RequestArrived(builders.request("good", 9), PARTITION)
+
+
+class Poisoned(Exception):
+    """A bug that one request meets."""
+
+
+def fleet() -> list[Event]:
+    """A prefill and a decode worker with credits."""
+    events: list[Event] = []
+    for number, (name, role) in enumerate((("p0", Role.PREFILL), ("d0", Role.DECODE))):
+        registration = builders.registration(name, role, partition=number)
+        events.append(FleetRecordArrived(registration, 2 * number))
+        events.append(FleetRecordArrived(builders.beat(name, 1, {role: 4}), 2 * number + 1))
+    return events
+
+
+def life(log: list[PartitionEvent], *then: Event) -> list[Effect]:
+    """A router takes the partition over, and reads on; what it writes is in the log when it ends.
+
+    If an event ends it, then with the note that the agents write of whom it failed over.
+    """
+    router = Router(ROUTER, RouterSettings(apply_tries_max=3))
+    effects: list[Effect] = []
+    try:
+        for event in (*fleet(), PartitionTaken(PARTITION), *log, PartitionReady(PARTITION), *then):
+            effects += router.apply(event, T0)
+    except Poisoned:
+        effects += router.blame(T0)
+    for effect in effects:
+        if isinstance(effect, Decide):
+            log.append(Placed(effect.decision, PARTITION))
+        elif isinstance(effect, End):
+            log.append(OutcomeArrived(effect.outcome, PARTITION))
+    return effects
+
+
+def blamed(effects: list[Effect]) -> list[str]:
+    return [
+        effect.decision.request_id
+        for effect in effects
+        if isinstance(effect, Decide)
+        and (effect.decision.kind, effect.decision.reason)
+        == (DecisionKind.FAIL, Reason.ROUTER_RESTARTED)
+    ]
+
+
+def break_placement(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Placer.place
+
+    def broken(self: Placer, need: Any, fleet: Any, now_ms: int) -> Any:
+        if need.request.request_id == "bad":
+            raise Poisoned
+        return place(self, need, fleet, now_ms)
+
+    monkeypatch.setattr(Placer, "place", broken)
+
+
+def break_learning(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(placer: Placer, live: Any, phase: Any, now_ms: int) -> None:
+        raise Poisoned
+
+    monkeypatch.setattr(observations, "prefilled", broken)
+
+
+@pytest.mark.parametrize("then", [(BAD,), (Tick(),)], ids=["its own", "any"])
+def test_a_request_that_ends_routers_fails_after_so_many(
+    monkeypatch: pytest.MonkeyPatch, then: tuple[Event, ...]
+) -> None:
+    break_placement(monkeypatch)
+    log: list[PartitionEvent] = [BAD, GOOD]
+    for _ in range(3):
+        assert blamed(life(log, *then)) == ["bad"]
+    effects = life(log, *then, BAD)
+    (end,) = [effect for effect in effects if isinstance(effect, End)]
+    assert (end.outcome.request_id, end.outcome.kind) == ("bad", OutcomeKind.FAILED)
+    assert end.outcome.error is not None and end.outcome.error.code == "router_failed"
+    assert "3 routers failed over it" in end.outcome.error.message
+    placed = [effect.record for effect in effects if isinstance(effect, Dispatch)]
+    assert [record.request_id for record in placed] == ["good"]
+    assert not [effect for effect in life(log, *then, BAD) if isinstance(effect, End)]
+
+
+def test_what_workers_hold_of_a_poisoned_request_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log: list[PartitionEvent] = [BAD]
+    (work,) = [e.record for e in life(log) if isinstance(e, Dispatch)]
+    assert isinstance(work, Work)
+    done = PhaseArrived(builders.phase(work, PhaseKind.PREFILL_DONE), PARTITION)
+    break_learning(monkeypatch)
+    for _ in range(3):
+        assert blamed(life(log, done)) == ["bad"]
+    log.append(done)
+    effects = life(log, done)
+    (cancel,) = [e.record for e in effects if isinstance(e, Dispatch)]
+    assert isinstance(cancel, CancelWork) and cancel.void and cancel.worker_id == "p0"
+    assert [e.outcome.kind for e in effects if isinstance(e, End)] == [OutcomeKind.FAILED]
+
+
+@pytest.mark.parametrize("breaks", [break_placement, break_learning])
+def test_nobody_is_blamed_for_what_is_about_nobody(
+    monkeypatch: pytest.MonkeyPatch, breaks: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    breaks(monkeypatch)
+    router = Router(ROUTER, RouterSettings())
+    with pytest.raises(AssertionError):
+        for _ in range(2):
+            router.apply(PartitionTaken(PARTITION), T0)
+            router.apply(PartitionReady(PARTITION), T0)
+    assert router.blame(T0) == []

@@ -1,0 +1,321 @@
+"""The router under random events, against independent books: the invariants of the design."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.records import (
+    MemberState,
+    Orchestration,
+    OutcomeKind,
+    PhaseKind,
+    Priority,
+    Reason,
+    Role,
+    WireError,
+    Work,
+)
+from streams.core.events import (
+    CancellationArrived,
+    OutcomeArrived,
+    PartitionLost,
+    PartitionReady,
+    PartitionTaken,
+    PhaseArrived,
+    Placed,
+    RequestArrived,
+    ResumptionArrived,
+)
+from streams.core.requests.live import State
+from tests.streams.builders import ALL, handle
+from tests.streams.core.router_harness import PARTITION, Cluster, FakeGateway
+
+FLEETS = {
+    "split": (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE)),
+    "replicas": (("x0", Role.REPLICA), ("x1", Role.REPLICA)),
+    "mixed": (("p0", Role.PREFILL), ("d0", Role.DECODE), ("x0", Role.REPLICA)),
+    "few": (("p0", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE)),
+}
+PRIORITIES = list(Priority)
+GATEWAYS = ("g0", "g1")
+GRACE_MS = 1_500
+LOG_ORDER = (
+    *(OutcomeArrived, Placed, PhaseArrived),
+    *(ResumptionArrived, CancellationArrived, RequestArrived),
+)
+FATAL = WireError(code="invalid_request", message="no", retriable=False)
+
+
+def arrive(on: Cluster, a: int, b: int) -> None:
+    request_id = f"r{len(on.accepted):03}"
+    accepted: dict[str, Any] = {}
+    if a % 4:  # else an older gateway
+        gateway = a_gateway(on, a)
+        accepted = {"gateway_id": gateway.gateway_id, "gateway_started_ms": gateway.started_ms}
+    on.request(
+        request_id,
+        **accepted,
+        keeps_running=b % 5 == 0,
+        tokens=1 + a,
+        priority=PRIORITIES[b % 3],
+        session_id=f"s{a % 5}",
+        deadline_ms=on.now_ms + 500 + 400 * b,
+    )
+
+
+def a_gateway(on: Cluster, a: int) -> FakeGateway:
+    """One of those that were ever started, alive or not."""
+    name = GATEWAYS[a % len(GATEWAYS)]
+    return on.gateways.get(name) or on.gateway(name)
+
+
+def lose_gateway(on: Cluster, a: int, b: int) -> None:
+    """It falls silent, or another process or epoch has its name."""
+    gateway = a_gateway(on, a)
+    gateway.silent = True
+    if b % 3:
+        on.gateway(gateway.gateway_id, same_process=b % 3 == 1)
+
+
+def resume(on: Cluster, a: int, b: int) -> None:
+    """Of a request that was there: its client has an event."""
+    if on.accepted:
+        on.resume(f"r{(a + b) % len(on.accepted):03}", a_gateway(on, a))
+
+
+def cancel(on: Cluster, a: int, b: int) -> None:
+    on.cancel(f"r{(a + b) % (len(on.accepted) + 2):03}")
+
+
+def progress(on: Cluster, a: int, b: int) -> None:
+    """A worker does the next thing with one of its requests."""
+    held = on.held()
+    if held:
+        advance(on, held[a % len(held)], b)
+
+
+def advance(on: Cluster, work: Work, b: int) -> None:
+    """Prefill ends; decode makes room first, if that is its part, then receives, then ends."""
+    worker = on.workers[work.worker_id]
+    paired = work.orchestration in (Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
+    if worker.role is Role.PREFILL:
+        kv = None if paired else handle(work, on.now_ms + 1_000 + 200 * b)
+        on.phase(work, PhaseKind.PREFILL_DONE, kv=kv)
+    elif (
+        work.orchestration is Orchestration.DECODE_FIRST
+        and (work.request_id, work.attempt) not in worker.allocated
+    ):
+        on.phase(work, PhaseKind.KV_ALLOCATED)
+    elif b % 3 == 0:
+        on.phase(work, PhaseKind.KV_RECEIVED)
+    else:
+        on.outcome(work, kv=handle(work, on.now_ms + 60_000) if b % 2 else None)
+
+
+def break_down(on: Cluster, a: int, b: int) -> None:
+    held = on.held()
+    if held:
+        kind = PhaseKind.REFUSED if b % 2 else PhaseKind.FAILED
+        changes = {"error": FATAL} if b % 7 == 0 else {}
+        on.phase(held[a % len(held)], kind, **changes)
+
+
+def repeat(on: Cluster, a: int, b: int) -> None:
+    """A record comes twice; a request only while its id is remembered, up to its deadline."""
+    records = [e for e in on.log if isinstance(e, LOG_ORDER) and not isinstance(e, Placed)]
+    records = [
+        e for e in records if not isinstance(e, RequestArrived) or e.request.deadline_ms > on.now_ms
+    ]
+    if records:
+        on.apply(records[(a * 31 + b) % len(records)])
+
+
+def stale(on: Cluster, a: int, b: int) -> None:
+    """Somebody reports work that it holds no longer."""
+    if on.works:
+        work = on.works[(a * 31 + b) % len(on.works)]
+        if (work.request_id, work.attempt) not in on.workers[work.worker_id].holds:
+            kinds = (PhaseKind.PREFILL_DONE, PhaseKind.FAILED, PhaseKind.KV_ALLOCATED)
+            on.phase(work, kinds[b % 3])
+
+
+def late_outcome(on: Cluster, a: int, b: int) -> None:
+    """A worker that was told to drop an attempt had ended it before it heard so."""
+    if on.works:
+        work = on.works[(a * 31 + b) % len(on.works)]
+        given_up = (work.request_id, work.attempt) not in on.workers[work.worker_id].holds
+        if given_up and work.attempt < on.attempts[work.request_id]:
+            on.outcome(work)
+
+
+def fall_silent(on: Cluster, a: int, b: int) -> None:
+    names = sorted(on.workers)
+    on.workers[names[a % len(names)]].silent = True
+
+
+def start_again(on: Cluster, a: int, b: int) -> None:
+    names = sorted(on.workers)
+    old = on.workers[names[a % len(names)]]
+    on.worker(old.worker_id, old.role, window=b % 4)
+
+
+def drain(on: Cluster, a: int, b: int) -> None:
+    names = sorted(on.workers)
+    worker = on.workers[names[a % len(names)]]
+    if not worker.silent:
+        worker.state = MemberState.DRAINING
+        on.beat(worker)
+
+
+def wait(on: Cluster, a: int, b: int) -> None:
+    on.pass_ms(1 + 60 * a)
+
+
+STEPS: dict[str, Callable[[Cluster, int, int], None]] = {
+    step.__name__: step
+    for step in (
+        *(arrive, cancel, progress, break_down, repeat, stale, late_outcome),
+        *(fall_silent, start_again, drain, wait, lose_gateway, resume),
+    )
+}
+WEIGHTED = [*STEPS, *["arrive"] * 4, *["progress"] * 8]
+
+
+def check_rebuild(on: Cluster) -> None:
+    """Live state equals what the log tells, in whichever order its topics are read."""
+    live = on.router.view()
+    for kinds in (LOG_ORDER, LOG_ORDER[::-1]):
+        log = [e for kind in kinds for e in on.log if isinstance(e, kind)]
+        assert on.rebuilt(log).view() == live
+
+
+def heal(on: Cluster) -> None:
+    """All workers return with credits, and everything in flight is answered."""
+    for worker in list(on.workers.values()):
+        on.worker(worker.worker_id, worker.role, window=50)
+    for _ in range(400):
+        held = on.held()
+        if not held and not on.router.dispatcher.table.live:
+            return
+        for work in held:
+            if (work.request_id, work.attempt) in on.workers[work.worker_id].holds:
+                advance(on, work, 59)
+        on.pass_ms(250)
+    raise AssertionError(f"still live: {on.router.view()}")
+
+
+@settings(max_examples=200)
+@given(
+    st.sampled_from(sorted(FLEETS)),
+    st.lists(
+        st.tuples(st.sampled_from(WEIGHTED), st.integers(0, 60), st.integers(0, 60)),
+        min_size=10,
+        max_size=120,
+    ),
+    st.integers(1, 12),
+    st.sampled_from([(), *((o,) for o in ALL), ALL]),
+    st.sampled_from(["auto", "decode_first", "concurrent"]),
+    st.sampled_from(["static", "conditional", "learned", "replica"]),
+)
+def test_invariants_hold_whatever_happens(
+    fleet: str,
+    steps: list[tuple[str, int, int]],
+    queue_max: int,
+    can: tuple[Orchestration, ...],
+    orchestration: str,
+    policy: str,
+) -> None:
+    on = Cluster(
+        gateway_grace_ms=GRACE_MS,
+        policy=policy,
+        queue_requests_max=queue_max,
+        handover_ahead=2,
+        local_after_ms=2_000,
+        orchestration=orchestration,
+    )
+    for worker_id, role in FLEETS[fleet]:
+        on.worker(worker_id, role, can=can)
+    on.pass_ms(250)
+    for step, a, b in steps:
+        STEPS[step](on, a, b)
+    on.pass_ms(50)
+    check_rebuild(on)
+    heal(on)
+    assert set(on.outcomes) == set(on.accepted)
+    table = on.router.dispatcher.table
+    assert not table.by_life and not table.handovers and not table.underway
+    assert not table.by_reader
+    assert len(on.router.dispatcher.admission) == 0
+    for workers in on.router.dispatcher.fleet.by_role.values():
+        assert all((w.running, w.work_ahead_tokens) == (0, 0) for w in workers)
+
+
+def test_the_random_test_reaches_every_kind_of_outcome() -> None:
+    """A fixed walk long enough to see all kinds, so that the property above is about something."""
+    on = Cluster(queue_requests_max=4, handover_ahead=2, gateway_grace_ms=GRACE_MS)
+    for worker_id, role in FLEETS["split"]:
+        on.worker(worker_id, role, window=1)
+    on.pass_ms(250)
+    names = list(WEIGHTED)
+    for number in range(1_500):
+        a, b = number * 7 % 61, number * 13 % 59
+        STEPS[names[number * 3 % len(names)]](on, a, b)
+    heal(on)
+    kinds = {outcome.kind for outcome in on.outcomes.values()}
+    assert kinds == set(OutcomeKind)
+    assert set(on.outcomes) == set(on.accepted)
+
+
+@pytest.mark.parametrize("orchestration", ["decode_first", "concurrent"])
+def test_the_random_test_reaches_pairs_in_every_state(orchestration: str) -> None:
+    """A seeded walk with takeovers, in which pairs are met in all states and end in all ways."""
+    draw = Random(7)
+    on = Cluster(queue_requests_max=8, orchestration=orchestration, gateway_grace_ms=GRACE_MS)
+    for worker_id, role in FLEETS["split"]:
+        on.worker(worker_id, role, window=3, can=ALL)
+    on.pass_ms(250)
+    names, states = list(WEIGHTED), set[State]()
+    for number in range(1_000):
+        STEPS[draw.choice(names)](on, draw.randrange(61), draw.randrange(61))
+        states |= {live.state for live in on.router.dispatcher.table.live.values()}
+        if number % 100 == 99:
+            on.taken_over()
+        if number % 100 == 49:
+            for worker in list(on.workers.values()):
+                on.worker(worker.worker_id, worker.role, window=3)
+    heal(on)
+    assert set(on.outcomes) == set(on.accepted)
+    assert states >= {State.PAIRED, State.CANCELLING, State.QUEUED, State.DECODING}
+    assert (State.ALLOCATING in states) == (orchestration == "decode_first")
+    reasons = {decision.reason for decision in on.decisions}
+    assert reasons >= {Reason.WORKER_FAILED, Reason.WORKER_LOST, Reason.WORKER_REFUSED}
+    assert Reason.GATEWAY_LOST in reasons
+    assert {outcome.kind for outcome in on.outcomes.values()} == set(OutcomeKind)
+
+
+def test_giving_a_partition_up_and_taking_it_again_changes_nothing() -> None:
+    on = Cluster()
+    for worker_id, role in FLEETS["split"]:
+        on.worker(worker_id, role)
+    on.pass_ms(250)
+    for number in range(12):
+        arrive(on, number, 50)
+        if number % 2:
+            progress(on, number, number)
+    before = on.router.view()
+    assert {State.PREFILLING, State.DECODING, State.QUEUED} <= {v[2] for v in before.values()}
+    past = list(on.log)
+    for worker in on.workers.values():
+        worker.window = 0
+        on.beat(worker)
+    on.apply(PartitionLost(PARTITION))
+    assert not on.router.view()
+    on.apply(PartitionTaken(PARTITION))
+    for event in past:
+        assert on.apply(event) == []
+    on.apply(PartitionReady(PARTITION))
+    assert on.router.view() == before
