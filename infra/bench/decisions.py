@@ -145,8 +145,8 @@ def figures_of(run: Run) -> dict[str, Any]:
         "ms": {kind: _percentiles(times) for kind, times in run.times_ms.items()},
         "busy_ms": {kind: _percentiles(times) for kind, times in run.busy_ms.items()},
         "memory_mib": {name: grown / 2**20 for name, grown in run.memory_bytes.items()},
-        "blocks": len(run.router.dispatcher.placer.prefixes),
-        "sessions": len(run.router.dispatcher.sessions),
+        "blocks": len(run.router.placer.prefixes),
+        "sessions": len(run.router.tables.sessions),
         "decisions": dict(sorted(run.decisions.items(), key=lambda item: -item[1])),
     }
 

@@ -16,7 +16,7 @@ from schemas.errors import ConfigError
 if TYPE_CHECKING:
     from infra.evaluate.conversations import Load
     from schemas.settings import LogSettings
-    from streams.core.placement.ppd_table import Table
+    from streams.core.placement.ppd_table import PpdTable
 
 app = typer.Typer(help="Tables that policies look up, made by measuring beforehand.")
 _LIVE = "On a cluster"
@@ -108,7 +108,7 @@ def ppd(
     print(f"written: {out} ({len(table.cells)} cells)")
 
 
-def _simulated(prefill: int, decode: int, quick: bool, seed: int, jobs: int) -> "Table":
+def _simulated(prefill: int, decode: int, quick: bool, seed: int, jobs: int) -> "PpdTable":
     from infra.evaluate.grid import LOADS_PER_S
     from infra.evaluate.planning import plan
     from infra.evaluate.runs import runner
@@ -130,7 +130,7 @@ def _bar(loads: "list[Load]") -> Iterator[Callable[[], None]]:
         yield lambda: bars.advance(bar)
 
 
-def _running(url: str, log: "LogSettings", loads: "list[Load]") -> "Table":
+def _running(url: str, log: "LogSettings", loads: "list[Load]") -> "PpdTable":
     from infra.evaluate import live_plan
 
     with _bar(loads) as done:
@@ -147,7 +147,7 @@ def _here() -> str:
     return state.gateways[0]
 
 
-def _started(engine: str, loads: "list[Load]", prefill: int, decode: int) -> "Table":
+def _started(engine: str, loads: "list[Load]", prefill: int, decode: int) -> "PpdTable":
     from infra.bench.report import BENCH_DIR
     from infra.evaluate import live, live_plan
     from infra.plan import Plan
@@ -155,7 +155,7 @@ def _started(engine: str, loads: "list[Load]", prefill: int, decode: int) -> "Ta
     if engine not in ("sim", "vllm"):
         raise ConfigError(f"--engine: expected sim or vllm, found {engine!r}")
 
-    async def run(done: Callable[[], None]) -> "Table":
+    async def run(done: Callable[[], None]) -> "PpdTable":
         folder = BENCH_DIR.absolute() / "plan"
         with live.machine(engine, folder) as made:
             live_plan.write(live_plan.PROBE, folder / "probe.json")

@@ -25,9 +25,9 @@ from schemas.log.clock import wall_ms
 from schemas.log.registry import make_codec
 from schemas.records import Decision, DecisionKind
 from schemas.settings import LogSettings
-from streams.core.placement.ppd_table import Cell, Table
+from streams.core.placement.ppd_table import Cell, PpdTable
 
-PROBE = Table(
+PROBE = PpdTable(
     {"context_tokens": [], "new_tokens": [], "answer_tokens": [], "load": []},
     [Cell(bin=(0, 0, 0, 0), gain_ttft=1.0, loss_tpot=1.0, samples=1)],
 )
@@ -41,7 +41,7 @@ STREAMS = (2, 8)
 _SESSIONS = "plan"  # how their ids begin
 
 
-def write(table: Table, path: Path) -> None:
+def write(table: PpdTable, path: Path) -> None:
     """As routers read it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(table.to_dict(), indent=1) + "\n")
@@ -97,7 +97,7 @@ async def served_model(url: str) -> str:
 
 async def measure(
     url: str, log: LogSettings, loads: Sequence[Load], done: Callable[[], None]
-) -> Table:
+) -> PpdTable:
     """The table of a cluster, whose log is named, from these loads; `done` after each run."""
     model, found = await served_model(url), []
     for load in loads:
@@ -113,7 +113,7 @@ async def measure(
     return table_of(loads, found)
 
 
-def table_of(loads: Sequence[Load], found: Sequence[Measured]) -> Table:
+def table_of(loads: Sequence[Load], found: Sequence[Measured]) -> PpdTable:
     """What was measured with each load; as many words are one length, if not as many tokens."""
     contexts = _alike([load.first_words for load in loads], [each.context_tokens for each in found])
     news = _alike([load.words for load in loads], [each.new_tokens for each in found])

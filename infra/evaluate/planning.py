@@ -15,12 +15,12 @@ from infra.evaluate.grid import WORKLOADS, static
 from infra.evaluate.point import Point, Spec
 from infra.evaluate.runs import Runner, points_of
 from infra.evaluate.tables import Points
-from streams.core.placement.ppd_table import Bin, Cell, Table
+from streams.core.placement.ppd_table import Bin, Cell, PpdTable
 
 LOAD_BINS = 6
 
 
-def plan(runner: Runner, pools: str, loads: Sequence[float], seed: int) -> Table:
+def plan(runner: Runner, pools: str, loads: Sequence[float], seed: int) -> PpdTable:
     """Run the workloads on simulated pools, and make the table of them."""
     specs = [
         Spec(config=static(pools, share), workload=workload, loads_per_s=tuple(loads), seed=seed)
@@ -45,7 +45,7 @@ class Measured:
     samples: int
 
 
-def table_of(points: Points, pools: str, use: Iterable[tuple[str, float]]) -> Table:
+def table_of(points: Points, pools: str, use: Iterable[tuple[str, float]]) -> PpdTable:
     """The table of some of the points of one P:D ratio, measured with x=0 and x=1."""
     by_name = {workload.name: workload.profile for workload in WORKLOADS}
     found = []
@@ -66,7 +66,7 @@ def table_of(points: Points, pools: str, use: Iterable[tuple[str, float]]) -> Ta
     return table_from(found)
 
 
-def table_from(found: Sequence[Measured], load_bins: int = LOAD_BINS) -> Table:
+def table_from(found: Sequence[Measured], load_bins: int = LOAD_BINS) -> PpdTable:
     """Edges lie between the lengths that were measured, and at quantiles of the loads.
 
     Where each kind was measured at the same n loads, n bins have their edges between these.
@@ -77,12 +77,12 @@ def table_from(found: Sequence[Measured], load_bins: int = LOAD_BINS) -> Table:
         "answer_tokens": _between(each.answer_tokens for each in found),
         "load": _quantiles([each.load for each in found], load_bins),
     }
-    empty = Table(edges, [])
+    empty = PpdTable(edges, [])
     bins: dict[Bin, list[Measured]] = defaultdict(list)
     for each in found:
         at = empty.bin_of(each.context_tokens, each.new_tokens, each.answer_tokens, each.load)
         bins[at].append(each)
-    return Table(edges, [_cell(at, mine) for at, mine in bins.items()])
+    return PpdTable(edges, [_cell(at, mine) for at, mine in bins.items()])
 
 
 def _cell(at: Bin, mine: Sequence[Measured]) -> Cell:

@@ -26,7 +26,7 @@ from schemas.records import DecisionKind, Mode
 from streams.config import RouterSettings
 from streams.core.effects import Decide, Effect
 from streams.core.events import Event
-from streams.core.placement.ppd_table import Table
+from streams.core.placement.ppd_table import PpdTable
 
 TICK_MS = 250  # virtual time need not be cut finer: events place requests, ticks only expire them
 _GAP_MS = 3_000.0  # between two loads of a series
@@ -41,7 +41,7 @@ class Spec:
     workload: Workload
     loads_per_s: tuple[float, ...]
     seed: int
-    table: Table | None = None
+    table: PpdTable | None = None
     weights: tuple[float, float] = (-1.0, -1.0)
     setup: Setup = SETUP
     conversations_max: int = CONVERSATIONS_MAX

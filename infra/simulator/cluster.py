@@ -53,7 +53,7 @@ from streams.core.events import (
     Tick,
 )
 from streams.core.placement.placer import Placer
-from streams.core.placement.ppd_table import Table
+from streams.core.placement.ppd_table import PpdTable
 from streams.core.router import Router
 
 ROUTER = "router-0"
@@ -135,7 +135,7 @@ class Cluster:
         timeout_ms: int = 30_000,
         conversations_max: int = 0,
         weights: tuple[float, float] = (-1.0, -1.0),
-        table: Table | None = None,
+        table: PpdTable | None = None,
         placer: Placer | None = None,  # chooses workers in the router's place
         gateways: int = 0,  # that take the calls in turn; 0: nobody, who never dies
         record_bytes_max: int = 0,  # the broker's limit; 0: any size passes
@@ -147,9 +147,7 @@ class Cluster:
         self.setup = setup
         self.bus = Bus(self.clock, setup.bus_ms, record_bytes_max)
         self.links = Links(self.clock, setup)
-        self.router = Router(ROUTER, settings, table)
-        if placer is not None:
-            self.router.dispatcher.placer = placer
+        self.router = Router(ROUTER, settings, table, placer)
         self.clients = Clients(
             self.clock,
             self._request,

@@ -16,9 +16,10 @@ from schemas.records import Mode, Orchestration, Reason, Role
 from streams.config import RouterSettings
 from streams.core.fleet.members import Fleet
 from streams.core.fleet.workers import Worker
-from streams.core.placement.case import Need
+from streams.core.placement.answer import Placement
+from streams.core.placement.case import Case
 from streams.core.placement.orchestration import Way
-from streams.core.placement.placer import Placement, Placer
+from streams.core.placement.placer import Placer
 from streams.core.placement.policies import Choice
 from streams.core.placement.selection import View
 
@@ -30,25 +31,24 @@ class HashDealer(Placer):
         super().__init__(settings)
         self._salt = salt.encode()
 
-    def place(self, need: Need, fleet: Fleet, now_ms: int) -> Placement | None:
+    def place(self, case: Case, fleet: Fleet, now_ms: int) -> Placement | None:
         """Where the hash says; None while nobody lives there."""
-        view = self._view(need, fleet, now_ms)
+        view = self._view(case, fleet, now_ms)
         replicas, decoders = (_living(view, role) for role in (Role.REPLICA, Role.DECODE))
         prefills = _living(view, Role.PREFILL)
-        dealt = self._deal(need, replicas + decoders)
+        dealt = self._deal(case, replicas + decoders)
         if dealt is None:
             return None
         if dealt.role is Role.REPLICA:
             return self._placement(
-                need, view, Mode.REPLICA, Choice(False, Reason.SESSION_WORKER), None, dealt
+                view, Mode.REPLICA, Choice(False, Reason.SESSION_WORKER), None, dealt
             )
-        if need.request.turn and decoders.index(dealt) >= self._first_appender(decoders):
-            return self._local(need, view, dealt, Choice(True, Reason.FIXED_SHARE))
-        prefill = self._deal(need, prefills)
+        if case.request.turn and decoders.index(dealt) >= self._first_appender(decoders):
+            return self._local(view, dealt, Choice(True, Reason.FIXED_SHARE))
+        prefill = self._deal(case, prefills)
         if prefill is None:
             return None
         return self._placement(
-            need,
             view,
             Mode.REMOTE,
             Choice(False, Reason.FIXED_SHARE),
@@ -57,22 +57,22 @@ class HashDealer(Placer):
             Way(Orchestration.PREFILL_FIRST),
         )
 
-    def handoff(self, need: Need, fleet: Fleet, now_ms: int) -> tuple[Worker | None, Reason]:
+    def handoff(self, case: Case, fleet: Fleet, now_ms: int) -> tuple[Worker | None, Reason]:
         """The decode worker that the conversation was dealt to."""
-        view = self._view(need, fleet, now_ms)
+        view = self._view(case, fleet, now_ms)
         replicas, decoders = (_living(view, role) for role in (Role.REPLICA, Role.DECODE))
-        dealt = self._deal(need, replicas + decoders)
+        dealt = self._deal(case, replicas + decoders)
         if dealt not in decoders:  # some have died since
-            dealt = self._deal(need, decoders)
+            dealt = self._deal(case, decoders)
         return dealt, Reason.NO_WORKER if dealt is None else Reason.PREFILL_DONE
 
-    def _deal(self, need: Need, workers: list[Worker]) -> Worker | None:
+    def _deal(self, case: Case, workers: list[Worker]) -> Worker | None:
         if not workers:
             return None
-        return workers[self._key(need, workers[0].role) % len(workers)]
+        return workers[self._key(case, workers[0].role) % len(workers)]
 
-    def _key(self, need: Need, role: Role) -> int:
-        return int.from_bytes(md5(self._salt + need.request.session_id.encode()).digest())
+    def _key(self, case: Case, role: Role) -> int:
+        return int.from_bytes(md5(self._salt + case.request.session_id.encode()).digest())
 
     def _first_appender(self, decoders: list[Worker]) -> int:
         """From which decode worker on later turns are computed in place: its place in the list."""
@@ -89,13 +89,13 @@ class InTurn(HashDealer):
         self._conversations: dict[str, int] = {}
         self._requests: dict[str, int] = {}
 
-    def _deal(self, need: Need, workers: list[Worker]) -> Worker | None:
-        return super()._deal(need, workers[: self._pairs or None])
+    def _deal(self, case: Case, workers: list[Worker]) -> Worker | None:
+        return super()._deal(case, workers[: self._pairs or None])
 
-    def _key(self, need: Need, role: Role) -> int:
-        known, name = self._conversations, need.request.session_id
+    def _key(self, case: Case, role: Role) -> int:
+        known, name = self._conversations, case.request.session_id
         if role is Role.PREFILL and not self._pairs:
-            known, name = self._requests, need.request.request_id
+            known, name = self._requests, case.request.request_id
         return known.setdefault(name, len(known))
 
 

@@ -132,7 +132,7 @@ class RouterProcess:
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def _is_live(self, request_id: str) -> bool:
-        return request_id in self.router.dispatcher.table.live or request_id in self.outbox.ending
+        return self.router.is_live(request_id) or request_id in self.outbox.ending
 
     def marks(self) -> dict[int, int]:
         """From where on requests matter, of each partition that is rebuilt."""

@@ -5,17 +5,17 @@ from pathlib import Path
 
 from schemas.errors import ConfigError
 from streams.config import RouterSettings
-from streams.core.placement.ppd_table import Table
+from streams.core.placement.ppd_table import PpdTable
 
 
-def load_table(settings: RouterSettings) -> Table | None:
+def load_table(settings: RouterSettings) -> PpdTable | None:
     """The table, where the settings name one, for the policy `table` or for requests that wish it;
     raises ConfigError for what is none.
     """
     if not settings.table:
         return None
     try:
-        return Table.from_dict(json.loads(Path(settings.table).read_text()))
+        return PpdTable.from_dict(json.loads(Path(settings.table).read_text()))
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"router.table: expected a JSON file from `trivium plan ppd` at {settings.table}, "

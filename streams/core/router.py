@@ -1,9 +1,9 @@
 """The router's state machine: `Router.apply(event, now_ms) -> effects`.
 
-Takes events to what they concern: a placed request's to `streams/core/handlers/attempts.py`,
-placing and ending are `streams/core/handlers/dispatch.py`'s. Repeated and stale records lead to
-nothing. Pure and deterministic: the same events at the same times give the same effects, which
-recovery, replay and simulation stand on. Called by `streams/agents/router.py`.
+Takes each event to the handler that it concerns (`streams/core/handlers`), over one set of tables.
+Repeated and stale records lead to nothing. Pure and deterministic: the same events at the same
+times give the same effects, which recovery, replay and simulation stand on. Called by
+`streams/agents/router.py`.
 """
 
 from collections.abc import Callable, Iterable
@@ -28,15 +28,19 @@ from streams.core.events import (
     SessionLoaded,
     Tick,
 )
-from streams.core.fleet.members import Life
-from streams.core.fleet.readers import Gateways
+from streams.core.fleet.readers import ReaderWatch
+from streams.core.fleet.workers import Life
 from streams.core.handlers import decisions, observations
 from streams.core.handlers.attempts import Attempts
 from streams.core.handlers.dispatch import Dispatcher
-from streams.core.handlers.orders import DECODERS
-from streams.core.placement.ppd_table import Table
-from streams.core.requests.live import Live, State, may_cancel
-from streams.core.requests.recovery import Rebuild, arrived
+from streams.core.handlers.endings import Endings
+from streams.core.handlers.orders import DECODERS, Orders
+from streams.core.placement.placer import Placer
+from streams.core.placement.ppd_table import PpdTable
+from streams.core.requests.live import LiveRequest, arrived, may_cancel
+from streams.core.requests.recovery import Rebuild
+from streams.core.states import State
+from streams.core.tables import Tables
 
 _SWEEP_MS = 1_000
 
@@ -45,15 +49,24 @@ class Router:
     """All state of the partitions that this router owns."""
 
     def __init__(
-        self, router_id: str, settings: RouterSettings, table: Table | None = None
+        self,
+        router_id: str,
+        settings: RouterSettings,
+        ppd_table: PpdTable | None = None,
+        placer: Placer | None = None,
     ) -> None:
-        """`table` is what the policy of that name looks up."""
+        """`ppd_table` is what policy `table` looks up; `placer` stands in for the one that the
+        settings describe, in comparisons."""
         self.router_id = router_id
-        self.dispatcher = Dispatcher(router_id, settings, table)
-        self.attempts = Attempts(self.dispatcher, settings)
         self.settings = settings
-        self.gateways = Gateways(self.dispatcher.fleet, settings.gateway_grace_ms)
         self.owned: set[int] = set()
+        self.tables = Tables(router_id, settings)
+        self.placer = placer or Placer(settings, ppd_table)
+        self._orders = Orders(router_id, self.tables.fleet, self.tables.effects)
+        self._endings = Endings(self.tables, self._orders)
+        self._dispatcher = Dispatcher(self.tables, self._orders, self._endings, self.placer)
+        self._attempts = Attempts(self.tables, self._orders, self._endings, self.placer.estimates)
+        self._reader_watch = ReaderWatch(self.tables.fleet, settings.gateway_grace_ms)
         self._rebuilds: dict[int, Rebuild] = {}
         self._swept_ms = 0
         self._handlers: dict[type, Callable[[Any, int], None]] = {
@@ -81,101 +94,89 @@ class Router:
         if partition is not None and partition not in self.owned:
             if not isinstance(event, PartitionTaken):
                 return []
-        self.dispatcher.at_work = None
         self._handlers[type(event)](event, now_ms)
-        return self.dispatcher.take_out()
+        return self.tables.take_effects()
 
     def blame(self, now_ms: int) -> list[Effect]:
-        """After `apply` raised: count a failed try of the request that it was at work on.
+        """After `apply` raised: count a failed try of the request over which it did.
 
         This router is of no use any more. The next one reads the decision, and ends the request
         when it was tried `apply_tries_max` times, so that no record stops routers for ever.
         """
-        live = self.dispatcher.at_work
+        live = self.tables.failed_over
         if live is None:
             return []
-        record = decisions.decision(
+        decision = decisions.decision(
             self.router_id,
             live,
             DecisionKind.FAIL,
             Reason.ROUTER_RESTARTED,
             self.settings.policy,
             now_ms,
-            queue_length=len(self.dispatcher.admission),
+            queue_length=len(self.tables.admission),
         )
-        return [Decide(record, live.partition)]
+        return [Decide(decision, live.partition)]
 
     @property
     def rebuilt(self) -> set[int]:
         """The partitions whose live requests it knows."""
         return self.owned - self._rebuilds.keys()
 
-    def _known_already(self, event: SessionLoaded | Placed, now_ms: int) -> None:
-        """Of what this router wrote itself it learns nothing once it has the partition."""
-
-    def _find(self, request_id: str) -> Live | None:
-        """The live request that the event is about."""
-        live = self.dispatcher.at_work = self.dispatcher.table.live.get(request_id)
-        return live
+    def is_live(self, request_id: str) -> bool:
+        """Whether the request has arrived and not ended."""
+        return request_id in self.tables.requests.by_id
 
     def view(self) -> dict[str, tuple[object, ...]]:
         """Live requests as comparable values, by id."""
-        table = self.dispatcher.table
-        return {request_id: table.live[request_id].view() for request_id in sorted(table.live)}
+        by_id = self.tables.requests.by_id
+        return {request_id: by_id[request_id].view() for request_id in sorted(by_id)}
+
+    # Records of a partition
+
+    def _known_already(self, event: SessionLoaded | Placed, now_ms: int) -> None:
+        """Of what this router wrote itself it learns nothing once it has the partition."""
 
     def _request_arrived(self, event: RequestArrived, now_ms: int) -> None:
-        request, table = event.request, self.dispatcher.table
-        if request.request_id in table.live or table.has_ended(request.request_id):
+        request, tables = event.request, self.tables
+        if self.is_live(request.request_id) or request.request_id in tables.ended:
             return
-        live = self.dispatcher.at_work = arrived(request, event.partition)
-        table.add(live)
-        live.cancel = table.take_early(request)
-        if live.cancel is not None:
-            self.dispatcher.cancelled(live, now_ms)
-            return
-        self.dispatcher.enqueue(live, now_ms)
-        self.dispatcher.pump(now_ms)
+        live = arrived(request, event.partition)
+        with tables.about(live):
+            tables.requests.add(live)
+            live.cancel = tables.early_cancellations.take(request)
+            if live.cancel is not None:
+                self._endings.end_cancelled(live, now_ms)
+                return
+            self._endings.enqueue(live, now_ms)
+            self._dispatcher.dispatch_waiting(now_ms)
 
     def _cancellation_arrived(self, event: CancellationArrived, now_ms: int) -> None:
-        cancellation, table = event.cancellation, self.dispatcher.table
-        live = self._find(cancellation.request_id)
+        cancellation, tables = event.cancellation, self.tables
+        live = tables.requests.by_id.get(cancellation.request_id)
         if live is None:
-            if not table.has_ended(cancellation.request_id):
-                table.cancel_early(cancellation, event.partition, now_ms)
+            if cancellation.request_id not in tables.ended:
+                tables.early_cancellations.add(cancellation, event.partition, now_ms)
             return
         if live.cancel is None and may_cancel(cancellation, live.request):
-            live.cancel = cancellation.reason
-            self.attempts.cancel(live, now_ms)
-            self.dispatcher.pump(now_ms)
+            with tables.about(live):
+                live.cancel = cancellation.reason
+                self._attempts.cancel(live, now_ms)
+                self._dispatcher.dispatch_waiting(now_ms)
 
     def _resumption_arrived(self, event: ResumptionArrived, now_ms: int) -> None:
         """Only of what lives: ids of events, which resume, come after a placement."""
-        resumption = event.resumption
-        live = self._find(resumption.request_id)
+        resumption, requests = event.resumption, self.tables.requests
+        live = requests.by_id.get(resumption.request_id)
         if live is not None:
-            place = resumption.gateway_id, resumption.gateway_started_ms
-            self.dispatcher.table.resumed(live, place)
-
-    def _end_unread(self, now_ms: int) -> None:
-        """End what nobody can be told any more, because all gateways that read it are lost.
-
-        Where a worker was told to end it already, that one does.
-        """
-        table = self.dispatcher.table
-        lost = self.gateways.lost(table.by_reader, now_ms)
-        for gateway in sorted(lost):
-            for live in list(table.by_reader.get(gateway, {}).values()):
-                if live.cancel is None and lost.issuperset(live.readers):
-                    self.dispatcher.at_work = live
-                    live.cancel = CancelReason.GATEWAY_LOST
-                    self.dispatcher.cancelled(live, now_ms)
+            requests.resume(live, (resumption.gateway_id, resumption.gateway_started_ms))
 
     def _phase_arrived(self, event: PhaseArrived, now_ms: int) -> None:
-        live = self._find(event.phase.request_id)
+        live = self.tables.requests.by_id.get(event.phase.request_id)
         if live is None or event.phase.attempt != live.attempt or live.state is State.QUEUED:
             return
-        self.attempts.reported(live, event.phase, now_ms)
-        self.dispatcher.pump(now_ms)
+        with self.tables.about(live):
+            self._attempts.reported(live, event.phase, now_ms)
+            self._dispatcher.dispatch_waiting(now_ms)
 
     def _outcome_arrived(self, event: OutcomeArrived, now_ms: int) -> None:
         """The request has ended, unless a later attempt was placed since
@@ -187,24 +188,26 @@ class Router:
         already and then ignores whatever lower attempts say.
         """
         outcome = event.outcome
-        live = self._find(outcome.request_id)
+        live = self.tables.requests.by_id.get(outcome.request_id)
         if live is None or outcome.attempt < live.attempt:
             return
-        if outcome.kind is OutcomeKind.COMPLETED:
-            worker = self.dispatcher.orders.charged(live, *DECODERS)
-            if worker is not None:
-                observations.answered(self.dispatcher.placer, live, worker, outcome, now_ms)
-            self._remember_session(live, outcome, now_ms)
-        if outcome.attempt > live.attempt:  # of a router before this one: what it placed is void
-            self.dispatcher.orders.void(live, now_ms)
-        self.dispatcher.ended(live, now_ms)
-        self.dispatcher.pump(now_ms)
+        with self.tables.about(live):
+            if outcome.kind is OutcomeKind.COMPLETED:
+                worker = self._orders.charged(live, *DECODERS)
+                if worker is not None:
+                    estimates = self.placer.estimates
+                    observations.answered(estimates, live, worker, outcome, now_ms)
+                self._remember_session(live, outcome, now_ms)
+            if outcome.attempt > live.attempt:  # of a router before this one: its attempt is void
+                self._orders.void(live, now_ms)
+            self._endings.ended_by_worker(live, now_ms)
+            self._dispatcher.dispatch_waiting(now_ms)
 
-    def _remember_session(self, live: Live, outcome: Outcome, now_ms: int) -> None:
+    def _remember_session(self, live: LiveRequest, outcome: Outcome, now_ms: int) -> None:
         if not outcome.decode_worker or outcome.decode_worker != live.decode[0]:
             return
         session_id = outcome.session_id
-        known = self.dispatcher.sessions.get(session_id, now_ms)
+        known = self.tables.sessions.get(session_id, now_ms)
         session = Session(
             session_id=session_id,
             decode_worker=outcome.decode_worker,
@@ -214,45 +217,71 @@ class Router:
             last_used_ms=now_ms,
             kv=outcome.kv,
         )
-        self.dispatcher.sessions.put(session, live.partition)
-        self.dispatcher.out.append(SaveSession(session, live.partition))
+        self.tables.sessions.put(session, live.partition)
+        self.tables.effects.append(SaveSession(session, live.partition))
         self._evict_sessions(now_ms)
 
     def _evict_sessions(self, now_ms: int) -> None:
-        for session_id, partition in self.dispatcher.sessions.evict(now_ms):
-            self.dispatcher.out.append(Forget(session_id, partition))
+        for session_id, partition in self.tables.sessions.evict(now_ms):
+            self.tables.effects.append(Forget(session_id, partition))
+
+    # The fleet, and time
 
     def _fleet_record_arrived(self, event: FleetRecordArrived, now_ms: int) -> None:
         member_id = event.record.member_id
-        self.dispatcher.fleet.apply(event.record, event.offset, now_ms, event.ahead_ms)
-        self._place_lost([x for x in self.dispatcher.table.by_life if x[0] == member_id], now_ms)
-        self.dispatcher.pump(now_ms)
+        self.tables.fleet.apply(event.record, event.offset, now_ms, event.ahead_ms)
+        lives = self.tables.requests.lives
+        self._give_up_lost([life for life in lives if life[0] == member_id], now_ms)
+        self._dispatcher.dispatch_waiting(now_ms)
 
-    def _place_lost(self, lives: Iterable[Life], now_ms: int) -> None:
+    def _give_up_lost(self, lives: Iterable[Life], now_ms: int) -> None:
         """Void the attempts of those lives that are over."""
-        dispatcher = self.dispatcher
-        for life in sorted(life for life in lives if dispatcher.fleet.is_lost(life, now_ms)):
-            for live in list(dispatcher.table.by_life.get(life, {}).values()):
-                self.attempts.lost(live, life, now_ms)
+        tables = self.tables
+        for life in sorted(life for life in lives if tables.fleet.is_lost(life, now_ms)):
+            for live in list(tables.requests.lives.get(life, {}).values()):
+                with tables.about(live):
+                    self._attempts.lost(live, life, now_ms)
 
     def _kv_events_arrived(self, event: KvEventsArrived, now_ms: int) -> None:
-        self.dispatcher.placer.prefixes.apply(event.record)
+        self.placer.prefixes.apply(event.record)
 
     def _tick(self, event: Tick, now_ms: int) -> None:
-        dispatcher = self.dispatcher
-        dispatcher.fleet.prefill_absent_ms(now_ms)
-        self._place_lost(dispatcher.table.by_life, now_ms)
-        dispatcher.expire_queue(now_ms)
-        for live in dispatcher.table.due(now_ms):
-            self.attempts.overdue(live, now_ms)
+        tables = self.tables
+        tables.fleet.prefill_absent_ms(now_ms)
+        self._give_up_lost(tables.requests.lives, now_ms)
+        self._endings.expire_queue(now_ms)
+        for live in tables.requests.due(now_ms):
+            with tables.about(live):
+                self._attempts.overdue(live, now_ms)
         if now_ms - self._swept_ms >= _SWEEP_MS:
             self._swept_ms = now_ms
-            self._end_unread(now_ms)
-            dispatcher.table.sweep(now_ms)
-            dispatcher.placer.forget(dispatcher.fleet.forget(now_ms))
-            self._evict_sessions(now_ms)
-        dispatcher.placer.prefixes.sweep()
-        dispatcher.pump(now_ms)
+            self._sweep(now_ms)
+        self.placer.prefixes.sweep()
+        self._dispatcher.dispatch_waiting(now_ms)
+
+    def _sweep(self, now_ms: int) -> None:
+        """What is looked at once a second."""
+        self._end_unread(now_ms)
+        self.tables.sweep(now_ms)
+        for worker_id in self.tables.fleet.forget(now_ms):
+            self.placer.prefixes.forget(worker_id)
+        self._evict_sessions(now_ms)
+
+    def _end_unread(self, now_ms: int) -> None:
+        """End what nobody can be told any more, because all gateways that read it are lost.
+
+        Where a worker was told to end it already, that one does.
+        """
+        requests = self.tables.requests
+        lost = self._reader_watch.lost(requests.readers, now_ms)
+        for gateway in sorted(lost):
+            for live in list(requests.readers.get(gateway, {}).values()):
+                if live.cancel is None and lost.issuperset(live.readers):
+                    with self.tables.about(live):
+                        live.cancel = CancelReason.GATEWAY_LOST
+                        self._endings.end_cancelled(live, now_ms)
+
+    # Which partitions it owns
 
     def _partition_taken(self, event: PartitionTaken, now_ms: int) -> None:
         assert event.partition not in self.owned
@@ -260,27 +289,26 @@ class Router:
         self._rebuilds[event.partition] = Rebuild(event.partition)
 
     def _partition_ready(self, event: PartitionReady, now_ms: int) -> None:
-        rebuilt = self._rebuilds.pop(event.partition).result()
-        table = self.dispatcher.table
+        rebuilt, tables = self._rebuilds.pop(event.partition).result(), self.tables
         for request_id, deadline_ms in rebuilt.ended:
             until_ms = max(deadline_ms, now_ms) + self.settings.deadline_grace_ms
-            table.remember(request_id, until_ms, event.partition)
+            tables.ended.add(request_id, until_ms, event.partition)
         for cancellation in rebuilt.early:
-            table.cancel_early(cancellation, event.partition, now_ms)
+            tables.early_cancellations.add(cancellation, event.partition, now_ms)
         for session in rebuilt.sessions:
-            self.dispatcher.sessions.put(session, event.partition)
+            tables.sessions.put(session, event.partition)
         for live, failed in rebuilt.live:
-            self.attempts.adopt(live, failed, now_ms)
+            with tables.about(live):
+                self._attempts.adopt(live, failed, now_ms)
         self._evict_sessions(now_ms)
-        self.dispatcher.pump(now_ms)
+        self._dispatcher.dispatch_waiting(now_ms)
 
     def _partition_lost(self, event: PartitionLost, now_ms: int) -> None:
         self.owned.discard(event.partition)
         self._rebuilds.pop(event.partition, None)
-        self.dispatcher.sessions.drop(event.partition)
-        for live in self.dispatcher.table.of_partition(event.partition):
-            self.dispatcher.admission.remove(live.request_id)
-            self.dispatcher.orders.refund(live)
-            self.dispatcher.table.drop(live)
-        self.dispatcher.table.forget_partition(event.partition)
-        self.dispatcher.pump(now_ms)
+        for live in self.tables.requests.of_partition(event.partition):
+            self.tables.admission.remove(live.request_id)
+            self._orders.refund(live)
+            self.tables.requests.drop(live)
+        self.tables.forget_partition(event.partition)
+        self._dispatcher.dispatch_waiting(now_ms)

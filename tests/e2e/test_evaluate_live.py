@@ -13,7 +13,7 @@ from infra.evaluate.conversations import Load, Turn
 from infra.evaluate.planning import Measured
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
-from streams.core.placement.ppd_table import AXES, Table
+from streams.core.placement.ppd_table import AXES, PpdTable
 from tests.e2e.harness import patient_stack, sim_settings, stack
 from tests.infra.test_cli import trivium
 
@@ -92,7 +92,7 @@ async def test_a_running_cluster_is_planned_through_its_gateway(
             asked = ("plan", "ppd", *arguments, *more)
             code, output, errors = await asyncio.to_thread(trivium, *asked)
             assert (code, f"written: {made} ({cells} cells)" in output) == (0, True), errors
-            table = Table.from_dict(json.loads(made.read_text()))
+            table = PpdTable.from_dict(json.loads(made.read_text()))
             sizes = {axis: len(edges) for axis, edges in table.edges.items()}
             assert sizes == {**dict.fromkeys(AXES, 1), "load": len(streams) // 4}
     assert sorted(cell.samples for cell in table.cells.values()) == [6, 6, 24, 24]

@@ -10,7 +10,7 @@ from infra.simulator.workload import Profile, poisson
 from infra.simulator.workload import Shape as TurnShape
 from schemas.records import OutcomeKind
 from streams.config import RouterSettings
-from streams.core.fleet.readers import Gateways
+from streams.core.fleet.readers import ReaderWatch
 
 SETUP = Setup()
 DURATION_MS = 12_000.0
@@ -93,6 +93,6 @@ def test_a_gateway_that_was_cut_off_keeps_its_streams() -> None:
 
 def test_a_seed_finds_work_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the mend it runs to its end (issue 10, 13)."""
-    monkeypatch.setattr(Gateways, "lost", lambda *_: set())
+    monkeypatch.setattr(ReaderWatch, "lost", lambda *_: set())
     with pytest.raises(AssertionError, match="run for nobody"):
         serve(1, (lose_gateway(READY_MS + 6_000, "gateway-1", (None,)),), Readers(GRACE_MS))

@@ -364,7 +364,7 @@ def test_a_failing_core_leaves_a_note_of_the_request_it_was_at(
         def broken(*_: object) -> None:
             raise AssertionError("a bug")
 
-        monkeypatch.setattr(Dispatcher, "pump", broken)
+        monkeypatch.setattr(Dispatcher, "dispatch_waiting", broken)
         request = builders.request("r1", deadline_ms=wall_ms() + 60_000)
         taking = asyncio.create_task(
             process.take("requests", FakeEvent(process.codec.encode(request)))

@@ -24,7 +24,7 @@ def test_measured_clocks_reach_placement() -> None:
 
     async def main() -> None:
         process, _ = await process_with_partition()
-        view, known = process.membership.view, process.router.dispatcher.fleet.view.members
+        view, known = process.membership.view, process.router.tables.fleet.view.members
 
         def told(record: Any, logged_ms: int) -> None:
             view.apply(record, 0, T0, logged_ms)

@@ -18,7 +18,7 @@ from streams.agents.prefixes import Prefixes
 from streams.agents.table import load_table
 from streams.config import RouterSettings
 from streams.core.events import PartitionTaken
-from streams.core.placement.ppd_table import AXES, Cell, Table
+from streams.core.placement.ppd_table import AXES, Cell, PpdTable
 from tests.streams import builders
 from tests.streams.builders import T0
 from tests.streams.router_fakes import LOG, FakeEvent, process_with_partition
@@ -33,7 +33,7 @@ def test_prefix_caches_reach_the_core_and_the_journal() -> None:
         process.journal.cut(1)
         record = replace(KV_EVENTS, stored=prefix.pack([1, 2, 3]))
         await process.prefixes.take(FakeEvent(process.codec.encode(record), offset=7))
-        assert len(process.router.dispatcher.placer.prefixes) == 3
+        assert len(process.router.placer.prefixes) == 3
         (batch,) = process.journal.cut(1)
         assert batch.record is not None
         assert (batch.record.topics, batch.record.offsets) == (("prefixes",), (7,))
@@ -64,7 +64,7 @@ def test_what_is_no_record_of_a_prefix_cache_is_buried(changes: dict[str, Any]) 
 
 def test_the_table_of_a_policy_is_read_from_its_file(tmp_path: Path) -> None:
     cell = Cell(bin=(0, 0, 0, 0), gain_ttft=0.5, loss_tpot=0.1, samples=9)
-    table = Table(dict.fromkeys(AXES, (1.0,)), [cell])
+    table = PpdTable(dict.fromkeys(AXES, (1.0,)), [cell])
     path = tmp_path / "table.json"
     path.write_text(json.dumps(table.to_dict()))
     found = load_table(RouterSettings(policy="table", table=str(path)))

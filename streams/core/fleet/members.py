@@ -9,11 +9,7 @@ workers, `streams/core/router.py` keeps the counts.
 from schemas.fleet import HEARTBEAT_MS, LEASE_MS, FleetView
 from schemas.records import Heartbeat, MemberKind, MemberState, Registration, Role
 from schemas.topics import WORK_TOPICS
-from streams.core.fleet.workers import NOT_LISTED, Life, Pool, Worker
-
-__all__ = ["Fleet", "Gateway", "Life", "Worker"]
-
-Gateway = tuple[str, int]  # a gateway's process: its member id and `started_ms`
+from streams.core.fleet.workers import NOT_LISTED, Gateway, Life, Pool, Worker
 
 # No record from anyone for so long: it is this router, or the broker, that is deaf.
 DEAF_MS = 2 * HEARTBEAT_MS
@@ -49,11 +45,6 @@ class Fleet:
             self._beat(record, now_ms)
         elif record.kind is MemberKind.WORKER:
             self._register(record.member_id)
-
-    @property
-    def by_role(self) -> dict[Role, list[Worker]]:
-        """The workers of each role, in order of their ids."""
-        return {role: pool.workers for role, pool in self.pools.items()}
 
     def worker(self, worker_id: str, role: Role) -> Worker | None:
         """A worker in a role, whether it lives or not."""
@@ -101,7 +92,7 @@ class Fleet:
         worker.taken = self._taken
         worker.running += 1
         worker.work_ahead_tokens += tokens
-        self.pools[worker.role].count(worker)
+        self.pools[worker.role].update(worker)
 
     def release(self, life: Life, role: Role, tokens: int) -> None:
         """Count a request that left; earlier lives hold nothing."""
@@ -109,14 +100,14 @@ class Fleet:
         if worker is not None and worker.epoch == life[1]:
             worker.running -= 1
             worker.work_ahead_tokens -= tokens
-            self.pools[role].count(worker)
+            self.pools[role].update(worker)
 
     def pause(self, life: Life, role: Role) -> None:
         """The worker refused work: it gets no more until its next heartbeat."""
         worker = self._workers.get((life[0], role))
         if worker is not None and worker.epoch == life[1]:
             worker.paused = True
-            self.pools[role].count(worker)
+            self.pools[role].update(worker)
 
     def occupy(self, worker: Worker, until_ms: float, append_ms_per_token: float) -> None:
         """Note until when the prompts dispatched to a decode or replica worker keep it busy.
@@ -124,16 +115,14 @@ class Fleet:
         Heartbeats prolong that where more is queued than was expected.
         """
         worker.busy_until_ms, worker.append_ms_per_token = until_ms, append_ms_per_token
-        if worker.row != NOT_LISTED:
-            self.pools[worker.role].busy_until_ms[worker.row] = until_ms
+        self.pools[worker.role].update(worker)
 
     def set_pace(self, life: Life, role: Role, pace: float) -> None:
         """Note how long the worker takes for the same work, over its pool's average."""
         worker = self._workers.get((life[0], role))
         if worker is not None and worker.epoch == life[1]:
             worker.pace = pace
-            if worker.row != NOT_LISTED:
-                self.pools[role].pace[worker.row] = pace
+            self.pools[role].update(worker)
 
     def forget(self, now_ms: int) -> list[str]:
         """Drop members that have been silent for long, so that the tables stay bounded; returns

@@ -12,12 +12,11 @@ Decides nothing about requests; `streams/core/router.py` asks once a second.
 
 from collections.abc import Iterable
 
-from streams.core.fleet.members import Fleet, Gateway
+from streams.core.fleet.members import Fleet
+from streams.core.fleet.workers import Gateway
 
-READERS_MAX = 8  # gateways of one request; where it was resumed last counts
 
-
-class Gateways:
+class ReaderWatch:
     """The processes that live requests depend on."""
 
     def __init__(self, fleet: Fleet, grace_ms: int) -> None:
@@ -34,13 +33,3 @@ class Gateways:
             for gateway, since_ms in self._gone_ms.items()
             if now_ms - since_ms >= self._grace_ms
         }
-
-
-def resumed_at(readers: tuple[Gateway, ...], gateway: Gateway) -> tuple[Gateway, ...]:
-    """Where an answer is read, once it was resumed at a gateway too.
-
-    Nowhere stays nowhere: such a request does not depend on its gateways.
-    """
-    if not readers or gateway in readers:
-        return readers
-    return (*readers, gateway)[-READERS_MAX:]

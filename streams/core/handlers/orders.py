@@ -4,45 +4,45 @@ A worker is told of an attempt's end in one of two ways. Void: it drops the atte
 because the router places the request again or ends it itself. Not void: it ends the request with
 an outcome. Records for one worker are read in order, so a voided attempt's credit is free at once.
 
-Decides nothing: `streams/core/handlers/dispatch.py` calls, after it has moved the request.
+Decides nothing: the other handlers call, after they have moved the request.
 """
 
-from schemas.records import KvHandle, Mode, Orchestration, Role
-from streams.core.effects import Effect
-from streams.core.fleet.members import Fleet, Life, Worker
-from streams.core.handlers import decisions
-from streams.core.requests.live import NOBODY, Charge, Live, State
+from schemas.records import CancelWork, KvHandle, Mode, Orchestration, Role, Work, WorkPhase
+from streams.core.effects import Dispatch, Effect
+from streams.core.fleet.members import Fleet
+from streams.core.fleet.workers import Life, Worker
+from streams.core.requests.live import NOBODY, Charge, LiveRequest
+from streams.core.states import State
 
 DECODERS = (Role.DECODE, Role.REPLICA)
-_PREFILL, _DECODING = Role.PREFILL, State.DECODING  # looked up once
 
 
 class Orders:
-    """Appends dispatches to `out`; counts credits in the fleet."""
+    """Appends dispatches to `effects`; counts credits in the fleet."""
 
-    def __init__(self, router_id: str, fleet: Fleet, out: list[Effect]) -> None:
+    def __init__(self, router_id: str, fleet: Fleet, effects: list[Effect]) -> None:
         self._router_id = router_id
         self._fleet = fleet
-        self._out = out
+        self._effects = effects
 
-    def charge(self, live: Live, worker: Worker, tokens: int) -> None:
+    def charge(self, live: LiveRequest, worker: Worker, tokens: int) -> None:
         """Spend one of a worker's credits on a request."""
         assert worker.role not in live.charges, f"{live.request_id}: charged twice"
         self._fleet.take(worker, tokens)
         live.charges[worker.role] = Charge(worker.life, tokens)
 
-    def refund(self, live: Live, life: Life | None = None) -> None:
+    def refund(self, live: LiveRequest, life: Life | None = None) -> None:
         """Give back the credits that a request spends, all or those with one life."""
         for role, charge in list(live.charges.items()):
             if life is None or charge.life == life:
                 del live.charges[role]
                 self._fleet.release(charge.life, role, charge.tokens)
 
-    def dispatch(self, live: Live, now_ms: int, kv: KvHandle | None = None) -> None:
+    def dispatch(self, live: LiveRequest, now_ms: int, kv: KvHandle | None = None) -> None:
         """Send the work of the attempt's state. Workers ignore what they have seen before."""
-        prefill, decode = self.charged(live, _PREFILL), self.charged(live, *DECODERS)
+        prefill, decode = self.charged(live, Role.PREFILL), self.charged(live, *DECODERS)
         state = live.state
-        if state is _DECODING and decode is not None:
+        if state is State.DECODING and decode is not None:
             self._send(live, decode, now_ms, kv=live.kv)
         elif state is State.PREFILLING and prefill is not None:
             self._send(live, prefill, now_ms, kv=kv)
@@ -51,12 +51,12 @@ class Orders:
         elif state is State.PAIRED and prefill is not None and decode is not None:
             target = live.kv
             if live.orchestration is Orchestration.CONCURRENT:
-                target = decisions.promised(live, decode, 0)
+                target = _promised(live, decode, 0)
                 self._send_waiting(live, decode, prefill, now_ms)
             self._send(live, prefill, now_ms, kv_target=target)
         live.kv = None  # used once
 
-    def dispatch_again(self, live: Live, now_ms: int) -> None:
+    def dispatch_again(self, live: LiveRequest, now_ms: int) -> None:
         """After a takeover: send what the last router may have decided and not sent.
 
         A hand-over of which only the decision was read, and KV that is there, prove that it has.
@@ -70,33 +70,33 @@ class Orders:
             self.dispatch(live, now_ms)
 
     def _send_waiting(
-        self, live: Live, decode: Worker | None, prefill: Worker, now_ms: int
+        self, live: LiveRequest, decode: Worker | None, prefill: Worker, now_ms: int
     ) -> None:
         """Decode of a pair: it is to wait for what prefill will write."""
         assert decode is not None
-        self._send(live, decode, now_ms, kv=decisions.promised(live, prefill, live.prompt_tokens))
+        self._send(live, decode, now_ms, kv=_promised(live, prefill, live.prompt_tokens))
 
     def _send(
         self,
-        live: Live,
+        live: LiveRequest,
         worker: Worker,
         now_ms: int,
         *,
         kv: KvHandle | None = None,
         kv_target: KvHandle | None = None,
     ) -> None:
-        self._out.append(
-            decisions.work(self._router_id, live, worker, now_ms, kv=kv, kv_target=kv_target)
+        self._effects.append(
+            work(self._router_id, live, worker, now_ms, kv=kv, kv_target=kv_target)
         )
 
-    def charged(self, live: Live, *roles: Role) -> Worker | None:
+    def charged(self, live: LiveRequest, *roles: Role) -> Worker | None:
         """The worker on which the request spends a credit in one of the roles."""
         for role in roles:
             if role in live.charges:
                 return self._fleet.worker(live.charges[role].life[0], role)
         return None
 
-    def void(self, live: Live, now_ms: int) -> None:
+    def void(self, live: LiveRequest, now_ms: int) -> None:
         """Have whoever holds something of the attempt drop it, and take all credits back."""
         for role, charge in live.working.items():
             self._cancel(live, charge.life, role, now_ms, void=True)
@@ -104,11 +104,11 @@ class Orders:
             self.void_prefill(live, now_ms)
         self.refund(live)
 
-    def void_prefill(self, live: Live, now_ms: int) -> None:
+    def void_prefill(self, live: LiveRequest, now_ms: int) -> None:
         """Have the prefill worker free the KV that it keeps."""
         self._cancel(live, live.prefill, Role.PREFILL, now_ms, void=True)
 
-    def stop(self, live: Live, now_ms: int) -> None:
+    def stop(self, live: LiveRequest, now_ms: int) -> None:
         """Have the last holder end the request with an outcome, and the others drop it."""
         ender = live.holders[-1]
         for role, charge in live.working.items():
@@ -119,10 +119,84 @@ class Orders:
         if live.keeps_kv:
             self.void_prefill(live, now_ms)
 
-    def _cancel(self, live: Live, life: Life, role: Role, now_ms: int, *, void: bool) -> None:
+    def _cancel(
+        self, live: LiveRequest, life: Life, role: Role, now_ms: int, *, void: bool
+    ) -> None:
         """Cancel on one worker, if that life of it is still known."""
         if life == NOBODY or self._fleet.is_lost(life, now_ms):
             return
         worker = self._fleet.worker(life[0], role)
         if worker is not None and worker.epoch == life[1]:
-            self._out.append(decisions.cancel_work(live, worker, now_ms, void=void))
+            self._effects.append(_cancel_work(live, worker, now_ms, void=void))
+
+
+def work(
+    router_id: str,
+    live: LiveRequest,
+    worker: Worker,
+    now_ms: int,
+    *,
+    kv: KvHandle | None = None,
+    kv_target: KvHandle | None = None,
+) -> Dispatch:
+    """The work of the live state's current attempt for one worker, by the worker's role.
+
+    Decode of a pair sends its tokens from the first one on, so that no death leaves a gap.
+    """
+    request, paired = live.request, live.is_paired
+    record = Work(
+        request_id=request.request_id,
+        session_id=request.session_id,
+        attempt=live.attempt,
+        router_id=router_id,
+        worker_id=worker.worker_id,
+        worker_epoch=worker.epoch,
+        phase=WorkPhase.PREFILL if worker.role is Role.PREFILL else WorkPhase.DECODE,
+        mode=live.mode,
+        orchestration=live.orchestration,
+        model=request.model,
+        prompt_tokens=request.prompt_tokens,
+        sampling=request.sampling,
+        arrived_ms=request.arrived_ms,
+        deadline_ms=request.deadline_ms,
+        gateway_partition=request.gateway_partition,
+        prefill_worker=live.prefill[0],
+        first_token_ms=live.first_token_ms,
+        first_seq=0 if paired else live.sent_tokens,
+        first_char=0 if paired else live.sent_chars,
+        cached_tokens=live.cached_tokens,
+        kv=kv,
+        dispatched_ms=now_ms,
+        kv_target=kv_target,
+    )
+    return Dispatch(worker.topic, worker.partition, record)
+
+
+def _promised(live: LiveRequest, peer: Worker, tokens: int) -> KvHandle:
+    """The other side of a pair, as a handle without blocks: the engines name those themselves."""
+    capability = peer.capability
+    assert capability is not None, f"{peer.worker_id}: paired, but its engine is unknown"
+    return KvHandle(
+        worker_id=peer.worker_id,
+        worker_epoch=peer.epoch,
+        engine_id=capability.engine_id,
+        engine_request_id=f"{live.request_id}.{live.attempt}",
+        tokens=tokens,
+        block_size=capability.block_size,
+        expires_at_ms=live.request.deadline_ms,
+    )
+
+
+def _cancel_work(live: LiveRequest, worker: Worker, now_ms: int, *, void: bool) -> Dispatch:
+    """Stop this attempt and all lower ones on one worker, and free what they hold there.
+
+    Void: the worker says nothing more of it; otherwise it ends the request with an outcome.
+    """
+    record = CancelWork(
+        request_id=live.request_id,
+        attempt=live.attempt,
+        worker_id=worker.worker_id,
+        at_ms=now_ms,
+        void=void,
+    )
+    return Dispatch(worker.topic, worker.partition, record)

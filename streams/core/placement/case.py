@@ -1,58 +1,84 @@
-"""A request as placement sees it, with what was computed and drawn for it.
+"""A case: a request as placement sees it, with what was computed and drawn for it.
 
-`streams/core/handlers/dispatch.py` makes one per request and keeps it with the request.
+One is made per request and stays with it while it waits and while it runs (`requests/live.py`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from schemas.prefix import Words, chain
-from schemas.records import Request, Session
-from streams.core.placement.estimates import Note
-from streams.core.placement.prefixes import NO_SLOT, PrefixIndex
+from schemas.records import Request, Session, Unmet
 
 UNTICKETED = 0
 _PROBE_TOKENS = 2_048  # of a prompt are hashed at first
 _NOTHING: Words = np.empty(0, np.uint64)
 
+Features = tuple[float, ...]
+
+
+@dataclass(slots=True)
+class Note:
+    """What lay before a request when it was placed, and what became of it so far.
+
+    `streams/core/placement/estimates.py` writes and reads it.
+    """
+
+    at_ms: int
+    max_tokens: int
+    prefill: Features = ()  # less the tokens to compute, which the worker tells
+    append: Features = ()
+    decode: tuple[str, int] = ("", 0)  # the worker's life
+    running: float = 0.0  # there, when the request came
+    appended_tokens: float = 0.0  # likewise
+    moved_tokens: int = 0  # of the prompt, that the decode worker lacks
+    prefill_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    """The wishes that a placement does not meet, and why; all met where they are empty."""
+
+    policy: str = ""
+    orchestration: str = ""
+    unmet: Unmet = Unmet.NONE
+
+
+ALL_MET = Missed()
+
 
 @dataclass(slots=True, eq=False)
-class Need:
-    """A request as placement sees it. Keep one per request while it waits: it remembers what was
-    computed and drawn for it. `session`, `waiting` and `underway` are as of now."""
+class Case:
+    """A request as placement sees it; `session`, `waiting` and `before_decode` are as of now."""
 
     request: Request
     prompt_tokens: int
     max_tokens: int
     session: Session | None = None
     waiting: int = 0  # requests in admission
-    underway: int = 0  # remote placements that wait for their decode worker
-    ticket: int = UNTICKETED
-    note: Note | None = None  # what lay before it when it was placed
+    before_decode: int = 0  # remote placements that wait for their decode worker
+    ticket: int = UNTICKETED  # number of its choice between local and remote, from 1
+    note: Note | None = None
     weights: tuple[float, float] | None = None  # of TTFT and TPOT, by its class or its own
     policy: str = ""  # by which it is being placed
     _chains: dict[int, Words] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, request: Request) -> "Need":
+    def of(cls, request: Request) -> "Case":
         """The lasting part, from the request."""
         return cls(request, request.prompt_length, request.sampling.max_tokens)
 
-    def chain(
-        self, block_size: int, index: PrefixIndex, home_slot: int, home_tokens: int
-    ) -> Sequence[int]:
+    def chain(self, block_size: int, is_held: Callable[[int, int], bool]) -> Sequence[int]:
         """Hashes of the prompt's first blocks, as far as somebody may hold them.
 
-        More are computed only while some worker holds the last one so far. The session's worker
-        does not count where it is known anyway to hold so many tokens.
+        More are computed only while the last one so far is held: `is_held(hash, tokens)`, where
+        `tokens` is the length of the prompt's part that the hash names.
         """
         known = self._chains.get(block_size, _NOTHING)
         done, last = known.size * block_size, known.item(-1) if known.size else None
         while self.prompt_tokens - done >= block_size:
-            but_for = home_slot if done <= home_tokens else NO_SLOT
-            if last is not None and not index.is_held(last, block_size, but_for):
+            if last is not None and not is_held(last, done):
                 break
             count = min(max(done, _PROBE_TOKENS, block_size), self.prompt_tokens - done)
             tokens = np.frombuffer(self.request.prompt_tokens, "<i4", count, 4 * done)

@@ -14,17 +14,16 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from math import exp
 
-from schemas.frozen import frozen, maker
 from schemas.records import Estimate, Role
 from streams.config import RouterSettings
 from streams.core.fleet.workers import Life, Worker
+from streams.core.placement.case import Features, Note
 from streams.core.placement.regression import Regression
 
 PACES_MAX = 10_000  # the longest unseen go first
 PACE_SAMPLES, PACE_RATE = 8, 0.1
 PACE_MIN, PACE_MAX = 0.1, 10.0
 THOUSAND = 1_000.0
-_estimate = maker(Estimate)
 # Assumed until measured, as shares of the assumed speeds of the settings.
 BASE_MS, TRANSFER_SHARE, SHARING_SHARE, STALL_SHARE = 1.0, 0.1, 0.02, 0.2
 ANSWER_SHARE, ANSWER_RATE = 0.5, 0.05  # how much of max_tokens answers use
@@ -33,11 +32,10 @@ HOP_RATE = 0.05
 PROMPTS_MEMORY_MS = 2_000.0  # over which prompts placed on a worker are averaged
 BUSY_MAX = 0.8  # most of its time that a worker is taken to spend on prompts, or a batch to lose
 
-Features = tuple[float, ...]
 Place = tuple[Life, Role]
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Speeds:
     """What work costs on an average worker of a pool, as far as is known."""
 
@@ -47,21 +45,6 @@ class Speeds:
     append_ms_per_token: float
     transfer_ms_per_token: float
     sharing_ms: float  # what one more running request adds to the time of every token
-
-
-@dataclass(slots=True)
-class Note:
-    """What lay before a request when it was placed, and what became of it so far."""
-
-    at_ms: int
-    max_tokens: int
-    prefill: Features = ()  # less the tokens to compute, which the worker tells
-    append: Features = ()
-    decode: Worker | None = None
-    running: float = 0.0  # there, when the request came
-    appended_tokens: float = 0.0  # likewise
-    moved_tokens: int = 0  # of the prompt, that the decode worker lacks
-    prefill_ms: float = 0.0
 
 
 class Estimates:
@@ -137,7 +120,7 @@ class Estimates:
     def joins(self, note: Note, decode: Worker, moved_tokens: int = 0) -> None:
         """The request is to be decoded there, with so much KV moved."""
         note.moved_tokens = moved_tokens
-        note.decode, note.running = decode, float(decode.running + decode.others_running)
+        note.decode, note.running = decode.life, float(decode.requests)
         note.appended_tokens = decode.appended_tokens
 
     def expect(
@@ -163,7 +146,7 @@ class Estimates:
         remote_ms = remote_ms * prefill.pace + self.hop_ms
         per_token_ms, local_ms = self._append(append_tokens, home, now_ms)
         step_ms, sharing_ms, stall_ms, hand_ms, move_ms = self.decode.coefficients
-        running = float(home.running + home.others_running)
+        running = float(home.requests)
         base_ms = step_ms + sharing_ms * running + stall_ms * _kept(home, now_ms) * home.token_rate
         moved = moved_tokens / THOUSAND
         moving_ms = hand_ms + move_ms * moved
@@ -182,7 +165,7 @@ class Estimates:
         gain_ttft = (remote_ms - local_ms - behind_ms) / max(remote_ms, 1e-3)
         loss_tpot = (tpot_local_ms - tpot_remote_ms) / max(tpot_remote_ms, 1e-3)
         kv_price = self._w_kv * moved
-        return _estimate(
+        return Estimate(
             ttft_local_ms=local_ms,
             ttft_remote_ms=remote_ms,
             tpot_local_ms=tpot_local_ms,
@@ -227,29 +210,27 @@ class Estimates:
     def finished(
         self,
         note: Note,
-        worker: Life,
+        worker: Worker,
         *,
         computed_tokens: int,
         ttft_ms: float,
         tpot_ms: float,
-        running: int,
         now_ms: int,
     ) -> None:
-        """A request was answered."""
-        decode = note.decode
-        if decode is None or decode.life != worker:
+        """A request was answered by a decode or replica worker, `ttft_ms` after its placement."""
+        if note.decode != worker.life:
             return
         if note.append:
-            place = (worker, decode.role)
+            place = (worker.life, worker.role)
             self._learn(self.append, place, (computed_tokens / THOUSAND, *note.append), ttft_ms)
         elif note.prefill_ms:
             self.hop_ms += HOP_RATE * (max(0.0, ttft_ms - note.prefill_ms) - self.hop_ms)
-        appended_tokens = decode.appended_tokens - note.appended_tokens
+        appended_tokens = worker.appended_tokens - note.appended_tokens
         rate = appended_tokens / max(1, now_ms - note.at_ms)
         answer_tokens = max(1.0, (now_ms - note.at_ms - ttft_ms) / max(tpot_ms, 1e-3))
         each = 0.0 if note.append else 1.0 / answer_tokens
         moved = each * note.moved_tokens / THOUSAND
-        self.decode.observe((1.0, (note.running + running) / 2, rate, each, moved), tpot_ms)
+        self.decode.observe((1.0, (note.running + worker.requests) / 2, rate, each, moved), tpot_ms)
         grown = ANSWER_TOKENS_RATE if self.answer_tokens else 1.0
         self.answer_tokens += grown * (answer_tokens - self.answer_tokens)
         share = min(1.0, answer_tokens / note.max_tokens)
@@ -273,13 +254,13 @@ class Estimates:
 def _ahead(worker: Worker) -> Features:
     """Features of a prefill worker's queue."""
     tokens = worker.work_ahead_tokens + worker.others_tokens
-    return 1.0, tokens / THOUSAND, float(worker.running + worker.others_running)
+    return 1.0, tokens / THOUSAND, float(worker.requests)
 
 
 def _beside(worker: Worker, now_ms: int) -> Features:
     """Features of a decode or replica worker's batch and of the prompts before this one."""
     waiting_ms = max(0.0, worker.busy_until_ms - now_ms)
-    return 1.0, waiting_ms, float(worker.running + worker.others_running)
+    return 1.0, waiting_ms, float(worker.requests)
 
 
 def _kept(worker: Worker, now_ms: int) -> float:

@@ -1,26 +1,25 @@
 """The policies: whether a prompt is computed on a decode worker, or remotely.
 
-Each is a small pure object: `choose(case) -> Choice`. All are asked of a later turn, about the
+Each is a small pure object: `choose(turn) -> Choice`. All are asked of a later turn, about the
 worker where its history lies; `learned` and `conditional` also where no worker holds the history (a
 first turn, or its worker is gone), about the decode worker where the answer would end soonest. What
 no policy has a say in (an absent pool, a full worker) is `streams/core/placement/placer.py`'s,
-which also chooses the workers and makes the case.
+which also chooses the workers and makes the turn.
 """
 
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from schemas.frozen import frozen
 from schemas.records import Estimate, Reason
 from streams.config import RouterSettings
-from streams.core.placement.ppd_table import Table
+from streams.core.placement.ppd_table import PpdTable
 
-_LEARNED, _TOO_LITTLE_KNOWN = Reason.LEARNED, Reason.TOO_LITTLE_KNOWN  # looked up once
 _GOLDEN = 0.6180339887498949  # the fractional part of the golden ratio
 _SLACK_SHARE = 0.25  # what is not the sooner way may be expected to take so much of the slack
 
 
-@frozen
-class Case:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
     """What a policy may know of a turn, and of the one decode worker that it is asked about."""
 
     ticket: int  # number of the choice on this router, from 1; kept while the request waits
@@ -30,7 +29,7 @@ class Case:
     prefill_tokens: int  # that the prefill worker would have to compute
     max_tokens: int
     prefill_queue: float  # requests on prefill workers and in admission, per prefill worker
-    load: float  # `choosing.load`
+    load: float  # `selection.load`
     slack_ms: int
     w_ttft: float
     w_tpot: float
@@ -57,7 +56,7 @@ class Policy(Protocol):
 
     first_turns: bool  # asked of them too, and of later turns whose worker is gone
 
-    def choose(self, case: Case) -> Choice:
+    def choose(self, turn: Turn) -> Choice:
         """Where to compute the prompt."""
 
 
@@ -73,11 +72,11 @@ class Conditional:
         self._tokens_max = settings.max_local_prefill_tokens
         self._queue_max = settings.max_prefill_queue
 
-    def choose(self, case: Case) -> Choice:
+    def choose(self, turn: Turn) -> Choice:
         """By length first, then by queue."""
-        if case.append_tokens <= self._tokens_max:
+        if turn.append_tokens <= self._tokens_max:
             return Choice(True, Reason.BELOW_LENGTH)
-        if case.prefill_queue >= self._queue_max:
+        if turn.prefill_queue >= self._queue_max:
             return Choice(True, Reason.PREFILL_QUEUE_LONG)
         return Choice(False, Reason.ABOVE_LENGTH)
 
@@ -94,9 +93,9 @@ class Static:
     def __init__(self, settings: RouterSettings) -> None:
         self._share = settings.local_share
 
-    def choose(self, case: Case) -> Choice:
+    def choose(self, turn: Turn) -> Choice:
         """By the ticket alone."""
-        return Choice(case.ticket * _GOLDEN % 1.0 < self._share, Reason.FIXED_SHARE)
+        return Choice(turn.ticket * _GOLDEN % 1.0 < self._share, Reason.FIXED_SHARE)
 
 
 class Tabled:
@@ -104,18 +103,18 @@ class Tabled:
 
     first_turns = False
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: PpdTable) -> None:
         self._table = table
 
-    def choose(self, case: Case) -> Choice:
+    def choose(self, turn: Turn) -> Choice:
         """Remote where nothing was measured for contexts of this length."""
-        new_tokens = case.prompt_tokens - case.context_tokens
-        at = self._table.bin_of(case.context_tokens, new_tokens, case.max_tokens, case.load)
+        new_tokens = turn.prompt_tokens - turn.context_tokens
+        at = self._table.bin_of(turn.context_tokens, new_tokens, turn.max_tokens, turn.load)
         cell = self._table.find(at)
         if cell is None:
             return Choice(False, Reason.TOO_LITTLE_KNOWN)
         estimate = Estimate(
-            score=cell.score(case.w_ttft, case.w_tpot),
+            score=cell.score(turn.w_ttft, turn.w_tpot),
             samples=cell.samples,
             gain_ttft=cell.gain_ttft,
             loss_tpot=cell.loss_tpot,
@@ -140,38 +139,38 @@ class Learned:
         self._settings = settings
         self._fallback = Conditional(settings)
 
-    def choose(self, case: Case) -> Choice:
-        """By the estimate of the case, which must have one."""
-        estimate = case.estimate
+    def choose(self, turn: Turn) -> Choice:
+        """By the estimate of the turn, which must have one."""
+        estimate = turn.estimate
         assert estimate is not None
         if estimate.samples < self._settings.samples_min:
-            local, reason = self._assumes(case, estimate), _TOO_LITTLE_KNOWN
+            local, reason = self._assumes(turn, estimate), Reason.TOO_LITTLE_KNOWN
         else:
-            local = case.alone or (estimate.score > 0 and self._in_time(case, estimate))
-            reason = _LEARNED
-        if self._explores(case, estimate.ttft_remote_ms if local else estimate.ttft_local_ms):
+            local = turn.alone or (estimate.score > 0 and self._in_time(turn, estimate))
+            reason = Reason.LEARNED
+        if self._explores(turn, estimate.ttft_remote_ms if local else estimate.ttft_local_ms):
             local, reason = not local, Reason.EXPLORING
         return Choice(local, reason, estimate)
 
-    def _assumes(self, case: Case, estimate: Estimate) -> bool:
-        if case.alone or not case.has_home:
-            return case.alone
-        choice = self._fallback.choose(case)
+    def _assumes(self, turn: Turn, estimate: Estimate) -> bool:
+        if turn.alone or not turn.has_home:
+            return turn.alone
+        choice = self._fallback.choose(turn)
         if not choice.local:
             return False
         sooner = estimate.ttft_local_ms <= estimate.ttft_remote_ms
         return choice.reason is Reason.BELOW_LENGTH or sooner
 
-    def _in_time(self, case: Case, estimate: Estimate) -> bool:
+    def _in_time(self, turn: Turn, estimate: Estimate) -> bool:
         """Whether no price for moving KV is paid with the deadline."""
-        late_ms = max(estimate.ttft_remote_ms, _SLACK_SHARE * case.slack_ms)
+        late_ms = max(estimate.ttft_remote_ms, _SLACK_SHARE * turn.slack_ms)
         return estimate.ttft_local_ms <= late_ms
 
-    def _explores(self, case: Case, expected_ms: float) -> bool:
+    def _explores(self, turn: Turn, expected_ms: float) -> bool:
         share = self._settings.explore_share
         return (
-            case.has_home
-            and int(case.ticket * share) > int((case.ticket - 1) * share)
-            and case.slack_ms >= self._settings.explore_slack_ms
-            and expected_ms <= _SLACK_SHARE * case.slack_ms
+            turn.has_home
+            and int(turn.ticket * share) > int((turn.ticket - 1) * share)
+            and turn.slack_ms >= self._settings.explore_slack_ms
+            and expected_ms <= _SLACK_SHARE * turn.slack_ms
         )

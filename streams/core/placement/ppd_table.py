@@ -34,7 +34,7 @@ class Cell:
         return w_ttft * self.gain_ttft - w_tpot * self.loss_tpot
 
 
-class Table:
+class PpdTable:
     """Cells by bin. An axis with n rising edges has n + 1 bins; an edge belongs to the bin above.
 
     `load` is `streams/core/placement/selection.py`'s. Raises ConfigError for anything else.
@@ -76,7 +76,7 @@ class Table:
         return self._found[at]
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> "Table":
+    def from_dict(cls, content: Mapping[str, Any]) -> "PpdTable":
         """The inverse of `to_dict`."""
         try:
             cells = [

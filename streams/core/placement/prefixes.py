@@ -18,6 +18,7 @@ A hint only: what is lost or late costs a recomputation, nothing else. Called by
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -29,7 +30,6 @@ SEGMENT = 256  # hashes; a portion of the sweep
 SLOTS_MAX = 4_096  # lives in use, or not swept yet; others are not indexed
 HOLDERS_MAX = 10_000  # workers; the longest unheard of go first
 NO_SLOT = -1
-ROWS_MAX = 1_024  # masks remembered as arrays, per pool
 DEPTHS_MAX = 8  # distinct depths found exactly; of further ones a lower bound
 
 # (tokens, mask of the slots that hold so many or more); of one block size the deepest first
@@ -57,6 +57,7 @@ class PrefixIndex:
         self._segments: deque[list[int]] = deque([[]])
         self._holders: OrderedDict[str, _Holder] = OrderedDict()  # in order of their last batch
         self._slots: list[_Holder | None] = []
+        self._slots_of: WeakKeyDictionary[Pool, tuple[int, Rows, int]] = WeakKeyDictionary()
         self._live = 0  # mask of slots in use
         self._of_size: dict[int, int] = {}  # block size: mask of slots in use
         self._free: list[int] = []
@@ -108,15 +109,15 @@ class PrefixIndex:
         """Whether what is not known to be held by this life of a worker is not held by it."""
         return not self._overflowed and self.slot(life) != NO_SLOT
 
-    def slots_of(self, pool: Pool) -> Rows:
-        """Per row of a pool: the worker's slot, NO_SLOT for those of which nothing is known."""
-        if pool.slots_version != self.version:
+    def _slots_in(self, pool: Pool) -> tuple[int, Rows, int]:
+        """Version; per row of a pool the worker's slot, NO_SLOT where nothing is known; all of them
+        as a mask. Remembered until a slot is given or taken (`make bench-decisions`)."""
+        known = self._slots_of.get(pool)
+        if known is None or known[0] != self.version:
             slots = [self.slot(worker.life) for worker in pool.workers]
-            pool.slots = np.array(slots, np.int64)
-            pool.slots_mask = sum(1 << slot for slot in slots if slot != NO_SLOT)
-            pool.rows_of.clear()
-            pool.slots_version = self.version
-        return pool.slots
+            mask = sum(1 << slot for slot in slots if slot != NO_SLOT)
+            known = self._slots_of[pool] = self.version, np.array(slots, np.int64), mask
+        return known
 
     def levels_of(self, chain_of: Callable[[int], Sequence[int]]) -> Levels:
         """How much of the prompt whose chain per block size is given which slots hold."""
@@ -125,9 +126,9 @@ class PrefixIndex:
             found += self.levels(chain_of(block_size), block_size)
         return found
 
-    def held_by(self, worker: Worker, pool: Pool, levels: Levels) -> int:
-        """Leading tokens that a worker of a pool holds."""
-        slot = self.slots_of(pool).item(worker.row)
+    def held_by(self, worker: Worker, levels: Levels) -> int:
+        """Leading tokens that a worker holds."""
+        slot = self.slot(worker.life)
         if slot != NO_SLOT:
             for tokens, mask in levels:
                 if mask >> slot & 1:
@@ -135,30 +136,18 @@ class PrefixIndex:
         return 0
 
     def rows_holding(self, pool: Pool, levels: Levels) -> list[tuple[int, Flags]]:
-        """Leading tokens, and which rows of a pool hold so many or more, the least first: those
-        are often the same workers."""
-        self.slots_of(pool)
-        found = []
-        for tokens, mask in reversed(levels):
-            mask &= pool.slots_mask
-            if mask:
-                found.append((tokens, self._rows(pool, mask)))
-        return found
+        """Leading tokens, and which rows of a pool hold so many or more, the least first."""
+        _, slots, of_pool = self._slots_in(pool)
+        return [
+            (tokens, self._flags(mask)[slots])
+            for tokens, mask in reversed(levels)
+            if mask & of_pool
+        ]
 
-    def _rows(self, pool: Pool, mask: int) -> Flags:
-        """A mask as an array, one place per row of a pool."""
-        flags = pool.rows_of.get(mask)
-        if flags is None:
-            if len(pool.rows_of) >= ROWS_MAX:
-                pool.rows_of.clear()
-            octets = np.frombuffer(mask.to_bytes(len(self._slots) // 8 + 1, "little"), np.uint8)
-            by_slot = np.unpackbits(octets, bitorder="little").view(np.bool_)
-            flags = pool.rows_of[mask] = by_slot[pool.slots]
-        return flags
-
-    def block_sizes(self) -> list[int]:
-        """Block sizes of the workers that are known."""
-        return list(self._of_size)
+    def _flags(self, mask: int) -> Flags:
+        """A mask as an array, one place per slot, and one for NO_SLOT at its end."""
+        octets = np.frombuffer(mask.to_bytes(len(self._slots) // 8 + 1, "little"), np.uint8)
+        return np.unpackbits(octets, bitorder="little").view(np.bool_)
 
     def is_held(self, value: int, block_size: int, but_for: int = NO_SLOT) -> bool:
         """Whether a worker with this block size holds the block, other than that of one slot."""

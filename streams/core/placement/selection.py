@@ -12,24 +12,15 @@ from itertools import chain
 
 import numpy as np
 
-from schemas.frozen import maker
 from schemas.records import Candidate, Reason, Role, Session
 from streams.core.fleet.members import Fleet
 from streams.core.fleet.workers import NOT_LISTED, Flags, Numbers, Pool, Worker
-from streams.core.placement.case import Need
+from streams.core.placement.case import Case
 from streams.core.placement.estimates import Speeds
 from streams.core.placement.prefixes import NO_SLOT, Levels, PrefixIndex
 
-# Looked up once: naming a member of an enumeration costs more than comparing with it.
-_PREFILL, _DECODE, _REPLICA = Role.PREFILL, Role.DECODE, Role.REPLICA
-_FIRST_TURN, _GONE, _FULL = (
-    Reason.FIRST_TURN,
-    Reason.SESSION_WORKER_GONE,
-    Reason.SESSION_WORKER_FULL,
-)
-_ROLES_OF_HOME = (_DECODE, _REPLICA)
-_ROLES_OF_LOAD = ((_PREFILL, _DECODE), (_REPLICA,))
-_candidate = maker(Candidate)
+_ROLES_OF_HOME = (Role.DECODE, Role.REPLICA)
+_ROLES_OF_LOAD = ((Role.PREFILL, Role.DECODE), (Role.REPLICA,))
 _TIE_MS = 1e-9  # per request: so little decides between equals only
 TOLD_MS = 1_000  # by then a worker has told what it holds of an answer
 
@@ -38,9 +29,9 @@ class View:
     """A request among the workers at one moment."""
 
     def __init__(
-        self, need: Need, fleet: Fleet, prefixes: PrefixIndex, speeds: Speeds, now_ms: int
+        self, case: Case, fleet: Fleet, prefixes: PrefixIndex, speeds: Speeds, now_ms: int
     ) -> None:
-        self.need = need
+        self.case = case
         self.fleet = fleet
         self.now_ms = now_ms
         self._prefixes = prefixes
@@ -50,19 +41,19 @@ class View:
         self._prefill_ms: Numbers | None = None
         self.load = load(fleet, now_ms)
         self.home: Worker | None = None  # the living worker that holds the session's KV
-        self.away = _FIRST_TURN  # why the request goes elsewhere, if it does
+        self.away = Reason.FIRST_TURN  # why the request goes elsewhere, if it does
         self._told = False  # whether home has told all that it holds
-        if need.session is not None:
-            self._find_home(need.session)
+        if case.session is not None:
+            self._find_home(case.session)
 
     def _find_home(self, session: Session) -> None:
-        self.away = _GONE
+        self.away = Reason.SESSION_WORKER_GONE
         for role in _ROLES_OF_HOME:
             worker = self.fleet.worker(session.decode_worker, role)
             if worker is None or worker.row == NOT_LISTED:
                 continue
             if worker.epoch == session.worker_epoch and worker.lives(self.now_ms):
-                self.home, self.away = worker, _FULL
+                self.home, self.away = worker, Reason.SESSION_WORKER_FULL
                 told = self.now_ms - session.last_used_ms >= TOLD_MS
                 self._told = told and self._prefixes.tells(worker.life)
                 return
@@ -70,9 +61,9 @@ class View:
     def _history_tokens(self, home: Worker) -> int:
         """Leading prompt tokens that home held after the session's last turn: whole blocks, and the
         last token of an answer was never computed."""
-        assert self.need.session is not None
+        assert self.case.session is not None
         block_size = 1 if home.capability is None else home.capability.block_size
-        tokens = min(self.need.session.context_tokens, self.need.prompt_tokens)
+        tokens = min(self.case.session.context_tokens, self.case.prompt_tokens)
         return max(0, tokens - 1) // block_size * block_size
 
     def home_takes(self, role: Role) -> bool:
@@ -86,8 +77,7 @@ class View:
             return 0
         found = self._held_at.get(worker)
         if found is None:
-            pool = self.fleet.pools[worker.role]
-            found = self._prefixes.held_by(worker, pool, self._find_levels())
+            found = self._prefixes.held_by(worker, self._find_levels())
             if worker is self.home and not self._told:
                 found = max(found, self._history_tokens(worker))
             self._held_at[worker] = found
@@ -99,22 +89,30 @@ class View:
         return self._levels
 
     def _chain(self, block_size: int) -> Sequence[int]:
-        need, slot, tokens = self.need, NO_SLOT, 0
-        if self.home is not None and need.session is not None and not self._told:
-            slot, tokens = self._prefixes.slot(self.home.life), need.session.context_tokens
-        return need.chain(block_size, self._prefixes, slot, tokens)
+        """Hashes of the prompt, as far as somebody may hold it. What the session's worker holds of
+        its history is known anyway: there, only another worker is a reason to hash on."""
+        case, home_slot, history_tokens = self.case, NO_SLOT, 0
+        if self.home is not None and case.session is not None and not self._told:
+            home_slot = self._prefixes.slot(self.home.life)
+            history_tokens = case.session.context_tokens
+
+        def is_held(value: int, tokens: int) -> bool:
+            but_for = home_slot if tokens <= history_tokens else NO_SLOT
+            return self._prefixes.is_held(value, block_size, but_for)
+
+        return case.chain(block_size, is_held)
 
     def lacking(self, worker: Worker | None) -> int:
         """Prompt tokens that one worker is not thought to hold, whose KV would be moved there."""
-        return self.need.prompt_tokens - self.held_at(worker)
+        return self.case.prompt_tokens - self.held_at(worker)
 
     def to_compute_at(self, worker: Worker) -> int:
         """As `to_compute`, for one worker."""
-        return max(1, self.need.prompt_tokens - self.held_at(worker))
+        return max(1, self.case.prompt_tokens - self.held_at(worker))
 
     def to_compute(self, role: Role) -> Numbers:
         """Per row: prompt tokens to compute; engines compute at least the last one."""
-        pool, prompt_tokens, home = self.fleet.pools[role], self.need.prompt_tokens, self.home
+        pool, prompt_tokens, home = self.fleet.pools[role], self.case.prompt_tokens, self.home
         found = np.empty(len(pool.workers))
         found.fill(max(1, prompt_tokens))
         for tokens, rows in self._prefixes.rows_holding(pool, self._find_levels()):
@@ -130,13 +128,10 @@ class View:
     def prefill_ms(self) -> Numbers:
         """Per row of the prefill pool: time until the prompt would be computed there."""
         if self._prefill_ms is None:
-            pool, speeds = self.fleet.pools[_PREFILL], self._speeds
-            total_ms = self.to_compute(_PREFILL)  # an array of its own, changed in place
-            total_ms += pool.tokens
-            total_ms *= speeds.prefill_ms_per_token
-            total_ms += (pool.requests + 1.0) * speeds.prefill_base_ms
-            total_ms *= pool.pace
-            self._prefill_ms = total_ms
+            pool, speeds = self.fleet.pools[Role.PREFILL], self._speeds
+            tokens = self.to_compute(Role.PREFILL) + pool.tokens
+            base_ms = (pool.requests + 1.0) * speeds.prefill_base_ms
+            self._prefill_ms = (tokens * speeds.prefill_ms_per_token + base_ms) * pool.pace
         return self._prefill_ms
 
     def append_ms(self, role: Role) -> Numbers:
@@ -155,29 +150,29 @@ class View:
 
     def _sharing_ms(self, pool: Pool) -> Numbers:
         """Per row: what the requests that run there add to the time of the whole answer."""
-        return pool.requests * pool.pace * (self._speeds.sharing_ms * self.need.max_tokens)
+        return pool.requests * pool.pace * (self._speeds.sharing_ms * self.case.max_tokens)
 
     def prefill(self, among: Flags) -> Worker | None:
         """Where prefill ends soonest."""
-        return least(self.fleet.pools[_PREFILL], self.prefill_ms(), among)
+        return least(self.fleet.pools[Role.PREFILL], self.prefill_ms(), among)
 
     def decode(self) -> Worker | None:
         """The session's worker if it takes the request, else where decode loses least."""
-        if self.home_takes(_DECODE):
+        if self.home_takes(Role.DECODE):
             return self.home
-        pool = self.fleet.pools[_DECODE]
+        pool = self.fleet.pools[Role.DECODE]
         waiting_ms = np.maximum(pool.busy_until_ms - self.now_ms, 0.0)
-        moving_ms = self.to_compute(_DECODE) * self._speeds.transfer_ms_per_token
+        moving_ms = self.to_compute(Role.DECODE) * self._speeds.transfer_ms_per_token
         cost_ms = self._sharing_ms(pool) + waiting_ms + moving_ms
-        return least(pool, cost_ms, self.open(_DECODE))
+        return least(pool, cost_ms, self.open(Role.DECODE))
 
     def appender(self) -> Worker | None:
         """The decode worker where the answer would end soonest, should it compute the prompt."""
-        return self._alone(_DECODE)
+        return self._alone(Role.DECODE)
 
     def replica(self) -> Worker | None:
         """The session's replica if it takes the request, else where the answer ends soonest."""
-        return self.home if self.home_takes(_REPLICA) else self._alone(_REPLICA)
+        return self.home if self.home_takes(Role.REPLICA) else self._alone(Role.REPLICA)
 
     def _alone(self, role: Role) -> Worker | None:
         """Where the answer ends soonest if one worker computes prompt and answer."""
@@ -191,7 +186,7 @@ def least(pool: Pool, cost_ms: Numbers, among: Flags) -> Worker | None:
         return None
     cost_ms = cost_ms + pool.taken * _TIE_MS
     row = int(cost_ms.argmin())
-    if not among[row]:  # seldom
+    if not among[row]:
         row = int(np.where(among, cost_ms, np.inf).argmin())
     return pool.workers[row] if among[row] else None
 
@@ -205,9 +200,9 @@ def load(fleet: Fleet, now_ms: int) -> float:
         requests, workers = 0.0, 0
         for role in roles:
             pool = fleet.pools[role]
-            pool.living(now_ms)
-            requests += pool.living_requests
-            workers += pool.living_count
+            living = pool.living(now_ms)
+            requests += float(pool.requests @ living)
+            workers += int(np.count_nonzero(living))
         if workers:
             return requests / workers
     return 0.0
@@ -227,18 +222,12 @@ def candidates(
         if len(found) >= most:
             break
         if worker.lives(now_ms) and worker not in chosen:
-            found.append(worker.as_candidate or _remembered(worker))
+            found.append(_candidate_of(worker, 0))
     return tuple(found[:most])
 
 
-def _remembered(worker: Worker) -> Candidate:
-    """A worker that was not chosen; mostly it is the same few."""
-    worker.as_candidate = _candidate_of(worker, 0)
-    return worker.as_candidate
-
-
 def _candidate_of(worker: Worker, cached_tokens: int) -> Candidate:
-    return _candidate(
+    return Candidate(
         worker_id=worker.worker_id,
         role=worker.role,
         credits=worker.free,

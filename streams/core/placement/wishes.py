@@ -7,22 +7,10 @@ names the wish and why it is unmet.
 
 from collections.abc import Container
 
-from schemas.frozen import frozen
 from schemas.records import Mode, Request, Unmet
 from streams.config import ORCHESTRATIONS, RouterSettings
+from streams.core.placement.case import ALL_MET, Missed
 from streams.core.placement.orchestration import Way
-
-
-@frozen
-class Missed:
-    """The wishes that a placement does not meet, and why; all met where they are empty."""
-
-    policy: str = ""
-    orchestration: str = ""
-    unmet: Unmet = Unmet.NONE
-
-
-ALL_MET = Missed()
 
 
 def orchestration(settings: RouterSettings, request: Request) -> str:

@@ -5,8 +5,7 @@ order never changes: `deadline_ms - work_ms` is a fixed key, and each class is a
 a request to the heap of the next better class once per `ageing_ms`; a third heap holds when. A
 class is a pair of heaps, one to serve from its front and one to shed from its back. Requests that
 leave are marked and skipped when they surface; when there are more marks than requests, all heaps
-are rebuilt. Every operation is O(log n), amortised. A request that waits alone is in no heap: most
-are served at once, and one needs no order.
+are rebuilt. Every operation is O(log n), amortised.
 
 Knows nothing of workers, credits or records; `streams/core/router.py` calls it.
 """
@@ -58,7 +57,6 @@ class Admission:
         self.ageing_ms = ageing_ms
         self.tokens = 0
         self._items: dict[str, Waiting] = {}
-        self._alone: Waiting | None = None  # the only one that waits, while it is in no heap
         self._classes = [_Class() for _ in CLASSES]
         self._deadlines: _Heap = []
         self._rises: _Heap = []
@@ -93,19 +91,13 @@ class Admission:
         item = Waiting(request_id, level, key_ms, self._seq, tokens, deadline_ms, rises_ms)
         self.tokens += tokens
         self._items[request_id] = item
-        if len(self._items) == 1:
-            self._alone = item
-            return []
-        self._file_alone(now_ms)
         self._age(now_ms)
-        self._file(item, now_ms)
+        self._enter(item, now_ms)
+        heappush(self._deadlines, (deadline_ms, self._seq, item))
         return self._shed()
 
     def head(self, now_ms: int) -> str | None:
         """The request to serve next; it stays until `remove`."""
-        if self._alone is not None:
-            self._rise(self._alone, now_ms)
-            return self._alone.request_id
         if not self._items:
             return None
         self._age(now_ms)
@@ -123,9 +115,6 @@ class Admission:
         if item is None:
             return False
         self.tokens -= item.tokens
-        if item is self._alone:
-            self._alone = None
-            return True
         item.gone = True
         self._marks += 1
         if not self._items:
@@ -136,8 +125,6 @@ class Admission:
 
     def expire(self, now_ms: int) -> list[str]:
         """Take out and return those whose deadline has passed, earliest deadline first."""
-        if self._alone is not None and self._alone.deadline_ms <= now_ms:
-            self._file_alone(now_ms)
         expired = []
         while self._deadlines and self._deadlines[0][0] <= now_ms:
             item = heappop(self._deadlines)[2]
@@ -145,19 +132,6 @@ class Admission:
                 self.remove(item.request_id)
                 expired.append(item.request_id)
         return expired
-
-    def level_of(self, request_id: str) -> int:
-        """The class that a waiting request has by now, 0 the best."""
-        return self._items[request_id].level
-
-    def _file_alone(self, now_ms: int) -> None:
-        if self._alone is not None:
-            self._file(self._alone, now_ms)
-            self._alone = None
-
-    def _file(self, item: Waiting, now_ms: int) -> None:
-        self._enter(item, now_ms)
-        heappush(self._deadlines, (item.deadline_ms, item.seq, item))
 
     def _rise(self, item: Waiting, now_ms: int) -> None:
         """To the class that the whole wait has earned, however late the call comes."""

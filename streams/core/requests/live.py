@@ -1,14 +1,14 @@
-"""The table of live requests: their state, with whom they stand and fall, and which ids have ended.
+"""Live requests: where each is, on which workers it stands, and the indexes that find them.
 
-Keeps indexes consistent and bounded; decides nothing. `streams/core/handlers/dispatch.py` and
-`router.py` write to it.
+`note` and `step` are what a worker's phase tells of an attempt, and where it takes it; the live
+path and the rebuild use the same two. Keeps indexes consistent and bounded; decides nothing else.
+Only `streams/core/handlers` and `router.py` change what is here.
 """
 
-from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from schemas.records import (
     Cancellation,
@@ -16,43 +16,23 @@ from schemas.records import (
     KvHandle,
     Mode,
     Orchestration,
+    Phase,
+    PhaseKind,
     Reason,
     Request,
     Role,
     WireError,
 )
-from streams.core.fleet.members import Gateway, Life
-from streams.core.fleet.readers import resumed_at
-from streams.core.placement.case import Need
+from streams.core.fleet.workers import Gateway, Life
+from streams.core.placement.case import Case
+from streams.core.states import ON_WORKERS, STANDS_ON, TRANSITIONS, Side, State, Word
 
+Key = TypeVar("Key")
 NOBODY: Life = ("", 0)
-EARLY_CANCEL_MS = 60_000
-_ENDED_SPARE = 1_024  # deadlines of ended requests that are kept beside as many of live ones
-
-
-class State(StrEnum):
-    """Where a live request is."""
-
-    QUEUED = "queued"  # the router holds it, in admission
-    PREFILLING = "prefilling"  # a prefill worker holds it
-    HANDING_OVER = "handing_over"  # no decode credit yet; a prefill worker holds its KV
-    ALLOCATING = "allocating"  # a decode worker makes room for what a chosen one will prefill
-    PAIRED = "paired"  # a prefill and a decode worker hold it together
-    DECODING = "decoding"  # a decode or replica worker holds it
-    CANCELLING = "cancelling"  # the worker that will end it was told to stop
-
-
-# Looked up once: naming a member of an enumeration costs more than comparing with it.
-_QUEUED, _DECODING = State.QUEUED, State.DECODING
-_UNDERWAY = (State.PREFILLING, State.HANDING_OVER)
-_PAIRING = (State.ALLOCATING, State.PAIRED)
-_DECODED = (*_PAIRING, _DECODING)
-BEGINS = {
-    Orchestration.PREFILL_FIRST: State.PREFILLING,
-    Orchestration.DECODE_FIRST: State.ALLOCATING,
-    Orchestration.CONCURRENT: State.PAIRED,
-    Orchestration.NONE: State.DECODING,
-}
+READERS_MAX = 8  # gateways of one request; where it was resumed last counts
+_DEADLINES_SPARE = 1_024  # of ended requests, kept beside as many of live ones
+_BEFORE_DECODE = (State.PREFILLING, State.HANDING_OVER)
+_WITH_DECODE = {state for state in ON_WORKERS if Side.DECODE in STANDS_ON[state]}
 
 
 class Charge(NamedTuple):
@@ -63,17 +43,17 @@ class Charge(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Live:
-    """One live request. `holders` are the lives of workers with which this attempt stands and
-    falls, the one that will end the request last."""
+class LiveRequest:
+    """One request that is live."""
 
     request: Request
-    request_id: str  # the request's, asked for often
+    request_id: str
     partition: int
     prompt_tokens: int
     queued_ms: int
     readers: tuple[Gateway, ...] = ()  # without any of them it ends; none: it depends on nobody
     state: State = State.QUEUED
+    sides: tuple[Side, ...] = ()  # on which it stands, the one that will end it last
     attempt: int = 0
     unheard: int = 0  # 1: the log may hold work of a first attempt, and no decision
     handed_unheard: bool = False  # likewise work of a hand-over
@@ -84,7 +64,6 @@ class Live:
     orchestration: Orchestration = Orchestration.NONE
     prefill: Life = NOBODY
     decode: Life = NOBODY
-    holders: tuple[Life, ...] = ()
     charges: dict[Role, Charge] = field(default_factory=dict)  # by the role of the worker
     kv: KvHandle | None = None  # what the next dispatch needs: KV to fetch, or room to write to
     kv_received: bool = False
@@ -94,10 +73,10 @@ class Live:
     first_heard_ms: int = 0  # when this router heard of it from prefill
     cached_tokens: int = 0
     cancel: CancelReason | None = None
-    again: Reason | None = None  # why it is to be placed again
+    replaced_for: Reason | None = None  # why it is to be placed again
     error: WireError | None = None  # how its last attempt failed
     failed_tries: int = 0  # how often a router ended over it
-    need: Need | None = None  # what placement computed for it
+    case: Case | None = None  # what placement has computed for it
 
     @property
     def next_attempt(self) -> int:
@@ -108,6 +87,15 @@ class Live:
     def is_paired(self) -> bool:
         """Whether prefill and decode run as a pair."""
         return self.orchestration.is_paired
+
+    @property
+    def holders(self) -> tuple[Life, ...]:
+        """The workers with which the attempt stands and falls, the one that will end it last."""
+        return tuple(self.life_on(side) for side in self.sides)
+
+    def life_on(self, side: Side) -> Life:
+        """The worker that was chosen for a side."""
+        return self.prefill if side is Side.PREFILL else self.decode
 
     @property
     def working(self) -> dict[Role, Charge]:
@@ -126,176 +114,176 @@ class Live:
             and not self.kv_received
         )
 
-    def holders_in(self, state: State) -> tuple[Life, ...]:
-        """The workers with which the attempt stands and falls in a state."""
-        if state is _DECODING:
-            return (self.decode,)
-        if state in _UNDERWAY:
-            return (self.prefill,)
-        if state in _PAIRING:
-            return self.prefill, self.decode
-        return self.holders[-1:] if state is State.CANCELLING else ()
-
-    def is_spare(self, life: Life) -> bool:
-        """Whether the attempt goes on without this holder: the KV that it was to write is there."""
-        return self.state is State.PAIRED and self.kv_received and life == self.prefill
+    def enter(self, state: State) -> None:
+        """Change the state, and with it the sides."""
+        cancelling = state is State.CANCELLING
+        self.sides = self.sides[-1:] if cancelling else STANDS_ON[state]
+        self.state = state
 
     def view(self) -> tuple[object, ...]:
         """What a rebuild from the log has to give again; a queued request starts from nothing."""
+        known = (self.request_id, self.partition, self.state, self.attempt)
         if self.state is State.QUEUED:
-            queued = (self.request_id, self.partition, self.state, self.attempt, self.cancel)
-            return (*queued, self.readers)
+            return (*known, self.cancel, self.readers)
         return (
-            *(self.request_id, self.partition, self.state, self.attempt, self.mode),
-            *(
-                self.orchestration,
-                self.prefill,
-                self.decode,
-                self.holders,
-                tuple(sorted(self.charges.items())),
-            ),
+            *known,
+            *(self.mode, self.orchestration, self.prefill, self.decode, self.holders),
+            tuple(sorted(self.charges.items())),
             *(self.kv, self.kv_received, self.sent_tokens, self.sent_chars),
             *(self.first_token_ms, self.cached_tokens, self.cancel, self.readers),
         )
 
 
-class RequestTable:
-    """Live requests by id, life and deadline; ended ids; early cancellations."""
+def arrived(request: Request, partition: int) -> LiveRequest:
+    """A request as it arrives; its wait counts from the gateway, over restarts."""
+    live = LiveRequest(
+        request,
+        request.request_id,
+        partition,
+        request.prompt_length,
+        queued_ms=request.arrived_ms,
+    )
+    if request.gateway_started_ms and not request.keeps_running:
+        live.readers = ((request.gateway_id, request.gateway_started_ms),)
+    return live
 
-    def __init__(self, *, ended_max: int, early_cancels_max: int) -> None:
-        self.live: dict[str, Live] = {}
-        self.handovers: dict[str, Live] = {}  # first in, first out
-        self.underway = 0  # prefilling or handing over
-        self.by_life: dict[Life, dict[str, Live]] = {}
-        self.by_reader: dict[Gateway, dict[str, Live]] = {}
-        self.of_session: dict[str, Live] = {}  # the latest that has a decode worker
-        self._ended_max = ended_max
-        self._early_max = early_cancels_max
-        self._deadlines: list[tuple[int, int, str]] = []
-        self._ended: OrderedDict[str, tuple[int, int]] = OrderedDict()  # until_ms, partition
-        self._early: OrderedDict[tuple[str, str], tuple[CancelReason, int, int]] = OrderedDict()
-        self._seq = 0
 
-    def add(self, live: Live) -> None:
-        """Begin to watch a request and its deadline."""
-        self.live[live.request_id] = live
-        for reader in live.readers:
-            self.by_reader.setdefault(reader, {})[live.request_id] = live
-        self.watch(live, live.request.deadline_ms)
+def resumed_at(readers: tuple[Gateway, ...], gateway: Gateway) -> tuple[Gateway, ...]:
+    """Where an answer is read, once it was resumed at a gateway too.
 
-    def resumed(self, live: Live, gateway: Gateway) -> None:
-        """The answer is read at that gateway too."""
-        self._unread(live)
-        live.readers = resumed_at(live.readers, gateway)
-        for reader in live.readers:
-            self.by_reader.setdefault(reader, {})[live.request_id] = live
-
-    def _unread(self, live: Live) -> None:
-        for reader in live.readers:
-            del self.by_reader[reader][live.request_id]
-            if not self.by_reader[reader]:
-                del self.by_reader[reader]
-
-    def watch(self, live: Live, at_ms: int) -> None:
-        """Have `due` return the request at this time."""
-        self._seq += 1
-        heappush(self._deadlines, (at_ms, self._seq, live.request_id))
-        if len(self._deadlines) > 2 * len(self.live) + _ENDED_SPARE:
-            self._deadlines = [each for each in self._deadlines if each[2] in self.live]
-            heapify(self._deadlines)
-
-    def due(self, now_ms: int) -> list[Live]:
-        """Live requests whose watched time has come."""
-        found = []
-        while self._deadlines and self._deadlines[0][0] <= now_ms:
-            live = self.live.get(heappop(self._deadlines)[2])
-            if live is not None:
-                found.append(live)
-        return found
-
-    def move(self, live: Live, state: State) -> None:
-        """Change a request's state, and with it the lives that it depends on, in all indexes."""
-        if state is live.state is _QUEUED:
-            return  # it is in no index
-        holders = live.holders_in(state)
-        if holders != live.holders:
-            self._index(live, holders)
-        if live.state in _UNDERWAY:
-            self.underway -= 1
-            self.handovers.pop(live.request_id, None)
-        if state in _UNDERWAY:
-            self.underway += 1
-            if state is State.HANDING_OVER:
-                self.handovers[live.request_id] = live
-        live.state, live.holders = state, holders
-        if state in _DECODED:
-            self.of_session[live.request.session_id] = live
-        elif state is _QUEUED and self.of_session.get(live.request.session_id) is live:
-            del self.of_session[live.request.session_id]
-
-    def _index(self, live: Live, holders: tuple[Life, ...]) -> None:
-        for life in live.holders:
-            if life not in holders:
-                del self.by_life[life][live.request_id]
-                if not self.by_life[life]:
-                    del self.by_life[life]
-        for life in holders:
-            self.by_life.setdefault(life, {})[live.request_id] = live
-
-    def remove(self, live: Live, until_ms: int) -> None:
-        """The request has ended; its id is remembered."""
-        self.drop(live)
-        self.remember(live.request_id, until_ms, live.partition)
-
-    def remember(self, request_id: str, until_ms: int, partition: int) -> None:
-        """Remember an ended id, so that nothing revives it."""
-        self._ended[request_id] = (until_ms, partition)
-        if len(self._ended) > self._ended_max:
-            self._ended.popitem(last=False)
-
-    def drop(self, live: Live) -> None:
-        """Take a request out of all indexes."""
-        self.move(live, State.QUEUED)
-        self._unread(live)
-        del self.live[live.request_id]
-
-    def has_ended(self, request_id: str) -> bool:
-        """Whether the id is remembered as ended."""
-        return request_id in self._ended
-
-    def cancel_early(self, cancellation: Cancellation, partition: int, now_ms: int) -> None:
-        """Remember a cancellation whose request is not known yet."""
-        key = cancellation.request_id, cancellation.tenant
-        self._early.setdefault(key, (cancellation.reason, partition, now_ms))
-        while len(self._early) > self._early_max:
-            self._early.popitem(last=False)
-
-    def take_early(self, request: Request) -> CancelReason | None:
-        """The cancellation that came before its request, if one did."""
-        found = None
-        for tenant in (request.tenant, ""):
-            found = self._early.pop((request.request_id, tenant), (found, 0, 0))[0]
-        return found
-
-    def sweep(self, now_ms: int) -> None:
-        """Forget ended ids and early cancellations whose time is over, oldest first."""
-        while self._ended and next(iter(self._ended.values()))[0] <= now_ms:
-            self._ended.popitem(last=False)
-        while self._early and now_ms - next(iter(self._early.values()))[2] > EARLY_CANCEL_MS:
-            self._early.popitem(last=False)
-
-    def of_partition(self, partition: int) -> list[Live]:
-        """What lives in a partition, in order of arrival."""
-        return [live for live in self.live.values() if live.partition == partition]
-
-    def forget_partition(self, partition: int) -> None:
-        """Forget the ended ids and early cancellations of a partition."""
-        for request_id in [r for r, (_, p) in self._ended.items() if p == partition]:
-            del self._ended[request_id]
-        for key in [key for key, (_, p, _) in self._early.items() if p == partition]:
-            del self._early[key]
+    Nowhere stays nowhere: such a request does not depend on its gateways.
+    """
+    if not readers or gateway in readers:
+        return readers
+    return (*readers, gateway)[-READERS_MAX:]
 
 
 def may_cancel(cancellation: Cancellation, request: Request) -> bool:
     """Whether whoever wrote it may give the request up."""
     return cancellation.tenant in ("", request.tenant)
+
+
+def note(live: LiveRequest, phase: Phase) -> None:
+    """What a phase of the attempt tells, whatever the state that it finds."""
+    life = phase.worker_id, phase.worker_epoch
+    if phase.kind is PhaseKind.KV_RECEIVED and life == live.decode:
+        live.kv_received = True
+    elif phase.kind is PhaseKind.PREFILL_DONE and life == live.prefill:
+        if not live.first_token_ms:
+            live.sent_tokens, live.sent_chars = phase.sent_tokens, phase.sent_chars
+            live.cached_tokens = phase.cached_tokens
+            writing_ms = int(phase.transfer_ms) if live.is_paired else 0  # after the first token
+            live.first_token_ms = phase.ended_ms - writing_ms
+
+
+def step(live: LiveRequest, life: Life, word: Word, kv: KvHandle | None = None) -> State | None:
+    """Where the word of a worker takes the attempt; None where the worker has no say in it.
+
+    Sets `live.kv` to what the next dispatch needs: KV to fetch, or room to write KV to.
+    """
+    for side in live.sides:
+        following = TRANSITIONS.get((live.state, side, word))
+        if life != live.life_on(side) or following is None:
+            continue
+        if following is State.PAIRED and kv is None:
+            return None  # it names no room
+        live.kv = kv if following in (State.HANDING_OVER, State.PAIRED) else None
+        return following
+    return None
+
+
+class LiveRequests:
+    """Live requests by id, worker, reader, session and deadline."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[str, LiveRequest] = {}
+        self.handovers: dict[str, LiveRequest] = {}  # first in, first out
+        self.before_decode = 0  # prefilling or handing over
+        self.by_session: dict[str, LiveRequest] = {}  # the latest that has a decode worker
+        self._by_life: dict[Life, dict[str, LiveRequest]] = {}
+        self._by_reader: dict[Gateway, dict[str, LiveRequest]] = {}
+        self._deadlines: list[tuple[int, int, str]] = []
+        self._seq = 0
+
+    @property
+    def lives(self) -> Mapping[Life, Mapping[str, LiveRequest]]:
+        """What stands on each life of a worker."""
+        return self._by_life
+
+    @property
+    def readers(self) -> Mapping[Gateway, Mapping[str, LiveRequest]]:
+        """What each process of a gateway reads."""
+        return self._by_reader
+
+    def add(self, live: LiveRequest) -> None:
+        """Begin to watch a request, in whichever state it is, and its deadline."""
+        state, live.state, live.sides = live.state, State.QUEUED, ()
+        self.by_id[live.request_id] = live
+        _enter(self._by_reader, live.readers, live)
+        self.watch(live, live.request.deadline_ms)
+        self.move(live, state)
+
+    def resume(self, live: LiveRequest, gateway: Gateway) -> None:
+        """The answer is read at that gateway too."""
+        _leave(self._by_reader, live.readers, live)
+        live.readers = resumed_at(live.readers, gateway)
+        _enter(self._by_reader, live.readers, live)
+
+    def watch(self, live: LiveRequest, at_ms: int) -> None:
+        """Have `due` return the request at this time."""
+        self._seq += 1
+        heappush(self._deadlines, (at_ms, self._seq, live.request_id))
+        if len(self._deadlines) > 2 * len(self.by_id) + _DEADLINES_SPARE:
+            self._deadlines = [each for each in self._deadlines if each[2] in self.by_id]
+            heapify(self._deadlines)
+
+    def due(self, now_ms: int) -> list[LiveRequest]:
+        """Live requests whose watched time has come."""
+        found = []
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            live = self.by_id.get(heappop(self._deadlines)[2])
+            if live is not None:
+                found.append(live)
+        return found
+
+    def move(self, live: LiveRequest, state: State) -> None:
+        """Change a request's state, and with it its place in all indexes."""
+        before, holders = live.state, live.holders
+        live.enter(state)
+        _leave(self._by_life, tuple(life for life in holders if life not in live.holders), live)
+        _enter(self._by_life, live.holders, live)
+        self.before_decode += (state in _BEFORE_DECODE) - (before in _BEFORE_DECODE)
+        self.handovers.pop(live.request_id, None)
+        if state is State.HANDING_OVER:
+            self.handovers[live.request_id] = live
+        session_id = live.request.session_id
+        if state in _WITH_DECODE:
+            self.by_session[session_id] = live
+        elif state in (State.QUEUED, State.ENDED) and self.by_session.get(session_id) is live:
+            del self.by_session[session_id]
+
+    def drop(self, live: LiveRequest) -> None:
+        """Take a request out of all indexes."""
+        self.move(live, State.ENDED)
+        _leave(self._by_reader, live.readers, live)
+        del self.by_id[live.request_id]
+
+    def of_partition(self, partition: int) -> list[LiveRequest]:
+        """What lives in a partition, in order of arrival."""
+        return [live for live in self.by_id.values() if live.partition == partition]
+
+
+def _enter(
+    index: dict[Key, dict[str, LiveRequest]], keys: tuple[Key, ...], live: LiveRequest
+) -> None:
+    for key in keys:
+        index.setdefault(key, {})[live.request_id] = live
+
+
+def _leave(
+    index: dict[Key, dict[str, LiveRequest]], keys: tuple[Key, ...], live: LiveRequest
+) -> None:
+    for key in keys:
+        del index[key][live.request_id]
+        if not index[key]:
+            del index[key]

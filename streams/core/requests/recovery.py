@@ -21,7 +21,6 @@ from schemas.records import (
     Mode,
     Orchestration,
     Phase,
-    PhaseKind,
     Reason,
     Request,
     Session,
@@ -36,9 +35,17 @@ from streams.core.events import (
     ResumptionArrived,
     SessionLoaded,
 )
-from streams.core.fleet.members import Gateway, Life
-from streams.core.fleet.readers import resumed_at
-from streams.core.requests.live import BEGINS, NOBODY, Live, State, may_cancel
+from streams.core.fleet.workers import Gateway, Life
+from streams.core.requests.live import (
+    NOBODY,
+    LiveRequest,
+    arrived,
+    may_cancel,
+    note,
+    resumed_at,
+    step,
+)
+from streams.core.states import BEGINS, State
 
 _PLACING = (DecisionKind.PLACE, DecisionKind.REPLACE)
 
@@ -83,7 +90,9 @@ class _Trace:
 class Rebuilt:
     """A partition as the log tells it; lists are in order of arrival at the gateway."""
 
-    live: list[tuple[Live, Phase | None]]  # with the phase by which the attempt failed, if it did
+    live: list[
+        tuple[LiveRequest, Phase | None]
+    ]  # with the phase by which the attempt failed, if it did
     ended: list[tuple[str, int]]  # ids with their deadlines
     early: list[Cancellation]  # of requests that were never seen
     sessions: list[Session]
@@ -168,49 +177,7 @@ class Rebuild:
         return rebuilt
 
 
-def arrived(request: Request, partition: int) -> Live:
-    """A request as it arrives; its wait counts from the gateway, over restarts."""
-    live = Live(
-        request,
-        request.request_id,
-        partition,
-        request.prompt_length,
-        queued_ms=request.arrived_ms,
-    )
-    if request.gateway_started_ms and not request.keeps_running:
-        live.readers = ((request.gateway_id, request.gateway_started_ms),)
-    return live
-
-
-def note(live: Live, phase: Phase) -> None:
-    """What a phase of the attempt tells, whatever the state that it finds."""
-    life = phase.worker_id, phase.worker_epoch
-    if phase.kind is PhaseKind.KV_RECEIVED and life == live.decode:
-        live.kv_received = True
-    elif phase.kind is PhaseKind.PREFILL_DONE and life == live.prefill:
-        if not live.first_token_ms:
-            live.sent_tokens, live.sent_chars = phase.sent_tokens, phase.sent_chars
-            live.cached_tokens = phase.cached_tokens
-            writing_ms = int(phase.transfer_ms) if live.is_paired else 0  # after the first token
-            live.first_token_ms = phase.ended_ms - writing_ms
-
-
-def step(live: Live, phase: Phase) -> State | None:
-    """The state to which a phase takes the attempt; None where it has no say there.
-
-    Sets `live.kv` to what the next dispatch needs: KV to fetch, or room to write KV to.
-    """
-    life, found = (phase.worker_id, phase.worker_epoch), None
-    if phase.kind is PhaseKind.PREFILL_DONE and life == live.prefill:
-        found = {State.PREFILLING: State.HANDING_OVER, State.PAIRED: State.DECODING}.get(live.state)
-    elif phase.kind is PhaseKind.KV_ALLOCATED and life == live.decode and phase.kv is not None:
-        found = State.PAIRED if live.state is State.ALLOCATING else None
-    if found is not None:
-        live.kv = None if found is State.DECODING else phase.kv
-    return found
-
-
-def _live(request: Request, trace: _Trace, partition: int) -> tuple[Live, Phase | None]:
+def _live(request: Request, trace: _Trace, partition: int) -> tuple[LiveRequest, Phase | None]:
     """The request as its latest attempt left it, not yet in any index."""
     live = arrived(request, partition)
     placed = trace.placed
@@ -228,11 +195,11 @@ def _live(request: Request, trace: _Trace, partition: int) -> tuple[Live, Phase 
         errors = [phase.error for phase in trace.phases if phase.attempt == placed.attempt]
         live.error = next(filter(None, errors), None)
         return live, None
-    live.state = BEGINS[placed.orchestration]
+    live.enter(BEGINS[placed.orchestration])
     return live, _replay(live, trace)
 
 
-def _replay(live: Live, trace: _Trace) -> Phase | None:
+def _replay(live: LiveRequest, trace: _Trace) -> Phase | None:
     """Take the attempt through its phases in order, as the live state was; what failed it, if
     something did."""
     handed = trace.handed if trace.handed.attempt == live.attempt else None
@@ -240,24 +207,22 @@ def _replay(live: Live, trace: _Trace) -> Phase | None:
         if phase.attempt != live.attempt:
             continue
         note(live, phase)
-        state, life = step(live, phase), (phase.worker_id, phase.worker_epoch)
-        if state is not None:
-            live.state = state
-            if state is State.HANDING_OVER:
-                _hand_over(live, handed)
-        elif phase.kind in (PhaseKind.REFUSED, PhaseKind.FAILED):
-            if live.is_spare(life):
-                live.state, live.kv = State.DECODING, None
-            elif life in live.holders_in(live.state) and live.state is not State.HANDING_OVER:
-                return phase
+        following = step(live, (phase.worker_id, phase.worker_epoch), phase.kind, phase.kv)
+        if following is State.QUEUED:
+            return phase
+        if following is not None:
+            live.enter(following)
+        if following is State.HANDING_OVER:
+            _hand_over(live, handed)
     if live.state is State.PREFILLING:  # its phase is older than what was read
         _hand_over(live, handed)
     return None
 
 
-def _hand_over(live: Live, handed: _Placing | None) -> None:
+def _hand_over(live: LiveRequest, handed: _Placing | None) -> None:
     if handed is not None:
-        live.state, live.decode = State.DECODING, handed.decode
+        live.enter(State.DECODING)
+        live.decode = handed.decode
         live.mode, live.orchestration = handed.mode, handed.orchestration
         if live.mode is not Mode.REMOTE:
             live.kv = None

@@ -20,8 +20,8 @@ from schemas.rules.sizes import (
     RETRIEVAL_BYTES_MAX,
     check_size,
 )
-from streams.core.handlers.decisions import work
-from streams.core.requests.recovery import arrived
+from streams.core.handlers.orders import work
+from streams.core.requests.live import arrived
 from tests.schemas.examples import RECORDS, TRACEPARENT, class_of, example
 from tests.streams import builders
 

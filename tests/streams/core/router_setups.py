@@ -3,7 +3,7 @@
 from typing import Any
 
 from schemas.records import Orchestration, PhaseKind, Role, Work, WorkPhase
-from streams.core.requests.live import State
+from streams.core.states import State
 from tests.streams.builders import ALL
 from tests.streams.core.router_harness import Cluster
 
@@ -34,7 +34,7 @@ def to_decoding(on: Cluster, request_id: str = "r1", **changes: Any) -> Work:
 
 
 def state_of(on: Cluster, request_id: str) -> State:
-    return on.router.dispatcher.table.live[request_id].state
+    return on.router.tables.requests.by_id[request_id].state
 
 
 def pairs(orchestration: Orchestration, prefills: int = 1, decodes: int = 1, **kw: Any) -> Cluster:
@@ -54,7 +54,7 @@ def work_of(on: Cluster, phase: WorkPhase, request_id: str = "r1") -> Work:
 
 
 def brought_to(on: Cluster, stage: str, request_id: str = "r1", **changes: Any) -> None:
-    """A request up to a stage: a state's name, or `received`: paired, with the KV there."""
+    """A request up to a state, by its name."""
     on.request(request_id, **changes)
     found = state_of(on, request_id)
     if found is State.ALLOCATING and stage != "allocating":
@@ -63,10 +63,10 @@ def brought_to(on: Cluster, stage: str, request_id: str = "r1", **changes: Any) 
         on.phase(work_of(on, WorkPhase.DECODE, request_id), PhaseKind.KV_RECEIVED)
     if stage in ("decoding", "handing_over"):
         on.phase(work_of(on, WorkPhase.PREFILL, request_id), PhaseKind.PREFILL_DONE)
-    assert state_of(on, request_id).value == ("paired" if stage == "received" else stage)
+    assert state_of(on, request_id).value == stage
 
 
 def running(on: Cluster) -> dict[str, int]:
     """Credits spent, by worker."""
-    by_role = on.router.dispatcher.fleet.by_role
-    return {w.worker_id: w.running for workers in by_role.values() for w in workers}
+    pools = on.router.tables.fleet.pools.values()
+    return {worker.worker_id: worker.running for pool in pools for worker in pool.workers}

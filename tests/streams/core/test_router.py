@@ -32,9 +32,9 @@ from streams.core.events import (
     RequestArrived,
     SessionLoaded,
 )
-from streams.core.requests.live import RequestTable, State
-from streams.core.requests.recovery import arrived
+from streams.core.requests.live import LiveRequests, arrived
 from streams.core.router import Router
+from streams.core.states import State
 from tests.streams import builders
 from tests.streams.builders import ROUTER, T0
 from tests.streams.core.router_harness import PARTITION, Cluster
@@ -103,7 +103,7 @@ def test_a_turn_that_overtakes_the_outcome_before_it_finds_its_session() -> None
     assert on.decisions[-1].session_tokens == first.prompt_length
     on.outcome(later)
     on.outcome(first)
-    assert not on.router.dispatcher.table.of_session
+    assert not on.router.tables.requests.by_session
 
 
 @pytest.mark.parametrize("case", ["full", "gone"])
@@ -187,13 +187,13 @@ def test_after_the_last_prefill_worker_was_moved_away_nobody_waits_for_one() -> 
 
 def test_deadlines_of_ended_requests_are_forgotten() -> None:
     """Not only an hour later, when they are over (issue 10, 14)."""
-    table = RequestTable(ended_max=10, early_cancels_max=10)
+    table = LiveRequests()
     kept = arrived(builders.request("kept", deadline_ms=T0 + 5_000), 0)
     table.add(kept)
     for number in range(10_000):
         live = arrived(builders.request(f"r{number}", deadline_ms=T0 + 3_600_000), 0)
         table.add(live)
-        table.remove(live, T0)
+        table.drop(live)
     assert len(table._deadlines) < 2_000
     assert table.due(T0 + 5_000) == [kept]
 
@@ -272,8 +272,8 @@ def test_giving_up_a_partition_frees_the_credits() -> None:
     on.cancel("r9")
     on.apply(PartitionLost(PARTITION))
     assert not on.router.view()
-    assert on.router.dispatcher.fleet.by_role[Role.REPLICA][0].running == 0
-    assert len(on.router.dispatcher.admission) == 0
+    assert on.router.tables.fleet.pools[Role.REPLICA].workers[0].running == 0
+    assert len(on.router.tables.admission) == 0
 
 
 def test_unknown_things_are_ignored() -> None:
@@ -285,7 +285,7 @@ def test_unknown_things_are_ignored() -> None:
     assert on.phase(stranger, PhaseKind.FAILED) == []
     on.fleet(builders.beat("nobody", 1, {Role.REPLICA: 4}))
     on.fleet(builders.beat("x0", 0, {Role.REPLICA: 99}))  # older than what is known
-    assert on.router.dispatcher.fleet.by_role[Role.REPLICA][0].window == 4
+    assert on.router.tables.fleet.pools[Role.REPLICA].workers[0].window == 4
 
 
 def test_sessions_are_bounded_forgotten_and_reloaded() -> None:
@@ -296,28 +296,28 @@ def test_sessions_are_bounded_forgotten_and_reloaded() -> None:
         effects = on.outcome(on.works[-1])
         forgotten += [e.session_id for e in effects if isinstance(e, Forget)]
     assert forgotten == ["s0"]
-    known = on.router.dispatcher.sessions.all()
+    known = on.router.tables.sessions.all()
     log = [SessionLoaded(session, PARTITION) for session in known.values()]
     rebuilt = on.rebuilt(list(log))
-    assert rebuilt.dispatcher.sessions.all() == known
+    assert rebuilt.tables.sessions.all() == known
     on.pass_ms(11_000)
-    assert len(on.router.dispatcher.sessions) == 0
-    assert on.router.dispatcher.sessions.get("s2", on.now_ms) is None
+    assert len(on.router.tables.sessions) == 0
+    assert on.router.tables.sessions.get("s2", on.now_ms) is None
 
 
 def test_role_changes_keep_the_books() -> None:
     on = replicas(1, window=2)
     on.request("r1")
     worker = on.workers["x0"]
-    fleet = on.router.dispatcher.fleet
+    fleet = on.router.tables.fleet
     lease = builders.registration("x0", Role.DECODE, partition=worker.partition)
     on.fleet(lease)
-    assert [w.worker_id for w in fleet.by_role[Role.DECODE]] == ["x0"]
-    assert not fleet.by_role[Role.REPLICA]
+    assert [w.worker_id for w in fleet.pools[Role.DECODE].workers] == ["x0"]
+    assert not fleet.pools[Role.REPLICA].workers
     on.fleet(replace(lease, roles=(Role.REPLICA,)))
-    assert fleet.by_role[Role.REPLICA][0].running == 1
+    assert fleet.pools[Role.REPLICA].workers[0].running == 1
     on.outcome(on.works[0])
-    assert fleet.by_role[Role.REPLICA][0].running == 0
+    assert fleet.pools[Role.REPLICA].workers[0].running == 0
 
 
 def test_a_rebuild_stops_what_was_being_cancelled_and_fails_what_failed() -> None:
@@ -362,21 +362,21 @@ def test_memory_of_ended_ids_and_early_cancellations_is_bounded() -> None:
         on.cancel(f"early{number}")
         on.request(f"r{number}")
         on.outcome(on.works[-1])
-    table = on.router.dispatcher.table
-    assert (len(table._ended), len(table._early)) == (2, 2)
+    tables = on.router.tables
+    assert (len(tables.ended), len(tables.early_cancellations)) == (2, 2)
     on.pass_ms(70_000)
-    assert (len(table._ended), len(table._early)) == (0, 0)
+    assert (len(tables.ended), len(tables.early_cancellations)) == (0, 0)
 
 
 def test_members_silent_for_very_long_are_forgotten() -> None:
     on = replicas(1)
     on.workers["x0"].silent = True
-    fleet = on.router.dispatcher.fleet
+    fleet = on.router.tables.fleet
     for _ in range(10):
         on.now_ms += 61_000
         on.pass_ms(1_100)
     assert "x0" not in fleet.view.members
-    assert not fleet.by_role[Role.REPLICA]
+    assert not fleet.pools[Role.REPLICA].workers
 
 
 def answered_with_kv(on: Cluster, life_ms: int = 30_000) -> KvHandle:
@@ -390,7 +390,7 @@ def answered_with_kv(on: Cluster, life_ms: int = 30_000) -> KvHandle:
 def test_the_kv_of_an_answer_is_read_once_by_the_next_prefill() -> None:
     on = split(prefills=2, policy="static")
     kv = answered_with_kv(on)
-    session = on.router.dispatcher.sessions.get("s", on.now_ms)
+    session = on.router.tables.sessions.get("s", on.now_ms)
     assert session is not None and session.kv == kv
     for request_id in ("r2", "r3"):
         on.request(request_id, session_id="s")
@@ -406,10 +406,10 @@ def test_the_kv_of_an_answer_is_not_read_where_that_may_be_wrong(case: str) -> N
     if case == "epoch":
         on.worker("d0", Role.DECODE, window=4)
     elif case == "takeover":
-        known = on.router.dispatcher.sessions.all()
+        known = on.router.tables.sessions.all()
         assert known["s"].kv == kv
         rebuilt = on.rebuilt([SessionLoaded(known["s"], PARTITION)])
-        assert rebuilt.dispatcher.sessions.all() == {"s": replace(known["s"], kv=None)}
+        assert rebuilt.tables.sessions.all() == {"s": replace(known["s"], kv=None)}
         return
     elif case == "pair":
         for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE)):

@@ -78,16 +78,16 @@ def blamed(effects: list[Effect]) -> list[str]:
 def break_placement(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Placer.place
 
-    def broken(self: Placer, need: Any, fleet: Any, now_ms: int) -> Any:
-        if need.request.request_id == "bad":
+    def broken(self: Placer, case: Any, fleet: Any, now_ms: int) -> Any:
+        if case.request.request_id == "bad":
             raise Poisoned
-        return place(self, need, fleet, now_ms)
+        return place(self, case, fleet, now_ms)
 
     monkeypatch.setattr(Placer, "place", broken)
 
 
 def break_learning(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(placer: Placer, live: Any, phase: Any, now_ms: int) -> None:
+    def broken(estimates: Any, live: Any, phase: Any, now_ms: int) -> None:
         raise Poisoned
 
     monkeypatch.setattr(observations, "prefilled", broken)

@@ -30,7 +30,7 @@ from streams.core.events import (
     RequestArrived,
     ResumptionArrived,
 )
-from streams.core.requests.live import State
+from streams.core.states import State
 from tests.streams.builders import ALL, handle
 from tests.streams.core.router_harness import PARTITION, Cluster, FakeGateway
 
@@ -199,7 +199,7 @@ def heal(on: Cluster) -> None:
         on.worker(worker.worker_id, worker.role, window=50)
     for _ in range(400):
         held = on.held()
-        if not held and not on.router.dispatcher.table.live:
+        if not held and not on.router.tables.requests.by_id:
             return
         for work in held:
             if (work.request_id, work.attempt) in on.workers[work.worker_id].holds:
@@ -246,12 +246,12 @@ def test_invariants_hold_whatever_happens(
     check_rebuild(on)
     heal(on)
     assert set(on.outcomes) == set(on.accepted)
-    table = on.router.dispatcher.table
-    assert not table.by_life and not table.handovers and not table.underway
-    assert not table.by_reader
-    assert len(on.router.dispatcher.admission) == 0
-    for workers in on.router.dispatcher.fleet.by_role.values():
-        assert all((w.running, w.work_ahead_tokens) == (0, 0) for w in workers)
+    table = on.router.tables.requests
+    assert not table.lives and not table.handovers and not table.before_decode
+    assert not table.readers
+    assert len(on.router.tables.admission) == 0
+    for pool in on.router.tables.fleet.pools.values():
+        assert all((w.running, w.work_ahead_tokens) == (0, 0) for w in pool.workers)
 
 
 def test_the_random_test_reaches_every_kind_of_outcome() -> None:
@@ -281,7 +281,7 @@ def test_the_random_test_reaches_pairs_in_every_state(orchestration: str) -> Non
     names, states = list(WEIGHTED), set[State]()
     for number in range(1_000):
         STEPS[draw.choice(names)](on, draw.randrange(61), draw.randrange(61))
-        states |= {live.state for live in on.router.dispatcher.table.live.values()}
+        states |= {live.state for live in on.router.tables.requests.by_id.values()}
         if number % 100 == 99:
             on.taken_over()
         if number % 100 == 49:

@@ -14,14 +14,15 @@ from schemas.records import (
     PhaseKind,
     Reason,
     Role,
+    WorkPhase,
 )
 from streams.core.effects import End
 from streams.core.events import Tick
-from streams.core.fleet.readers import READERS_MAX
-from streams.core.requests.live import State
+from streams.core.requests.live import READERS_MAX
+from streams.core.states import State
 from tests.streams.builders import ALL
 from tests.streams.core.router_harness import Cluster, FakeGateway
-from tests.streams.core.router_setups import replicas, split, state_of
+from tests.streams.core.router_setups import replicas, split, state_of, work_of
 
 GRACE_MS = 4_000
 LONG_MS = LEASE_MS + GRACE_MS + 1_500  # with the second between two looks, and a tick
@@ -73,14 +74,15 @@ def test_the_work_of_a_lost_gateway_ends_after_a_grace(how: str) -> None:
     assert [cancel.void for cancel in on.cancels] == [True]
     on.request("next")
     assert on.works[-1].request_id == "next", "the credit is free"
-    assert not on.router.dispatcher.table.by_reader
+    assert not on.router.tables.requests.readers
 
 
-@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("state", [state for state in State if state is not State.ENDED])
 def test_it_ends_in_every_state(state: State) -> None:
     """Both sides of a pair are told; what a worker was told to end before, it ends
     (issue 10, 13)."""
-    orders = {State.ALLOCATING: "decode_first", State.PAIRED: "concurrent"}
+    orders = {State.ALLOCATING: "decode_first"}
+    orders |= dict.fromkeys((State.PAIRED, State.RECEIVED), "concurrent")
     on = Cluster(gateway_grace_ms=GRACE_MS, orchestration=orders.get(state, "prefill_first"))
     on.worker("p0", Role.PREFILL, window=1, can=ALL)
     on.worker("d0", Role.DECODE, window=0 if state is State.HANDING_OVER else 1, can=ALL)
@@ -92,6 +94,8 @@ def test_it_ends_in_every_state(state: State) -> None:
     on.asked_at(gateway, "r1")
     if state in (State.HANDING_OVER, State.DECODING, State.CANCELLING):
         on.phase(on.works[0], PhaseKind.PREFILL_DONE)
+    if state is State.RECEIVED:
+        on.phase(work_of(on, WorkPhase.DECODE), PhaseKind.KV_RECEIVED)
     if state is State.CANCELLING:
         on.cancel("r1")
     assert state_of(on, "r1") is state
@@ -174,7 +178,7 @@ def test_what_was_resumed_elsewhere_goes_on_while_one_reader_lives() -> None:
     on.pass_ms(LONG_MS)
     ended_as_lost(on, "resumed")
     on.resume("resumed", on.gateway("gateway-d"))
-    assert not on.router.dispatcher.table.by_reader
+    assert not on.router.tables.requests.readers
 
 
 def test_gateways_of_a_request_are_bounded() -> None:
@@ -184,7 +188,7 @@ def test_gateways_of_a_request_are_bounded() -> None:
     others = [on.gateway(f"other-{number}") for number in range(READERS_MAX)]
     for other in others:
         on.resume("r1", other)
-    names = {name for name, _ in on.router.dispatcher.table.by_reader}
+    names = {name for name, _ in on.router.tables.requests.readers}
     assert names == {other.gateway_id for other in others}
     assert on.rebuilt().view() == on.router.view()
 

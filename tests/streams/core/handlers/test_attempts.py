@@ -18,7 +18,7 @@ from streams.core.events import (
     PhaseArrived,
     Tick,
 )
-from streams.core.requests.live import State
+from streams.core.states import State
 from tests.streams import builders
 from tests.streams.core.router_harness import PARTITION, Cluster
 from tests.streams.core.router_setups import replicas, split, state_of, to_decoding
@@ -221,7 +221,7 @@ def test_a_rebuild_places_again_what_a_lost_worker_held(state: State) -> None:
     on.worker("d0", Role.DECODE)
     router = on.rebuilt(past)
     assert router.view()["r1"][:5] == ("r1", PARTITION, State.QUEUED, 1, None)
-    again = router.dispatcher.table.live["r1"].again
+    again = router.tables.requests.by_id["r1"].replaced_for
     expected = Reason.KV_PRODUCER_GONE if state is State.HANDING_OVER else Reason.WORKER_LOST
     assert again is expected
 

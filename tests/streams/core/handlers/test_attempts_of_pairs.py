@@ -18,7 +18,7 @@ from schemas.records import (
     WireError,
     WorkPhase,
 )
-from streams.core.requests.live import State
+from streams.core.states import State
 from tests.streams import builders
 from tests.streams.core.router_harness import Cluster
 from tests.streams.core.router_setups import brought_to, pairs, running, state_of, work_of
@@ -115,7 +115,7 @@ def test_the_decode_worker_ends_what_a_pair_began(
     on = pairs(orchestration)
     brought_to(on, "received" if received_first else "paired")
     prefill, decode = work_of(on, WorkPhase.PREFILL), work_of(on, WorkPhase.DECODE)
-    assert state_of(on, "r1") is State.PAIRED
+    assert state_of(on, "r1") is (State.RECEIVED if received_first else State.PAIRED)
     on.phase(prefill, PhaseKind.PREFILL_DONE, cached_tokens=3)
     assert state_of(on, "r1") is State.DECODING
     assert running(on) == {"p0": 0, "d0": 1}

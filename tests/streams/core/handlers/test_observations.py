@@ -4,26 +4,30 @@ from typing import Any
 
 import pytest
 
-from schemas.records import Mode, Orchestration, PhaseKind, WorkPhase
-from streams.core.placement.placer import Placer
+from schemas.records import Orchestration, PhaseKind, WorkPhase
+from streams.core.fleet.workers import Worker
+from streams.core.placement.estimates import Estimates
 from tests.streams.core.router_setups import brought_to, pairs, replicas, split, work_of
 
-Told = dict[str, list[dict[str, Any]]]
+Told = dict[str, list[tuple[Any, ...]]]
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> Told:
-    """Every observation, by the name of the call."""
+    """Every observation, by the name of the call; what follows the note."""
     found: Told = {"prefill_done": [], "transferred": [], "finished": []}
 
-    def spy(name: str) -> Any:
-        def call(self: Placer, **facts: Any) -> None:
-            found[name].append(facts)
+    def prefill_done(self: Estimates, note: Any, *facts: Any) -> None:
+        found["prefill_done"].append(facts)
 
-        return call
+    def transferred(self: Estimates, *facts: Any) -> None:
+        found["transferred"].append(facts)
 
-    for name in found:
-        monkeypatch.setattr(Placer, name, spy(name))
+    def finished(self: Estimates, note: Any, worker: Worker, **facts: Any) -> None:
+        found["finished"].append((worker.life, worker.requests, facts))
+
+    for spy in (prefill_done, transferred, finished):
+        monkeypatch.setattr(Estimates, spy.__name__, spy)
     return found
 
 
@@ -52,16 +56,13 @@ def test_a_remote_request_tells_its_phases_and_its_answer(
     twins = {name: len(calls) for name, calls in told.items()}
     assert twins == {"prefill_done": 2, "transferred": 2, "finished": 2}
     (prefill, _), (transfer, _), (answer, _) = told.values()
-    assert prefill["worker"] == ("p0", 1)
-    assert (prefill["computed_tokens"], prefill["cached_tokens"]) == (24, 16)
-    assert prefill["took_ms"] == (70.0 if paired else 100.0)
-    assert (transfer["prefill"], transfer["decode"]) == (("p0", 1), ("d0", 1))
-    assert (transfer["kv_bytes"], transfer["tokens"], transfer["took_ms"]) == (64, 40, 30.0)
-    assert (answer["mode"], answer["orchestration"]) == (Mode.REMOTE, orchestration)
-    assert (answer["worker"], answer["running"]) == (("d0", 1), 1)
+    assert prefill == (("p0", 1), 24, 70.0 if paired else 100.0)
+    assert transfer == (40, 30.0)
+    life, requests, facts = answer
+    assert (life, requests) == (("d0", 1), 1)
     expected = (70.0, 12.0) if paired else (100.0, 10.0)  # a pair's first token is from prefill
-    assert (answer["ttft_ms"], answer["tpot_ms"]) == expected
-    assert (answer["computed_tokens"], answer["prompt_tokens"]) == (24, 40)
+    assert (facts["ttft_ms"], facts["tpot_ms"]) == expected
+    assert facts["computed_tokens"] == 24
 
 
 def test_nothing_is_learned_of_an_answer_that_says_nothing(told: Told) -> None:
@@ -86,8 +87,8 @@ def test_nothing_is_learned_from_clocks_that_differ(ahead_ms: int, told: Told) -
         ended_ms=placed_ms + 250 + ahead_ms,
         completion_tokens=16,
     )
-    answer = told["finished"][0]
-    assert (answer["ttft_ms"], answer["tpot_ms"]) == (100.0, 10.0)
+    *_, facts = told["finished"][0]
+    assert (facts["ttft_ms"], facts["tpot_ms"]) == (100.0, 10.0)
 
 
 @pytest.mark.parametrize("ahead_ms", [-150, 150])
@@ -104,5 +105,5 @@ def test_a_remote_answer_is_measured_by_the_router(ahead_ms: int, told: Told) ->
         ended_ms=on.now_ms + ahead_ms,
         completion_tokens=16,
     )
-    answer = told["finished"][0]
-    assert (answer["ttft_ms"], answer["tpot_ms"]) == (100.0, 10.0)
+    *_, facts = told["finished"][0]
+    assert (facts["ttft_ms"], facts["tpot_ms"]) == (100.0, 10.0)

@@ -18,9 +18,9 @@ from schemas.records import (
 from streams.config import RouterSettings
 from streams.core.fleet.members import Fleet
 from streams.core.fleet.workers import Worker
-from streams.core.placement.case import Need
+from streams.core.placement.case import Case
 from streams.core.placement.placer import Placement, Placer
-from streams.core.placement.ppd_table import Table
+from streams.core.placement.ppd_table import PpdTable
 from tests.streams import builders
 from tests.streams.builders import ROUTER, T0
 
@@ -45,7 +45,7 @@ def capability(**changes: Any) -> Capability:
 class Scene:
     """A placer with a fleet whose members beat when the test says so."""
 
-    def __init__(self, *, table: Table | None = None, **settings: Any) -> None:
+    def __init__(self, *, table: PpdTable | None = None, **settings: Any) -> None:
         self.settings = RouterSettings(**settings)
         self.placer = Placer(self.settings, table)
         self.fleet = Fleet(ROUTER)
@@ -94,28 +94,28 @@ class Scene:
         values = {"epoch": 1, "at_ms": T0, "block_size": BLOCK, "snapshot": not seq, **changes}
         self.placer.prefixes.apply(KvEvents(worker_id=worker_id, seq=seq, stored=stored, **values))
 
-    def place(self, need: Need) -> Placement | None:
-        return self.placer.place(need, self.fleet, self.now_ms)
+    def place(self, case: Case) -> Placement | None:
+        return self.placer.place(case, self.fleet, self.now_ms)
 
-    def take(self, need: Need) -> Placement:
+    def take(self, case: Case) -> Placement:
         """Place and dispatch: the credits and tokens count."""
-        found = self.place(need)
+        found = self.place(case)
         assert found is not None
         if found.prefill is not None:
-            self.fleet.take(found.prefill, need.prompt_tokens - found.prefill_cached_tokens)
+            self.fleet.take(found.prefill, case.prompt_tokens - found.prefill_cached_tokens)
         elif found.decode is not None:
-            self.fleet.take(found.decode, need.prompt_tokens)
+            self.fleet.take(found.decode, case.prompt_tokens)
         return found
 
 
-def need(tokens: int | range = 100, session: Session | None = None, **changes: Any) -> Need:
+def case(tokens: int | range = 100, session: Session | None = None, **changes: Any) -> Case:
     """A request of so many tokens."""
     values = {"deadline_ms": T0 + 600_000, **changes}
-    now = {name: values.pop(name) for name in ("waiting", "underway") if name in values}
+    now = {name: values.pop(name) for name in ("waiting", "before_decode") if name in values}
     sampling = Sampling(max_tokens=values.pop("max_tokens", 100))
     prompt = pack_tokens(range(tokens) if isinstance(tokens, int) else tokens)
     request = builders.request(prompt_tokens=prompt, sampling=sampling, **values)
-    return replace(Need.of(request), session=session, **{"waiting": 1, **now})
+    return replace(Case.of(request), session=session, **{"waiting": 1, **now})
 
 
 def session(worker_id: str = "d0", context_tokens: int = 1_000, epoch: int = 1) -> Session:

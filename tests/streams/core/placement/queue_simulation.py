@@ -11,10 +11,10 @@ from random import Random
 from statistics import mean
 from typing import Any
 
-from schemas.records import Mode, Orchestration, Reason, Role
-from streams.core.placement.case import Need
+from schemas.records import Mode, Reason, Role
+from streams.core.placement.case import Case
 from streams.core.placement.placer import Placement
-from tests.streams.core.placement.placer_fixture import Scene, need, pair, session
+from tests.streams.core.placement.placer_fixture import Scene, case, pair, session
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Turn:
 
     number: int
     at_ms: float
-    asked: Need
+    asked: Case
     later: bool
     placed: Placement
     placed_ms: float
@@ -67,7 +67,7 @@ class World:
         self._seq = 0
         self._busy: dict[str, float] = {}
         self._batches: dict[str, dict[int, Turn]] = {}
-        self._waiting: list[tuple[float, Need, bool, int]] = []
+        self._waiting: list[tuple[float, Case, bool, int]] = []
         self._handing: list[Turn] = []
         self._count = 0
         self._start_ms = self.scene.now_ms
@@ -113,14 +113,14 @@ class World:
             what()
 
     def _decodes(self) -> list[str]:
-        return [worker.worker_id for worker in self.scene.fleet.by_role[Role.DECODE]]
+        return [worker.worker_id for worker in self.scene.fleet.pools[Role.DECODE].workers]
 
     def _arrive(
         self, at: float, later: bool, size: int, answer: int, context: int, on: str
     ) -> None:
         known = session(on, context) if later else None
         tokens = context + size if later else context
-        asked = need(
+        asked = case(
             tokens,
             known,
             max_tokens=answer,
@@ -169,13 +169,10 @@ class World:
         worker = turn.placed.prefill
         assert worker is not None
         self.scene.fleet.release(worker.life, Role.PREFILL, turn.computed)
-        self.scene.placer.prefill_done(
-            need=turn.asked,
-            worker=worker.life,
-            computed_tokens=turn.computed,
-            cached_tokens=0,
-            took_ms=end - turn.placed_ms,
-            now_ms=self.scene.now_ms,
+        assert turn.asked.note is not None
+        took_ms = end - turn.placed_ms
+        self.scene.placer.estimates.prefill_done(
+            turn.asked.note, worker.life, turn.computed, took_ms
         )
         turn.ttft_ms, turn.first_ms = end - turn.at_ms, end
         self._handing.append(turn)
@@ -215,22 +212,18 @@ class World:
         worker = self.scene.worker(turn.decode)
         del self._batches[turn.decode][turn.number]
         turn.tpot_ms = (end - turn.first_ms) / turn.asked.max_tokens
-        running = worker.running
         local = turn.placed.mode is Mode.LOCAL
         tokens = turn.asked.prompt_tokens if local else 0
-        self.scene.fleet.release(worker.life, Role.DECODE, tokens)
-        self.scene.placer.finished(
-            need=turn.asked,
-            mode=turn.placed.mode,
-            orchestration=Orchestration.NONE,
-            worker=worker.life,
+        assert turn.asked.note is not None
+        self.scene.placer.estimates.finished(
+            turn.asked.note,
+            worker,
             computed_tokens=turn.computed,
-            prompt_tokens=turn.asked.prompt_tokens,
             ttft_ms=turn.first_ms - turn.placed_ms,
             tpot_ms=turn.tpot_ms,
-            running=running,
             now_ms=self.scene.now_ms,
         )
+        self.scene.fleet.release(worker.life, Role.DECODE, tokens)
         self.done.append(turn)
         self._pump()
 

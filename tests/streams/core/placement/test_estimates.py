@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from schemas.records import Estimate, Load, Mode, Orchestration, Role
+from schemas.records import Estimate, Load, Role
 from streams.config import RouterSettings
 from streams.core.placement import estimates
 from streams.core.placement.estimates import Estimates
 from tests.streams import builders
-from tests.streams.core.placement.placer_fixture import Scene, need, pair, session
+from tests.streams.core.placement.placer_fixture import Scene, case, pair, session
 from tests.streams.core.placement.queue_simulation import Laws, world
 
 
@@ -32,7 +32,7 @@ def test_the_pace_of_a_slow_worker_reaches_its_pool() -> None:
         note = known.remote(scene.worker(name), None, 1_000, 10, scene.now_ms)
         known.prefill_done(note, (name, 1), 1_000, took_ms)
     assert scene.worker("p1").pace == 1.0
-    placed = [scene.take(need(1_000)).prefill for _ in range(8)]
+    placed = [scene.take(case(1_000)).prefill for _ in range(8)]
     assert scene.worker("p1").pace > 1.5 * scene.worker("p0").pace
     assert sum(worker is scene.worker("p1") for worker in placed) in (2, 3)
 
@@ -47,46 +47,18 @@ def test_paces_of_lives_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(known._paces) == 3
 
 
-def test_observations_without_a_note_teach_nothing() -> None:
-    scene = pair(policy="learned")
-    placer = scene.placer
-    for asked in (None, need()):
-        placer.prefill_done(
-            need=asked,
-            worker=("p0", 1),
-            computed_tokens=10,
-            cached_tokens=0,
-            took_ms=5.0,
-            now_ms=scene.now_ms,
-        )
-        placer.finished(
-            need=asked,
-            mode=Mode.LOCAL,
-            orchestration=Orchestration.NONE,
-            worker=("d0", 1),
-            computed_tokens=10,
-            prompt_tokens=10,
-            ttft_ms=5.0,
-            tpot_ms=5.0,
-            running=1,
-            now_ms=scene.now_ms,
-        )
-    assert placer.estimates.prefill.samples == placer.estimates.decode.samples == 0
-
-
-def test_an_answer_of_another_worker_than_noted_teaches_nothing() -> None:
+def test_an_answer_of_another_worker_than_the_chosen_teaches_nothing() -> None:
     scene = pair(decodes=2, policy="static", local_share=1.0)
-    asked = need(2_000, session("d0"))
+    asked = case(2_000, session("d0"))
     scene.take(asked)
     known: Estimates = scene.placer.estimates
     assert asked.note is not None
     known.finished(
         asked.note,
-        ("d1", 1),
+        scene.worker("d1"),
         computed_tokens=10,
         ttft_ms=5.0,
         tpot_ms=5.0,
-        running=1,
         now_ms=scene.now_ms,
     )
     assert known.append.samples == 0
@@ -100,11 +72,10 @@ def answer(known: Estimates, scene: Scene, tokens: int, moved_tokens: int, ended
     took_ms = 10.0 * tokens + 50.0
     known.finished(
         note,
-        ("d0", 1),
+        d0,
         computed_tokens=0,
         ttft_ms=100.0,
         tpot_ms=took_ms / tokens,
-        running=0,
         now_ms=ended_ms + 100 + round(took_ms),
     )
 
@@ -227,7 +198,7 @@ def test_prompts_beside_a_batch_are_thought_to_take_what_prefill_does_until_some
 
 def test_heartbeats_prolong_what_keeps_a_worker_busy() -> None:
     scene = pair(policy="static", local_share=1.0)
-    scene.take(need(1_000, session("d0")))
+    scene.take(case(1_000, session("d0")))
     worker = scene.worker("d0")
     worker.append_ms_per_token = 2.0
     load = Load(queued_tokens=900, running=1)

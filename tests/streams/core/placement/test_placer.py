@@ -10,17 +10,17 @@ from schemas.errors import ConfigError
 from schemas.records import MemberState, Mode, Orchestration, Priority, Reason, Role, Unmet
 from streams.config import RouterSettings
 from streams.core.placement import orchestration, selection
-from streams.core.placement.ppd_table import Table
+from streams.core.placement.ppd_table import PpdTable
 from tests.streams import builders
-from tests.streams.core.placement.placer_fixture import ALL, Scene, need, pair, session
+from tests.streams.core.placement.placer_fixture import ALL, Scene, case, pair, session
 
-EMPTY = Table({"context_tokens": [1], "new_tokens": [1], "answer_tokens": [1], "load": [1]}, [])
+EMPTY = PpdTable({"context_tokens": [1], "new_tokens": [1], "answer_tokens": [1], "load": [1]}, [])
 
 
 def test_the_first_turn_is_remote_unless_the_policy_is_asked_and_says_otherwise() -> None:
     for policy in ("learned", "table", "static"):
         scene = pair(policy=policy, local_share=1.0, table=EMPTY)
-        found = scene.place(need())
+        found = scene.place(case())
         assert found is not None
         assert (found.mode, found.reason, found.policy) == (Mode.REMOTE, Reason.FIRST_TURN, policy)
         own = Reason.TOO_LITTLE_KNOWN if policy == "learned" else Reason.UNKNOWN
@@ -30,7 +30,7 @@ def test_the_first_turn_is_remote_unless_the_policy_is_asked_and_says_otherwise(
 @pytest.mark.parametrize(("context", "held"), [(0, 0), (16, 0), (17, 16), (1_000, 992)])
 def test_a_history_is_held_in_whole_blocks_but_for_its_last_token(context: int, held: int) -> None:
     scene = pair(policy="static", local_share=1.0)
-    found = scene.place(need(2_000, session("d0", context)))
+    found = scene.place(case(2_000, session("d0", context)))
     assert found is not None
     assert found.decode_cached_tokens == held
 
@@ -42,7 +42,7 @@ def test_what_is_moved_has_a_price_wherever_the_history_lies() -> None:
         scene.fleet.occupy(scene.worker("d1"), scene.now_ms + 60_000, 0.1)
         for known in (None, session("d9"), session("d0", 16)):
             scene.fleet.occupy(scene.worker("d0"), scene.now_ms + 1_000, 0.1)
-            found = scene.take(need(1_000, known))
+            found = scene.take(case(1_000, known))
             assert found.estimate is not None
             assert found.decode is scene.worker("d0") or found.mode is Mode.REMOTE
             modes[w_kv, known and known.decode_worker] = found.mode, found.reason
@@ -59,7 +59,7 @@ def test_local_first_turns_are_no_herd() -> None:
     scene = pair(decodes=3, window=100, policy="learned", samples_min=0, w_kv=50.0)
     names = []
     for _ in range(12):
-        found = scene.take(need(100))
+        found = scene.take(case(100))
         assert found.mode is Mode.LOCAL and found.decode is not None
         names.append(found.decode.worker_id)
         scene.pass_ms(1_000)  # computed by then
@@ -69,21 +69,21 @@ def test_local_first_turns_are_no_herd() -> None:
 def test_a_full_session_worker_sends_a_local_turn_elsewhere() -> None:
     scene = pair(decodes=2, policy="static", local_share=1.0)
     scene.beat(d0=0)
-    found = scene.place(need(session=session("d0")))
+    found = scene.place(case(session=session("d0")))
     assert found is not None
     assert (found.mode, found.reason) == (Mode.REMOTE, Reason.SESSION_WORKER_FULL)
     assert found.policy_reason is Reason.FIXED_SHARE
     assert found.decode is scene.worker("d1")
 
 
-@pytest.mark.parametrize("case", ["gone", "epoch", "silent"])
-def test_a_session_without_its_worker_begins_again(case: str) -> None:
+@pytest.mark.parametrize("why", ["gone", "epoch", "silent"])
+def test_a_session_without_its_worker_begins_again(why: str) -> None:
     scene = pair(decodes=2, policy="static", local_share=1.0)
-    known = {"gone": session("d9"), "epoch": session("d0", epoch=2), "silent": session("d0")}[case]
-    if case == "silent":
+    known = {"gone": session("d9"), "epoch": session("d0", epoch=2), "silent": session("d0")}[why]
+    if why == "silent":
         scene.beat(d0=-1)
         scene.pass_ms(3_000)
-    found = scene.place(need(session=known))
+    found = scene.place(case(session=known))
     assert found is not None
     assert (found.mode, found.reason) == (Mode.REMOTE, Reason.SESSION_WORKER_GONE)
 
@@ -92,11 +92,11 @@ def test_a_session_without_its_worker_begins_again(case: str) -> None:
 def test_a_turn_without_prefill_credit(policy: str, waits: bool) -> None:
     scene = pair(policy=policy, local_share=0.0, max_local_prefill_tokens=0)
     scene.beat(p0=0)
-    found = scene.place(need(5_000, session("d0", 0)))
+    found = scene.place(case(5_000, session("d0", 0)))
     assert (found is None) == waits
     if found is not None:
         assert (found.mode, found.reason) == (Mode.LOCAL, Reason.PREFILL_QUEUE_LONG)
-    assert scene.place(need()) is None
+    assert scene.place(case()) is None
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_turn_without_prefill_credit(policy: str, waits: bool) -> None:
 def test_without_prefill_workers(policy: str, known: bool, at_once: bool) -> None:
     scene = Scene(policy=policy, local_after_ms=1_000)
     scene.workers(Role.DECODE, "d0", "d1")
-    asked = need(session=session("d1") if known else None)
+    asked = case(session=session("d1") if known else None)
     scene.fleet.prefill_absent_ms(scene.now_ms)
     assert (scene.place(asked) is not None) == at_once
     scene.pass_ms(1_000)
@@ -120,22 +120,22 @@ def test_without_prefill_workers_a_replica_goes_before_a_strange_decode_worker()
     scene = Scene(policy="learned")
     scene.workers(Role.DECODE, "d0")
     scene.workers(Role.REPLICA, "x0")
-    for asked, worker in ((need(), "x0"), (need(session=session("d0")), "d0")):
+    for asked, worker in ((case(), "x0"), (case(session=session("d0")), "d0")):
         found = scene.place(asked)
         assert found is not None and found.decode is scene.worker(worker)
     scene.beat(d0=0, x0=0)
     scene.fleet.prefill_absent_ms(scene.now_ms)
     scene.pass_ms(5_000)
-    assert scene.place(need()) is None
+    assert scene.place(case()) is None
 
 
 def test_remote_placements_run_ahead_of_decode_only_so_far() -> None:
     scene = pair(handover_ahead=1)
     scene.beat(d0=1)
-    assert scene.place(need(underway=1)) is not None
-    assert scene.place(need(underway=2)) is None
+    assert scene.place(case(before_decode=1)) is not None
+    assert scene.place(case(before_decode=2)) is None
     scene.beat(d0=0)
-    found = scene.place(need(underway=0))
+    found = scene.place(case(before_decode=0))
     assert found is not None
     assert (found.decode, found.orchestration) == (None, Orchestration.PREFILL_FIRST)
 
@@ -144,21 +144,21 @@ def test_handing_over() -> None:
     scene = pair(decodes=2)
     fleet, placer = scene.fleet, scene.placer
     known = session("d1")
-    assert placer.handoff(need(), fleet, scene.now_ms)[1] is Reason.PREFILL_DONE
-    worker, reason = placer.handoff(need(session=known), fleet, scene.now_ms)
+    assert placer.handoff(case(), fleet, scene.now_ms)[1] is Reason.PREFILL_DONE
+    worker, reason = placer.handoff(case(session=known), fleet, scene.now_ms)
     assert (worker, reason) == (scene.worker("d1"), Reason.SESSION_WORKER)
     scene.holds("d1", 0, range(96))
-    worker, reason = placer.handoff(need(), fleet, scene.now_ms)
+    worker, reason = placer.handoff(case(), fleet, scene.now_ms)
     assert (worker, reason) == (scene.worker("d1"), Reason.PREFIX_CACHED)
     scene.beat(d1=0)
-    worker, reason = placer.handoff(need(session=known), fleet, scene.now_ms)
+    worker, reason = placer.handoff(case(session=known), fleet, scene.now_ms)
     assert (worker, reason) == (scene.worker("d0"), Reason.SESSION_WORKER_FULL)
     scene.beat(d0=0)
-    assert placer.handoff(need(), fleet, scene.now_ms)[0] is None
+    assert placer.handoff(case(), fleet, scene.now_ms)[0] is None
     scene.workers(Role.REPLICA, "x0")
     scene.beat(d0=-1, d1=-1)
     scene.pass_ms(3_000)
-    worker, reason = placer.handoff(need(), fleet, scene.now_ms)
+    worker, reason = placer.handoff(case(), fleet, scene.now_ms)
     assert (worker, reason) == (scene.worker("x0"), Reason.NO_WORKER)
 
 
@@ -170,45 +170,45 @@ def mixed(**settings: Any) -> Scene:
 
 def test_mixed_pools_all_get_work_and_keep_their_sessions() -> None:
     scene = mixed(policy="static")
-    placed = [scene.take(need(1_000)) for _ in range(9)]
+    placed = [scene.take(case(1_000)) for _ in range(9)]
     names = [str((p.prefill or p.decode or scene.worker("x0")).worker_id) for p in placed]
     assert [names.count(name) for name in ("p0", "x0", "x1")] == [3, 3, 3]
-    known = scene.place(need(session=session("x1")))
+    known = scene.place(case(session=session("x1")))
     assert known is not None
     assert (known.decode, known.reason) == (scene.worker("x1"), Reason.SESSION_WORKER)
     scene.beat(x1=0)
-    moved = scene.place(need(session=session("x1")))
+    moved = scene.place(case(session=session("x1")))
     assert moved is not None
     assert moved.reason is Reason.SESSION_WORKER_FULL
 
 
 def test_replicas_where_the_pair_is_incomplete_or_the_policy_says_so() -> None:
     scene = mixed(policy="replica")
-    found = scene.place(need())
+    found = scene.place(case())
     assert found is not None
     assert (found.mode, found.reason, found.policy) == (Mode.REPLICA, Reason.LEAST_WORK, "replica")
     scene = Scene(policy="static")
     scene.workers(Role.REPLICA, "x0")
     scene.workers(Role.PREFILL, "p0")
-    found = scene.place(need())
+    found = scene.place(case())
     assert found is not None
     assert found.reason is Reason.ONLY_REPLICAS
     scene = mixed(policy="static")
     scene.beat(p0=0)
     scene.holds("x1", 0, range(96))
-    found = scene.place(need())
+    found = scene.place(case())
     assert found is not None
     assert (found.decode, found.reason) == (scene.worker("x1"), Reason.PREFIX_CACHED)
     scene.beat(x0=0, x1=0)
-    assert scene.place(need()) is None
+    assert scene.place(case()) is None
 
 
 def test_a_prefix_draws_a_request_until_the_queue_there_costs_more() -> None:
     scene = pair(prefills=2, window=100)
     scene.holds("p1", 0, range(1_600))
-    first = scene.take(need(2_000))
+    first = scene.take(case(2_000))
     assert (first.prefill, first.prefill_cached_tokens) == (scene.worker("p1"), 1_600)
-    others = [scene.take(need(2_000)) for _ in range(9)]
+    others = [scene.take(case(2_000)) for _ in range(9)]
     names = [p.prefill.worker_id for p in others if p.prefill is not None]
     assert names[:3] == ["p1"] * 3
     assert "p0" in names
@@ -217,7 +217,7 @@ def test_a_prefix_draws_a_request_until_the_queue_there_costs_more() -> None:
 def test_no_herd_on_a_fresh_worker() -> None:
     scene = pair(prefills=2, window=100)
     scene.workers(Role.PREFILL, "p2", window=100)
-    placed = [scene.take(need(n + 100)) for n in range(9)]
+    placed = [scene.take(case(n + 100)) for n in range(9)]
     names = sorted(p.prefill.worker_id for p in placed if p.prefill is not None)
     assert names == ["p0"] * 3 + ["p1"] * 3 + ["p2"] * 3
 
@@ -225,7 +225,7 @@ def test_no_herd_on_a_fresh_worker() -> None:
 def test_a_slow_worker_gets_less() -> None:
     scene = pair(prefills=2, window=1_000)
     scene.fleet.set_pace(("p0", 1), Role.PREFILL, 3.0)
-    placed = [scene.take(need(1_000)) for _ in range(40)]
+    placed = [scene.take(case(1_000)) for _ in range(40)]
     slow = sum(p.prefill is scene.worker("p0") for p in placed)
     assert slow == 10
 
@@ -233,9 +233,9 @@ def test_a_slow_worker_gets_less() -> None:
 def test_load_is_requests_per_worker() -> None:
     scene = pair(prefills=1, decodes=3)
     for _ in range(6):
-        scene.take(need())
+        scene.take(case())
     assert selection.load(scene.fleet, scene.now_ms) == 1.5
-    found = scene.place(need())
+    found = scene.place(case())
     assert found is not None and found.load == 1.5
     empty = Scene()
     assert selection.load(empty.fleet, empty.now_ms) == 0.0
@@ -261,10 +261,10 @@ def test_candidates_tell_what_is_so_now() -> None:
 def test_weights_of_request_class_and_deployment() -> None:
     scene = pair(w_ttft=0.6, w_tpot=0.4, weights_interactive="0.9/0.1")
     cases = [
-        (need(), (0.6, 0.4)),
-        (need(priority=Priority.INTERACTIVE), (0.9, 0.1)),
-        (need(priority=Priority.INTERACTIVE, w_ttft=0.0), (0.0, 0.1)),
-        (need(w_tpot=2.0), (0.6, 2.0)),
+        (case(), (0.6, 0.4)),
+        (case(priority=Priority.INTERACTIVE), (0.9, 0.1)),
+        (case(priority=Priority.INTERACTIVE, w_ttft=0.0), (0.0, 0.1)),
+        (case(w_tpot=2.0), (0.6, 2.0)),
     ]
     for asked, expected in cases:
         found = scene.place(asked)
@@ -323,12 +323,12 @@ def test_orchestrations(
     scene.workers(Role.PREFILL, "p0", **{"orchestrations": ALL, **prefill})
     scene.workers(Role.DECODE, "d0", **{"orchestrations": ALL, **decode})
     scene.holds("d0", 0, range(held))
-    found = scene.place(need(1_000))
+    found = scene.place(case(1_000))
     assert found is not None and found.orchestration is expected
 
 
 def test_an_answer_of_one_token_ends_in_prefill() -> None:
-    found = pair(orchestration="concurrent").place(need(max_tokens=1))
+    found = pair(orchestration="concurrent").place(case(max_tokens=1))
     assert found is not None and found.orchestration is P
 
 
@@ -343,12 +343,12 @@ def test_a_worker_with_both_roles_is_no_pair_with_itself() -> None:
 
 def test_a_long_prompt_is_hashed_whole_only_where_it_may_be_held() -> None:
     scene = pair(prefills=2)
-    asked = need(10_000)
+    asked = case(10_000)
     scene.holds("p1", 0, range(9_600))
     found = scene.place(asked)
     assert found is not None
     assert (found.prefill, found.prefill_cached_tokens) == (scene.worker("p1"), 9_600)
-    other = need(range(50_000, 60_000))
+    other = case(range(50_000, 60_000))
     assert scene.place(other) is not None
     assert [len(hashes) for hashes in other._chains.values()] == [2_048 // 16]
 
@@ -372,4 +372,6 @@ def test_remembered_lives_are_those_of_the_workers(
             expected = [worker.lives(at_ms) for worker in pool.workers]
             assert pool.living(at_ms).tolist() == expected
             assert pool.any_lives(at_ms) == any(expected)
-            assert pool.open(at_ms).tolist() == [w.credits(at_ms) > 0 for w in pool.workers]
+            assert pool.open(at_ms).tolist() == [
+                w.lives(at_ms) and w.free > 0 for w in pool.workers
+            ]

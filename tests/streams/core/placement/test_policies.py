@@ -11,13 +11,13 @@ from schemas.errors import ConfigError
 from schemas.records import Estimate, Mode, Reason
 from streams.config import RouterSettings
 from streams.core.placement.placer import Placer
-from streams.core.placement.policies import Case, Choice, Conditional, Learned, Static, Tabled
-from streams.core.placement.ppd_table import Cell, Table
-from tests.streams.core.placement.placer_fixture import Scene, need, pair, session
+from streams.core.placement.policies import Choice, Conditional, Learned, Static, Tabled, Turn
+from streams.core.placement.ppd_table import Cell, PpdTable
+from tests.streams.core.placement.placer_fixture import Scene, case, pair, session
 from tests.streams.core.placement.queue_simulation import Laws, World, world
 
 
-def case(ticket: int = 1, **changes: Any) -> Case:
+def turn(ticket: int = 1, **changes: Any) -> Turn:
     values: dict[str, Any] = {
         "ticket": ticket,
         "prompt_tokens": 1_200,
@@ -31,7 +31,7 @@ def case(ticket: int = 1, **changes: Any) -> Case:
         "w_ttft": 0.5,
         "w_tpot": 0.5,
     }
-    return Case(**{**values, **changes})
+    return Turn(**{**values, **changes})
 
 
 def estimate(score: float, samples: int = 100) -> Estimate:
@@ -43,7 +43,7 @@ def estimate(score: float, samples: int = 100) -> Estimate:
 )
 def test_a_static_share_is_met_by_any_run_of_requests(share: float, first: int, count: int) -> None:
     policy = Static(RouterSettings(policy="static", local_share=share))
-    choices = [policy.choose(case(ticket)) for ticket in range(first, first + count)]
+    choices = [policy.choose(turn(ticket)) for ticket in range(first, first + count)]
     local = sum(choice.local for choice in choices)
     assert abs(local - share * count) <= 4
     assert {choice.reason for choice in choices} == {Reason.FIXED_SHARE}
@@ -52,7 +52,7 @@ def test_a_static_share_is_met_by_any_run_of_requests(share: float, first: int, 
 def test_a_choice_stands_while_the_request_waits() -> None:
     scene = pair(policy="static", local_share=0.5)
     scene.beat(p0=0, d0=0)
-    waiting = [need(session=session()) for _ in range(8)]
+    waiting = [case(session=session()) for _ in range(8)]
     for _ in range(3):
         assert [scene.place(asked) for asked in waiting] == [None] * 8
     scene.beat(p0=8, d0=8)
@@ -96,25 +96,25 @@ CELLS = [
     ],
 )
 def test_the_table(changes: dict[str, Any], local: bool, reason: Reason, samples: int) -> None:
-    choice = Tabled(Table(EDGES, CELLS)).choose(case(**changes))
+    choice = Tabled(PpdTable(EDGES, CELLS)).choose(turn(**changes))
     assert (choice.local, choice.reason) == (local, reason)
     estimate = choice.estimate
     assert (estimate.samples if estimate else 0) == samples
     if estimate is not None:
-        weights = case(**changes)
+        weights = turn(**changes)
         score = weights.w_ttft * estimate.gain_ttft - weights.w_tpot * estimate.loss_tpot
         assert score == pytest.approx(estimate.score)
 
 
 def test_a_table_comes_back_from_json() -> None:
-    table = Table(EDGES, CELLS)
-    again = Table.from_dict(table.to_dict())
+    table = PpdTable(EDGES, CELLS)
+    again = PpdTable.from_dict(table.to_dict())
     assert again.to_dict() == table.to_dict()
     assert again.cells == table.cells
     assert again.bin_of(1_000, 255, 64, 3.9) == (1, 0, 1, 1)
 
 
-GOOD = Table(EDGES, CELLS).to_dict()
+GOOD = PpdTable(EDGES, CELLS).to_dict()
 
 
 @pytest.mark.parametrize(
@@ -130,13 +130,13 @@ GOOD = Table(EDGES, CELLS).to_dict()
 )
 def test_a_bad_table_is_refused(content: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Table.from_dict(content)
+        PpdTable.from_dict(content)
 
 
 def test_the_policy_table_needs_one() -> None:
     with pytest.raises(ConfigError, match="router.table: expected the file .* found none"):
         Placer(RouterSettings(policy="table"))
-    scene = Scene(policy="table", table=Table(EDGES, CELLS))
+    scene = Scene(policy="table", table=PpdTable(EDGES, CELLS))
     assert scene.placer.settings.policy == "table"
 
 
@@ -144,20 +144,20 @@ def test_learned_falls_back_while_it_knows_too_little() -> None:
     settings = RouterSettings(samples_min=20, explore_share=0.0)
     learned, fallback = Learned(settings), Conditional(settings)
     for tokens in (200, 2_000):
-        asked = case(append_tokens=tokens, estimate=estimate(1.0, samples=19))
+        asked = turn(append_tokens=tokens, estimate=estimate(1.0, samples=19))
         assert learned.choose(asked).local == fallback.choose(asked).local
         assert learned.choose(asked).reason is Reason.TOO_LITTLE_KNOWN
     for score in (0.1, -0.1):
         known = estimate(score, samples=20)
         expected = Choice(score > 0, Reason.LEARNED, known)
-        assert learned.choose(case(estimate=known)) == expected
+        assert learned.choose(turn(estimate=known)) == expected
 
 
 @given(st.floats(0.0, 0.5), st.integers(1, 3_000))
 def test_exploring_never_exceeds_its_share(share: float, count: int) -> None:
     learned = Learned(RouterSettings(explore_share=share))
     known = estimate(0.5)
-    choices = [learned.choose(case(ticket, estimate=known)) for ticket in range(1, count + 1)]
+    choices = [learned.choose(turn(ticket, estimate=known)) for ticket in range(1, count + 1)]
     explored = [choice for choice in choices if choice.reason is Reason.EXPLORING]
     assert share * count - 1 <= len(explored) <= share * count
     assert not any(choice.local for choice in explored)
@@ -166,10 +166,10 @@ def test_exploring_never_exceeds_its_share(share: float, count: int) -> None:
 def test_no_exploring_when_time_is_short() -> None:
     learned = Learned(RouterSettings(explore_share=1.0, explore_slack_ms=5_000))
     known = estimate(0.5)
-    assert learned.choose(case(slack_ms=5_000, estimate=known)).reason is Reason.EXPLORING
-    assert learned.choose(case(slack_ms=4_999, estimate=known)).reason is Reason.LEARNED
+    assert learned.choose(turn(slack_ms=5_000, estimate=known)).reason is Reason.EXPLORING
+    assert learned.choose(turn(slack_ms=4_999, estimate=known)).reason is Reason.LEARNED
     slow = replace(known, ttft_remote_ms=2_000.0)
-    assert learned.choose(case(slack_ms=5_000, estimate=slow)).reason is Reason.LEARNED
+    assert learned.choose(turn(slack_ms=5_000, estimate=slow)).reason is Reason.LEARNED
 
 
 LOCAL_BETTER = Laws(stall=0.05)

@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.records import Mode, Reason, Session
-from tests.streams.core.placement.placer_fixture import need, pair, session
+from tests.streams.core.placement.placer_fixture import case, pair, session
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from tests.streams.core.placement.placer_fixture import need, pair, session
 )
 def test_conditional(context: int, tokens: int, waiting: int, local: bool, reason: Reason) -> None:
     scene = pair(policy="conditional")
-    found = scene.place(need(tokens, session("d0", context), waiting=waiting))
+    found = scene.place(case(tokens, session("d0", context), waiting=waiting))
     assert found is not None
     assert (found.mode, found.reason) == (Mode.LOCAL if local else Mode.REMOTE, reason)
     assert found.decode is scene.worker("d0")
@@ -28,7 +28,7 @@ def test_conditional(context: int, tokens: int, waiting: int, local: bool, reaso
 def test_a_prefix_on_the_decode_worker_counts_as_computed() -> None:
     scene = pair(policy="conditional")
     scene.holds("d0", 0, range(3_200))
-    found = scene.place(need(4_000, session("d0", 100)))
+    found = scene.place(case(4_000, session("d0", 100)))
     assert found is not None
     assert (found.reason, found.decode_cached_tokens) == (Reason.BELOW_LENGTH, 3_200)
 
@@ -50,7 +50,7 @@ def test_conditional_is_asked_where_no_worker_holds_the_history(
     scene = pair(decodes=2, policy="conditional")
     if tokens > 2_000:
         scene.holds("d1", 0, range(2_000))
-    found = scene.place(need(tokens, known, waiting=waiting))
+    found = scene.place(case(tokens, known, waiting=waiting))
     assert found is not None
     assert (found.reason, found.policy) == (reason, "conditional")
     assert found.mode is (Mode.REMOTE if at is None else Mode.LOCAL)
@@ -60,6 +60,6 @@ def test_conditional_is_asked_where_no_worker_holds_the_history(
 def test_conditional_is_not_asked_where_no_decode_worker_takes_the_request() -> None:
     scene = pair(policy="conditional")
     scene.beat(d0=0)
-    found = scene.place(need())
+    found = scene.place(case())
     assert found is not None
     assert (found.mode, found.reason, found.decode) == (Mode.REMOTE, Reason.FIRST_TURN, None)

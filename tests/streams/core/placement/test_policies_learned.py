@@ -8,8 +8,8 @@ from schemas.records import Estimate, Mode, Reason, Role
 from streams.config import RouterSettings
 from streams.core.placement.policies import Choice, Learned
 from tests.streams import builders
-from tests.streams.core.placement.placer_fixture import Scene, need
-from tests.streams.core.placement.test_policies import case, estimate
+from tests.streams.core.placement.placer_fixture import Scene, case
+from tests.streams.core.placement.test_policies import estimate, turn
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from tests.streams.core.placement.test_policies import case, estimate
 def test_learned_assumes_little(changes: dict[str, Any], local_ms: float, local: bool) -> None:
     unsure = Estimate(ttft_local_ms=local_ms, ttft_remote_ms=200, score=1.0, samples=0)
     learned = Learned(RouterSettings(explore_share=0.0))
-    found = learned.choose(case(estimate=unsure, **changes))
+    found = learned.choose(turn(estimate=unsure, **changes))
     assert found == Choice(local, Reason.TOO_LITTLE_KNOWN, unsure)
 
 
@@ -37,15 +37,15 @@ def test_moving_less_is_not_paid_with_the_deadline(
     slack_ms: int, local_ms: float, local: bool
 ) -> None:
     known = Estimate(ttft_local_ms=local_ms, ttft_remote_ms=600, score=1.0, samples=100)
-    found = Learned(RouterSettings()).choose(case(slack_ms=slack_ms, estimate=known))
+    found = Learned(RouterSettings()).choose(turn(slack_ms=slack_ms, estimate=known))
     assert found == Choice(local, Reason.LEARNED, known)
 
 
 def test_no_exploring_without_a_history() -> None:
     learned = Learned(RouterSettings(explore_share=1.0))
     known = estimate(0.5)
-    assert learned.choose(case(estimate=known)).reason is Reason.EXPLORING
-    assert learned.choose(case(estimate=known, has_home=False)).reason is Reason.LEARNED
+    assert learned.choose(turn(estimate=known)).reason is Reason.EXPLORING
+    assert learned.choose(turn(estimate=known, has_home=False)).reason is Reason.LEARNED
 
 
 @pytest.mark.parametrize("samples", [0, 100])
@@ -54,7 +54,7 @@ def test_what_a_worker_can_do_alone_needs_no_other(samples: int, has_home: bool)
     """Whatever the score says: a transfer is saved, and nobody is spared (issue 10, 29)."""
     known = Estimate(ttft_local_ms=9, ttft_remote_ms=3, score=-1.0, samples=samples)
     learned = Learned(RouterSettings(explore_share=0.0))
-    asked = case(estimate=known, alone=True, has_home=has_home, append_tokens=5_000)
+    asked = turn(estimate=known, alone=True, has_home=has_home, append_tokens=5_000)
     assert learned.choose(asked).local
 
 
@@ -65,6 +65,6 @@ def test_first_turns_need_no_other_worker_where_all_are_in_both_roles() -> None:
     for partition, name in enumerate(("w0", "w1")):
         scene.apply(builders.registration(name, *roles, partition=partition))
         scene.apply(builders.beat(name, 1, dict.fromkeys(roles, 8)))
-    placed = [scene.take(need(1_000)) for _ in range(8)]
+    placed = [scene.take(case(1_000)) for _ in range(8)]
     assert {found.mode for found in placed} == {Mode.LOCAL}
     assert sorted(w.worker_id for found in placed for w in found.chosen) == ["w0"] * 4 + ["w1"] * 4

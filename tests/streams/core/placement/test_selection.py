@@ -1,7 +1,7 @@
 """Which of several workers: what is not told case by case in `test_placer.py`."""
 
 from schemas.records import Role
-from tests.streams.core.placement.placer_fixture import Scene, need
+from tests.streams.core.placement.placer_fixture import Scene, case
 
 
 def _scene() -> Scene:
@@ -13,7 +13,7 @@ def _scene() -> Scene:
 
 def _alone(scene: Scene) -> list[str]:
     """The workers of a request that comes when nobody has anything to do."""
-    placed, fleet = scene.place(need()), scene.fleet
+    placed, fleet = scene.place(case()), scene.fleet
     assert placed is not None
     found = [worker for worker in (placed.prefill, placed.decode) if worker is not None]
     for worker in found:

@@ -8,7 +8,7 @@ from infra.story import tell
 from infra.story_steps import steps_of
 from schemas.records import Mode, Orchestration, Role, Sampling, Unmet
 from streams.core.placement.placer import Placement
-from tests.streams.core.placement.placer_fixture import Scene, need, pair, session
+from tests.streams.core.placement.placer_fixture import Scene, case, pair, session
 from tests.streams.core.router_setups import pairs
 
 P, D, C = Orchestration.PREFILL_FIRST, Orchestration.DECODE_FIRST, Orchestration.CONCURRENT
@@ -35,7 +35,7 @@ def both(*, replica_window: int = 8, **settings: Any) -> Scene:
 def test_a_request_chooses_its_policy(wish: str, mode: Mode) -> None:
     """A wished policy places the request instead of the deployment's (issue 10, 2)."""
     scene = both(policy="conditional", local_share=0.0)
-    found = scene.place(need(1_100, session(), policy=wish))
+    found = scene.place(case(1_100, session(), policy=wish))
     assert found is not None
     assert (found.mode, found.policy) == (mode, wish or "conditional")
     assert missed(found) == MET
@@ -54,7 +54,7 @@ def test_a_policy_that_cannot_be_kept_is_named_and_makes_nobody_wait(
     scene: Scene, wish: str, policy: str, unmet: Unmet
 ) -> None:
     """The deployment's policy places what the wished one cannot place now (issue 10, 2)."""
-    found = scene.place(need(policy=wish))
+    found = scene.place(case(policy=wish))
     assert found is not None and found.policy == policy
     assert missed(found) == (wish, "", unmet)
 
@@ -63,7 +63,7 @@ def test_with_replicas_alone_another_policy_is_named() -> None:
     """Not even a fallback keeps the wish (issue 10, 2)."""
     scene = Scene()
     scene.workers(Role.REPLICA, "r0")
-    found = scene.place(need(policy="static"))
+    found = scene.place(case(policy="static"))
     assert found is not None and found.policy == "replica"
     assert missed(found) == ("static", "", Unmet.NO_WORKER)
 
@@ -83,7 +83,7 @@ def test_a_request_chooses_its_orchestration(
     deployment: str, wish: str, expected: Orchestration
 ) -> None:
     """A wished orchestration runs instead of the deployment's (issue 10, 2)."""
-    found = pair(orchestration=deployment).place(need(orchestration=wish))
+    found = pair(orchestration=deployment).place(case(orchestration=wish))
     assert found is not None and found.orchestration is expected
     assert missed(found) == MET
 
@@ -109,7 +109,7 @@ def test_an_orchestration_that_cannot_be_kept_is_named(
     scene.workers(Role.PREFILL, "p0")
     scene.workers(Role.DECODE, "d0", **engines)
     wish: dict[str, Any] = {"orchestration": "decode_first"} if of_request else {}
-    found = scene.place(need(**changes, **wish))
+    found = scene.place(case(**changes, **wish))
     assert found is not None and found.orchestration is expected
     assert missed(found) == ("", "decode_first", unmet)
 
@@ -118,13 +118,13 @@ def test_an_orchestration_without_room_or_transfer_is_named() -> None:
     """A full decode pool, and a turn that is computed where it is (issue 10, 2)."""
     scene = pair(policy="static", local_share=1.0, orchestration="concurrent")
     scene.beat(d0=0)
-    full = scene.place(need())
+    full = scene.place(case())
     assert missed(full) == ("", "concurrent", Unmet.NO_DECODE_ROOM)
     scene.beat(d0=8)
-    local = scene.place(need(1_100, session(), orchestration="decode_first"))
+    local = scene.place(case(1_100, session(), orchestration="decode_first"))
     assert local is not None and local.mode is Mode.LOCAL
     assert missed(local) == ("", "decode_first", Unmet.NOT_REMOTE)
-    assert missed(scene.place(need(1_100, session()))) == MET, "the deployment's is for remote ones"
+    assert missed(scene.place(case(1_100, session()))) == MET, "the deployment's is for remote ones"
 
 
 def test_the_decision_names_what_was_not_kept() -> None:

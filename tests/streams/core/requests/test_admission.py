@@ -67,13 +67,16 @@ def test_serves_by_class_then_by_slack_then_by_arrival() -> None:
         (1, 1_000, 0),
     ],
 )
-def test_waiting_raises_the_class(level: int, waited_ms: int, expected: int) -> None:
+@pytest.mark.parametrize("arrives_late", [False, True])
+def test_waiting_raises_the_class(
+    level: int, waited_ms: int, expected: int, arrives_late: bool
+) -> None:
+    """Shown by what is served before it, of one younger request per class with less slack."""
     queue = admission()
-    arrive(queue, "r", level=level)
-    queue.head(waited_ms)
-    assert queue.level_of("r") == expected
-    arrive(queue, "again", waited_ms, level=level, since_ms=0)
-    assert queue.level_of("again") == expected
+    arrive(queue, "r", waited_ms if arrives_late else 0, level=level, since_ms=0)
+    for other in range(3):
+        arrive(queue, f"younger-{other}", waited_ms, level=other, deadline_ms=70_000)
+    assert order(queue, waited_ms).index("r") == expected
 
 
 def test_batch_is_served_before_younger_interactive_requests_in_the_end() -> None:

@@ -1,0 +1,168 @@
+"""How an attempt or a request ends: in the queue again, or with its outcome.
+
+A router ends what no worker ends. `close` is the end of all of them: what the request held is free,
+and its id is remembered. Called by the other handlers and by `streams/core/router.py`.
+"""
+
+from schemas.errors import Cancelled, DeadlineExceeded, QueueFull, WorkerLost
+from schemas.records import (
+    CancelReason,
+    Candidate,
+    DecisionKind,
+    OutcomeKind,
+    Reason,
+    Session,
+    WireError,
+)
+from streams.core.effects import Decide, End
+from streams.core.handlers import decisions
+from streams.core.handlers.orders import DECODERS, Orders
+from streams.core.placement.answer import Placement
+from streams.core.requests.admission import CLASSES
+from streams.core.requests.live import LiveRequest
+from streams.core.states import State
+from streams.core.tables import Tables
+
+_DECISION_OF = {
+    OutcomeKind.SHED: DecisionKind.SHED,
+    OutcomeKind.EXPIRED: DecisionKind.EXPIRE,
+    OutcomeKind.CANCELLED: DecisionKind.CANCEL,
+    OutcomeKind.FAILED: DecisionKind.FAIL,
+}
+
+
+class Endings:
+    """Ends attempts and requests, over the router's tables."""
+
+    def __init__(self, tables: Tables, orders: Orders) -> None:
+        self._tables = tables
+        self._orders = orders
+
+    def enqueue(self, live: LiveRequest, now_ms: int) -> None:
+        """Put a request into admission; what has been placed before goes to the best class."""
+        tables, settings, request = self._tables, self._tables.settings, live.request
+        tables.requests.move(live, State.QUEUED)
+        prefill_ms = live.prompt_tokens * 1000 // settings.assumed_prefill_tokens_per_s
+        decode_ms = int(request.sampling.max_tokens * settings.assumed_step_ms)
+        shed = tables.admission.arrive(
+            live.request_id,
+            level=0 if live.attempt else CLASSES[request.priority],
+            tokens=live.prompt_tokens,
+            work_ms=prefill_ms + decode_ms,
+            deadline_ms=request.deadline_ms,
+            since_ms=live.queued_ms,
+            now_ms=now_ms,
+        )
+        for request_id in shed:
+            self.end_shed(tables.requests.by_id[request_id], now_ms)
+
+    def expire_queue(self, now_ms: int) -> None:
+        """End what waited in admission past its deadline."""
+        for request_id in self._tables.admission.expire(now_ms):
+            self.end_expired(self._tables.requests.by_id[request_id], now_ms)
+
+    def requeue(
+        self, live: LiveRequest, reason: Reason, error: WireError | None, now_ms: int
+    ) -> None:
+        """The attempt is void: place the request again, or end it where that is useless."""
+        settings = self._tables.settings
+        live.error = error or live.error
+        live.losses += reason is Reason.WORKER_LOST
+        live.faults += reason not in (Reason.ROUTER_RESTARTED, Reason.WORKER_LOST)
+        if live.cancel is not None:
+            self.end_cancelled(live, now_ms)
+        elif live.faults >= settings.attempts_max or live.losses >= settings.losses_max:
+            last = live.error or WorkerLost("its worker fell silent").to_wire()
+            tries = live.faults + live.losses
+            message = f"{live.request_id}: gave up after {tries} attempts: {last.message}"
+            error = WireError(code=last.code, message=message, retriable=last.retriable)
+            self.end_failed(live, Reason.ATTEMPTS_EXHAUSTED, error, now_ms)
+        else:
+            self.decide(live, DecisionKind.VOID, reason, now_ms)  # before anybody drops it
+            self._orders.void(live, now_ms)
+            live.replaced_for, live.kv = reason, None
+            self.enqueue(live, now_ms)
+
+    def stop(self, live: LiveRequest, now_ms: int) -> None:
+        """The request was given up: have the worker that will end it do so now."""
+        assert live.cancel is not None
+        self.decide(live, DecisionKind.CANCEL, Reason(live.cancel.value), now_ms)
+        self._orders.stop(live, now_ms)
+        self._tables.requests.move(live, State.CANCELLING)
+
+    def end_shed(self, live: LiveRequest, now_ms: int) -> None:
+        """End a request for which the queue has no room."""
+        message = f"{live.request_id}: the admission queue is full; try again later"
+        self._end(live, OutcomeKind.SHED, Reason.QUEUE_FULL, QueueFull(message).to_wire(), now_ms)
+
+    def end_expired(self, live: LiveRequest, now_ms: int) -> None:
+        """End a request whose deadline has passed."""
+        serving = any(self._tables.fleet.any_lives(role, now_ms) for role in DECODERS)
+        reason = Reason.DEADLINE_PASSED if serving else Reason.NO_WORKER
+        why = "was not answered in time" if serving else "no worker was there to answer it"
+        message = f"{live.request_id}: {why}; it waited {max(0, now_ms - live.queued_ms)} ms"
+        self._end(live, OutcomeKind.EXPIRED, reason, DeadlineExceeded(message).to_wire(), now_ms)
+
+    def end_cancelled(self, live: LiveRequest, now_ms: int) -> None:
+        """End a request that was given up and that no worker ends."""
+        reason = Reason((live.cancel or CancelReason.CLIENT_REQUEST).value)
+        error = Cancelled(f"{live.request_id}: cancelled: {reason.value}").to_wire()
+        self._end(live, OutcomeKind.CANCELLED, reason, error, now_ms)
+
+    def end_failed(self, live: LiveRequest, reason: Reason, error: WireError, now_ms: int) -> None:
+        """End a request that cannot be answered."""
+        self._end(live, OutcomeKind.FAILED, reason, error, now_ms)
+
+    def _end(
+        self, live: LiveRequest, kind: OutcomeKind, reason: Reason, error: WireError, now_ms: int
+    ) -> None:
+        self.decide(live, _DECISION_OF[kind], reason, now_ms)
+        outcome = decisions.outcome(self._tables.router_id, live, kind, error, now_ms)
+        self._orders.void(live, now_ms)
+        end = End(outcome, live.partition, live.request.gateway_partition)
+        self._tables.effects.append(end)
+        self.close(live, now_ms)
+
+    def ended_by_worker(self, live: LiveRequest, now_ms: int) -> None:
+        """A worker ended the request; what a pair's prefill worker still does is useless."""
+        if live.is_paired:
+            self._orders.refund(live, live.decode)
+            self._orders.void(live, now_ms)
+        self.close(live, now_ms)
+
+    def close(self, live: LiveRequest, now_ms: int) -> None:
+        """The request has ended, by whomever: free what it held and remember its id."""
+        tables = self._tables
+        tables.admission.remove(live.request_id)
+        self._orders.refund(live)
+        tables.requests.drop(live)
+        until_ms = max(live.request.deadline_ms, now_ms) + tables.settings.deadline_grace_ms
+        tables.ended.add(live.request_id, until_ms, live.partition)
+
+    def decide(
+        self,
+        live: LiveRequest,
+        kind: DecisionKind,
+        reason: Reason,
+        now_ms: int,
+        *,
+        session: Session | None = None,
+        placement: Placement | None = None,
+        looked_at: tuple[Candidate, ...] = (),
+    ) -> None:
+        """Write down what was decided about a request."""
+        tables = self._tables
+        policy = live.case.policy if live.case is not None else ""
+        decision = decisions.decision(
+            tables.router_id,
+            live,
+            kind,
+            reason,
+            placement.policy if placement is not None else policy or tables.settings.policy,
+            now_ms,
+            queue_length=len(tables.admission),
+            session=session,
+            placement=placement,
+            looked_at=looked_at,
+        )
+        tables.effects.append(Decide(decision, live.partition))

@@ -1,0 +1,37 @@
+"""What placement answers: a chosen way to run a request, and why."""
+
+from dataclasses import dataclass
+
+from schemas.records import Estimate, Mode, Orchestration, Reason
+from streams.core.fleet.workers import Worker
+from streams.core.placement.case import ALL_MET, Missed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A chosen way to run a request; `decode` is absent while no decode worker has credit."""
+
+    policy: str
+    mode: Mode
+    reason: Reason
+    prefill: Worker | None = None
+    decode: Worker | None = None
+    orchestration: Orchestration = Orchestration.NONE
+    w_ttft: float = 0.0
+    w_tpot: float = 0.0
+    load: float = 0.0
+    estimate: Estimate | None = None
+    prefill_cached_tokens: int = 0  # that the chosen workers are thought to hold
+    decode_cached_tokens: int = 0
+    missed: Missed = ALL_MET
+    policy_reason: Reason = Reason.UNKNOWN
+
+    @property
+    def chosen(self) -> dict[Worker, int]:
+        """The chosen workers, each with what it is thought to hold of the prompt, in tokens."""
+        found = {}
+        if self.prefill is not None:
+            found[self.prefill] = self.prefill_cached_tokens
+        if self.decode is not None:
+            found[self.decode] = self.decode_cached_tokens
+        return found

@@ -1,0 +1,74 @@
+"""What is remembered of requests that are not live: ids that have ended, and cancellations that
+came before their request. Both bounded, in number and age; the oldest go first.
+"""
+
+from collections import OrderedDict
+
+from schemas.records import Cancellation, CancelReason, Request
+
+EARLY_CANCEL_MS = 60_000
+
+
+class EndedIds:
+    """Ids of ended requests, so that no late record revives one."""
+
+    def __init__(self, ids_max: int) -> None:
+        self._ids_max = ids_max
+        self._known: OrderedDict[str, tuple[int, int]] = OrderedDict()  # until_ms, partition
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._known
+
+    def add(self, request_id: str, until_ms: int, partition: int) -> None:
+        """Remember an id until its time is over."""
+        self._known[request_id] = (until_ms, partition)
+        if len(self._known) > self._ids_max:
+            self._known.popitem(last=False)
+
+    def sweep(self, now_ms: int) -> None:
+        """Forget those whose time is over."""
+        while self._known and next(iter(self._known.values()))[0] <= now_ms:
+            self._known.popitem(last=False)
+
+    def forget_partition(self, partition: int) -> None:
+        """Another router remembers these now."""
+        for request_id in [r for r, (_, p) in self._known.items() if p == partition]:
+            del self._known[request_id]
+
+
+class EarlyCancellations:
+    """Cancellations whose request is not known yet, the first of each tenant."""
+
+    def __init__(self, cancellations_max: int) -> None:
+        self._max = cancellations_max
+        self._known: OrderedDict[tuple[str, str], tuple[CancelReason, int, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def add(self, cancellation: Cancellation, partition: int, now_ms: int) -> None:
+        """Remember one."""
+        key = cancellation.request_id, cancellation.tenant
+        self._known.setdefault(key, (cancellation.reason, partition, now_ms))
+        while len(self._known) > self._max:
+            self._known.popitem(last=False)
+
+    def take(self, request: Request) -> CancelReason | None:
+        """The one that came before its request, if one did that may cancel it."""
+        found = None
+        for tenant in (request.tenant, ""):
+            found = self._known.pop((request.request_id, tenant), (found, 0, 0))[0]
+        return found
+
+    def sweep(self, now_ms: int) -> None:
+        """Forget those that are too old."""
+        while self._known and now_ms - next(iter(self._known.values()))[2] > EARLY_CANCEL_MS:
+            self._known.popitem(last=False)
+
+    def forget_partition(self, partition: int) -> None:
+        """Another router remembers these now."""
+        for key in [key for key, (_, p, _) in self._known.items() if p == partition]:
+            del self._known[key]

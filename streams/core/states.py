@@ -1,0 +1,132 @@
+"""The life of a request: one table of states, and what leads from each to the next.
+
+Theory of operation. A placed request stands on one or two workers: on the side of prefill, of
+decode, or of both. What a worker says of it (a `Phase`), and that a worker is lost, is looked up in
+`TRANSITIONS` under (state, side, word). What is not there changes nothing: it is stale, or said by
+a worker on which the request no longer stands. What the router does itself, without a word of a
+worker, is in `BEGINS` and `CANCELS`.
+
+The live path (`handlers/attempts.py`) and the rebuild (`requests/recovery.py`) both step through
+this table, and `infra/docs/states.md` is rendered from it. Decides nothing else: what follows from
+a step for credits, records and other workers is in `handlers/`.
+"""
+
+from enum import StrEnum
+from itertools import product
+from typing import Final, Literal
+
+from schemas.records import Orchestration, PhaseKind
+
+
+class State(StrEnum):
+    """Where a request is."""
+
+    QUEUED = "queued"
+    PREFILLING = "prefilling"
+    HANDING_OVER = "handing_over"
+    ALLOCATING = "allocating"
+    PAIRED = "paired"
+    RECEIVED = "received"
+    DECODING = "decoding"
+    CANCELLING = "cancelling"
+    ENDED = "ended"
+
+
+class Side(StrEnum):
+    """For what the request stands on a worker; a replica is the side of decode."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+Word = PhaseKind | Literal["lost"]
+LOST: Final = "lost"  # said by nobody: the worker is lost
+
+MEANING = {
+    State.QUEUED: "waits in the router's queue, for the first time or again",
+    State.PREFILLING: "a prefill worker computes the prompt",
+    State.HANDING_OVER: "the KV is computed and lies on the prefill worker; decode has no room yet",
+    State.ALLOCATING: "of a pair, decode makes room for the KV that prefill is to write",
+    State.PAIRED: "a prefill and a decode worker hold it together",
+    State.RECEIVED: "of a pair, decode has the KV, and prefill has not said that it is done",
+    State.DECODING: "a decode or replica worker generates the answer",
+    State.CANCELLING: "was given up; the worker that will end it was told to stop",
+    State.ENDED: "has its outcome",
+}
+
+BEGINS = {
+    Orchestration.PREFILL_FIRST: State.PREFILLING,
+    Orchestration.DECODE_FIRST: State.ALLOCATING,
+    Orchestration.CONCURRENT: State.PAIRED,
+    Orchestration.NONE: State.DECODING,
+}
+"""A placement takes a queued request to the state of its orchestration."""
+
+CANCELS = {
+    State.QUEUED: State.ENDED,
+    State.PREFILLING: State.CANCELLING,
+    State.HANDING_OVER: State.ENDED,
+    State.ALLOCATING: State.CANCELLING,
+    State.PAIRED: State.CANCELLING,
+    State.RECEIVED: State.CANCELLING,
+    State.DECODING: State.CANCELLING,
+}
+"""A cancellation: a worker that holds the request ends it, else the router does."""
+
+
+_PREFILL, _DECODE, _BOTH = (Side.PREFILL,), (Side.DECODE,), (Side.PREFILL, Side.DECODE)
+_DONE: tuple[Word, ...] = (PhaseKind.PREFILL_DONE,)
+_GIVEN_UP: tuple[Word, ...] = (PhaseKind.REFUSED, PhaseKind.FAILED, LOST)
+_ROWS: tuple[tuple[State, tuple[Side, ...], tuple[Word, ...], State], ...] = (
+    (State.PREFILLING, _PREFILL, _DONE, State.HANDING_OVER),
+    (State.PREFILLING, _PREFILL, _GIVEN_UP, State.QUEUED),
+    (State.HANDING_OVER, _PREFILL, (LOST,), State.QUEUED),
+    (State.ALLOCATING, _DECODE, (PhaseKind.KV_ALLOCATED,), State.PAIRED),
+    (State.ALLOCATING, _BOTH, _GIVEN_UP, State.QUEUED),
+    (State.PAIRED, _PREFILL, _DONE, State.DECODING),
+    (State.PAIRED, _DECODE, (PhaseKind.KV_RECEIVED,), State.RECEIVED),
+    (State.PAIRED, _BOTH, _GIVEN_UP, State.QUEUED),
+    (State.RECEIVED, _PREFILL, (*_DONE, *_GIVEN_UP), State.DECODING),
+    (State.RECEIVED, _DECODE, _GIVEN_UP, State.QUEUED),
+    (State.DECODING, _DECODE, _GIVEN_UP, State.QUEUED),
+    (State.CANCELLING, _PREFILL, (*_DONE, *_GIVEN_UP), State.ENDED),
+    (State.CANCELLING, _DECODE, _GIVEN_UP, State.ENDED),
+)
+TRANSITIONS: dict[tuple[State, Side, Word], State] = {
+    (state, side, word): following
+    for state, sides, words, following in _ROWS
+    for side, word in product(sides, words)
+}
+"""What a worker says, or its loss, takes a request to the next state. `queued` is to be placed
+again: the request ends instead where that is useless, or where it was given up meanwhile."""
+
+STANDS_ON: dict[State, tuple[Side, ...]] = {
+    state: tuple(side for side in Side if (state, side, LOST) in TRANSITIONS) for state in State
+}
+"""On which sides a request stands in each state, the one that will end it last; while it is being
+cancelled that one alone."""
+
+ON_WORKERS = frozenset(
+    state for state, following in CANCELS.items() if following is State.CANCELLING
+)
+"""States in which workers hold the request, so that one of them ends it."""
+
+
+def rendered() -> str:
+    """The tables as Markdown, for `infra/docs/states.md`."""
+    lines = ["| state | the request | stands on |", "| --- | --- | --- |"]
+    for state, meaning in MEANING.items():
+        between = " or " if state is State.CANCELLING else " and "
+        lines.append(f"| `{state}` | {meaning} | {between.join(STANDS_ON[state])} |")
+    lines += ["", "| in state | side | says | next state |", "| --- | --- | --- | --- |"]
+    for state, sides, words, following in _ROWS:
+        said = ", ".join("*lost*" if word == LOST else f"`{word}`" for word in words)
+        lines.append(f"| `{state}` | {' or '.join(sides)} | {said} | `{following}` |")
+    lines += ["", "| the router | in state | next state |", "| --- | --- | --- |"]
+    for orchestration, state in BEGINS.items():
+        name = "in place" if orchestration is Orchestration.NONE else f"`{orchestration}`"
+        lines.append(f"| places it, {name} | `{State.QUEUED}` | `{state}` |")
+    lines.append(f"| hands it over | `{State.HANDING_OVER}` | `{State.DECODING}` |")
+    for state, following in CANCELS.items():
+        lines.append(f"| cancels it | `{state}` | `{following}` |")
+    return "\n".join(lines)

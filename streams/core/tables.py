@@ -1,0 +1,64 @@
+"""The tables of a router: all that it knows of its partitions, and of the fleet.
+
+`Router` makes one, and the handlers (`streams/core/handlers`) work on it; nobody else changes it.
+Decides nothing. `effects` is what the present event has led to so far.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from streams.config import RouterSettings
+from streams.core.effects import Effect
+from streams.core.fleet.members import Fleet
+from streams.core.requests.admission import Admission
+from streams.core.requests.ended import EarlyCancellations, EndedIds
+from streams.core.requests.live import LiveRequest, LiveRequests
+from streams.core.requests.sessions import Sessions
+
+
+class Tables:
+    """One of each table."""
+
+    def __init__(self, router_id: str, settings: RouterSettings) -> None:
+        self.router_id = router_id
+        self.settings = settings
+        self.fleet = Fleet(router_id)
+        self.requests = LiveRequests()
+        self.ended = EndedIds(settings.ended_max)
+        self.early_cancellations = EarlyCancellations(settings.early_cancels_max)
+        self.sessions = Sessions(sessions_max=settings.sessions_max, ttl_ms=settings.session_ttl_ms)
+        self.admission = Admission(
+            requests_max=settings.queue_requests_max,
+            tokens_max=settings.queue_tokens_max,
+            ageing_ms=settings.ageing_ms,
+        )
+        self.effects: list[Effect] = []
+        self.failed_over: LiveRequest | None = None
+
+    @contextmanager
+    def about(self, live: LiveRequest) -> Iterator[None]:
+        """What is done within is about this request: it is to blame for what is raised. Within
+        several, the innermost is."""
+        try:
+            yield
+        except Exception:
+            if self.failed_over is None:
+                self.failed_over = live
+            raise
+
+    def take_effects(self) -> list[Effect]:
+        """The effects since the last call."""
+        effects = self.effects[:]
+        self.effects.clear()
+        return effects
+
+    def forget_partition(self, partition: int) -> None:
+        """Forget what is remembered of a partition, but for its live requests."""
+        self.sessions.drop(partition)
+        self.ended.forget_partition(partition)
+        self.early_cancellations.forget_partition(partition)
+
+    def sweep(self, now_ms: int) -> None:
+        """Forget what is too old to matter."""
+        self.ended.sweep(now_ms)
+        self.early_cancellations.sweep(now_ms)
