@@ -1,13 +1,14 @@
 """Everything that a router does, as effects returned by `Router.apply`; the agents carry them out
-in order. Tuples, because every placement makes two, and frozen dataclasses take twice as long.
+in order.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from schemas.records import CancelWork, Decision, Outcome, Session, Work
 
 
-class Dispatch(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Dispatch:
     """Give work, or its cancellation, to the worker that leases the partition."""
 
     topic: str
@@ -15,14 +16,16 @@ class Dispatch(NamedTuple):
     record: Work | CancelWork
 
 
-class Decide(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Decide:
     """Write a decision to its session's partition."""
 
     decision: Decision
     partition: int
 
 
-class End(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class End:
     """Write the outcome of a request that no worker ends, and tell the gateway that streams it."""
 
     outcome: Outcome
@@ -30,14 +33,16 @@ class End(NamedTuple):
     gateway_partition: int
 
 
-class SaveSession(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SaveSession:
     """Remember a conversation; the last one written counts."""
 
     session: Session
     partition: int
 
 
-class Forget(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Forget:
     """A conversation is remembered no longer."""
 
     session_id: str

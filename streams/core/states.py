@@ -7,7 +7,7 @@ a worker on which the request no longer stands. What the router does itself, wit
 worker, is in `BEGINS` and `CANCELS`.
 
 The live path (`handlers/attempts.py`) and the rebuild (`requests/recovery.py`) both step through
-this table, and `infra/docs/states.md` is rendered from it. Decides nothing else: what follows from
+this table, and `streams/core/README.md` is rendered from it. Decides nothing else: what follows from
 a step for credits, records and other workers is in `handlers/`.
 """
 
@@ -113,7 +113,7 @@ ON_WORKERS = frozenset(
 
 
 def rendered() -> str:
-    """The tables as Markdown, for `infra/docs/states.md`."""
+    """The tables as Markdown, for `streams/core/README.md`."""
     lines = ["| state | the request | stands on |", "| --- | --- | --- |"]
     for state, meaning in MEANING.items():
         between = " or " if state is State.CANCELLING else " and "

@@ -9,7 +9,8 @@ from infra.audit import read_topic, with_offsets
 from schemas.fleet import LEASE_MS
 from schemas.records import Heartbeat, JournalBatch, MemberState, Work
 from schemas.settings import LogSettings
-from streams.core.fleet.members import DEAF_MS, Life
+from streams.core.fleet.members import DEAF_MS
+from streams.core.fleet.workers import Life
 
 
 async def decoder(log: LogSettings, request_id: str) -> Life:

@@ -104,7 +104,7 @@ class Estimates:
     ) -> Note:
         """A prefill worker is about to compute so much of a prompt; decode may be chosen later."""
         note = Note(now_ms, max_tokens, prefill=_ahead(prefill))
-        _give(prefill, tokens, now_ms)
+        _count_placed(prefill, tokens, now_ms)
         if decode is not None:
             self.joins(note, decode, moved_tokens)
         return note
@@ -112,7 +112,7 @@ class Estimates:
     def in_place(self, worker: Worker, tokens: float, max_tokens: int, now_ms: int) -> Note:
         """A decode or replica worker is about to compute so much of a prompt beside its batch."""
         note = Note(now_ms, max_tokens, append=_beside(worker, now_ms))
-        _give(worker, tokens, now_ms)
+        _count_placed(worker, tokens, now_ms)
         worker.appended_tokens += tokens
         self.joins(note, worker)
         return note
@@ -144,27 +144,19 @@ class Estimates:
         """
         remote_ms = self.prefill.predict((prefill_tokens / THOUSAND, *_ahead(prefill)))
         remote_ms = remote_ms * prefill.pace + self.hop_ms
-        per_token_ms, local_ms = self._append(append_tokens, home, now_ms)
-        step_ms, sharing_ms, stall_ms, hand_ms, move_ms = self.decode.coefficients
-        running = float(home.requests)
-        base_ms = step_ms + sharing_ms * running + stall_ms * _kept(home, now_ms) * home.token_rate
-        moved = moved_tokens / THOUSAND
-        moving_ms = hand_ms + move_ms * moved
+        append_ms_per_token, local_ms = self._append(append_tokens, home, now_ms)
         answer_tokens = max(1.0, self.answer_share * max_tokens)
-        # A token takes a step, and what prompts and other streams add to it. Streams that end later
-        # meet more of both, so a delay grows by what a token takes over its step alone.
-        lone_ms = max(step_ms, (1 - BUSY_MAX) * base_ms, 1e-3)
-        stalled_ms = running * stall_ms * append_tokens / lone_ms
-        tpot_local_ms = base_ms + stalled_ms / (self.answer_tokens or answer_tokens)
-        tpot_remote_ms = base_ms + moving_ms / answer_tokens
+        tpot_local_ms, tpot_remote_ms = self._tpots_ms(
+            home, append_tokens, moved_tokens, answer_tokens, now_ms
+        )
         waiting_ms = max(0.0, home.busy_until_ms - now_ms)
-        behind_ms = _behind_ms(home, append_tokens, per_token_ms, waiting_ms, now_ms)
-        per_token_ms = self.prefill.coefficients[0] / THOUSAND
-        waiting_ms = (prefill.work_ahead_tokens + prefill.others_tokens) * per_token_ms
-        behind_ms -= _behind_ms(prefill, prefill_tokens, per_token_ms, waiting_ms, now_ms)
+        behind_ms = _behind_ms(home, append_tokens, append_ms_per_token, waiting_ms, now_ms)
+        prefill_ms_per_token = self.prefill.coefficients[0] / THOUSAND
+        waiting_ms = (prefill.work_ahead_tokens + prefill.others_tokens) * prefill_ms_per_token
+        behind_ms -= _behind_ms(prefill, prefill_tokens, prefill_ms_per_token, waiting_ms, now_ms)
         gain_ttft = (remote_ms - local_ms - behind_ms) / max(remote_ms, 1e-3)
         loss_tpot = (tpot_local_ms - tpot_remote_ms) / max(tpot_remote_ms, 1e-3)
-        kv_price = self._w_kv * moved
+        kv_price = self._w_kv * (moved_tokens / THOUSAND)
         return Estimate(
             ttft_local_ms=local_ms,
             ttft_remote_ms=remote_ms,
@@ -176,6 +168,29 @@ class Estimates:
             loss_tpot=loss_tpot,
             kv_price=kv_price,
         )
+
+    def _tpots_ms(
+        self,
+        home: Worker,
+        append_tokens: int,
+        moved_tokens: int,
+        answer_tokens: float,
+        now_ms: int,
+    ) -> tuple[float, float]:
+        """What a token of the answer would take, local and remote.
+
+        A token takes a step, and what prompts and other streams add to it. Streams that end later
+        meet more of both, so a delay grows by what a token takes over its step alone.
+        """
+        step_ms, sharing_ms, stall_ms, hand_ms, move_ms = self.decode.coefficients
+        running = float(home.requests)
+        prompts_ms = stall_ms * _decay(home, now_ms) * home.token_rate
+        base_ms = step_ms + sharing_ms * running + prompts_ms
+        lone_ms = max(step_ms, (1 - BUSY_MAX) * base_ms, 1e-3)
+        stalled_ms = running * stall_ms * append_tokens / lone_ms
+        moving_ms = hand_ms + move_ms * (moved_tokens / THOUSAND)
+        local_ms = base_ms + stalled_ms / (self.answer_tokens or answer_tokens)
+        return local_ms, base_ms + moving_ms / answer_tokens
 
     def _append(self, tokens: int, worker: Worker, now_ms: int) -> tuple[float, float]:
         """What a token of a prompt takes beside that batch, and the prompt until its first token.
@@ -263,13 +278,14 @@ def _beside(worker: Worker, now_ms: int) -> Features:
     return 1.0, waiting_ms, float(worker.requests)
 
 
-def _kept(worker: Worker, now_ms: int) -> float:
-    """How much of its rates is left."""
+def _decay(worker: Worker, now_ms: int) -> float:
+    """How much of its rates is left since they were last brought up to date."""
     return exp((worker.given_ms - now_ms) / PROMPTS_MEMORY_MS)
 
 
-def _give(worker: Worker, tokens: float, now_ms: int) -> None:
-    kept = _kept(worker, now_ms)
+def _count_placed(worker: Worker, tokens: float, now_ms: int) -> None:
+    """Bring the rates of prompts placed on a worker up to date."""
+    kept = _decay(worker, now_ms)
     worker.token_rate = worker.token_rate * kept + tokens / PROMPTS_MEMORY_MS
     worker.prompt_rate = worker.prompt_rate * kept + 1 / PROMPTS_MEMORY_MS
     worker.given_ms = now_ms
@@ -284,7 +300,7 @@ def _behind_ms(
     each the whole of it, of its own time half of it, on average. As more comes meanwhile, both
     times are longer by 1 / (1 - the share of its time that the worker computes).
     """
-    kept, per_token_ms = _kept(worker, now_ms), per_token_ms * worker.pace
+    kept, per_token_ms = _decay(worker, now_ms), per_token_ms * worker.pace
     own_ms, busy = tokens * per_token_ms, worker.token_rate * kept * per_token_ms
     coming = worker.prompt_rate * kept * (waiting_ms + own_ms / 2) / (1 - min(BUSY_MAX, busy))
     return coming * own_ms

@@ -199,7 +199,7 @@ class LiveRequests:
         self.by_id: dict[str, LiveRequest] = {}
         self.handovers: dict[str, LiveRequest] = {}  # first in, first out
         self.before_decode = 0  # prefilling or handing over
-        self.by_session: dict[str, LiveRequest] = {}  # the latest that has a decode worker
+        self.by_session: dict[str, LiveRequest] = {}  # the latest that got to a decode worker
         self._by_life: dict[Life, dict[str, LiveRequest]] = {}
         self._by_reader: dict[Gateway, dict[str, LiveRequest]] = {}
         self._deadlines: list[tuple[int, int, str]] = []
@@ -257,7 +257,9 @@ class LiveRequests:
         if state is State.HANDING_OVER:
             self.handovers[live.request_id] = live
         session_id = live.request.session_id
-        if state in _WITH_DECODE:
+        if (before, state) == (State.PAIRED, State.RECEIVED):
+            pass  # it got no further than it was to its session
+        elif state in _WITH_DECODE:
             self.by_session[session_id] = live
         elif state in (State.QUEUED, State.ENDED) and self.by_session.get(session_id) is live:
             del self.by_session[session_id]

@@ -18,8 +18,9 @@ from schemas.records import (
 from streams.config import RouterSettings
 from streams.core.fleet.members import Fleet
 from streams.core.fleet.workers import Worker
+from streams.core.placement.answer import Placement
 from streams.core.placement.case import Case
-from streams.core.placement.placer import Placement, Placer
+from streams.core.placement.placer import Placer
 from streams.core.placement.ppd_table import PpdTable
 from tests.streams import builders
 from tests.streams.builders import ROUTER, T0

@@ -12,8 +12,8 @@ from statistics import mean
 from typing import Any
 
 from schemas.records import Mode, Reason, Role
+from streams.core.placement.answer import Placement
 from streams.core.placement.case import Case
-from streams.core.placement.placer import Placement
 from tests.streams.core.placement.placer_fixture import Scene, case, pair, session
 
 

@@ -7,7 +7,7 @@ import pytest
 from infra.story import tell
 from infra.story_steps import steps_of
 from schemas.records import Mode, Orchestration, Role, Sampling, Unmet
-from streams.core.placement.placer import Placement
+from streams.core.placement.answer import Placement
 from tests.streams.core.placement.placer_fixture import Scene, case, pair, session
 from tests.streams.core.router_setups import pairs
 
