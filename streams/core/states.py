@@ -7,8 +7,8 @@ a worker on which the request no longer stands. What the router does itself, wit
 worker, is in `BEGINS` and `CANCELS`.
 
 The live path (`handlers/attempts.py`) and the rebuild (`requests/recovery.py`) both step through
-this table, and `streams/core/README.md` is rendered from it. Decides nothing else: what follows from
-a step for credits, records and other workers is in `handlers/`.
+this table, and the tables of `streams/core/README.md` are rendered from it. Decides nothing else:
+what follows from a step for credits, records and other workers is in `handlers/`.
 """
 
 from enum import StrEnum
