@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import tidy_pages
+
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
     "schemas": {"schemas"},
@@ -235,25 +237,6 @@ def no_place_of_one_machine() -> Found:
                 yield f"{path.relative_to(ROOT)}:{number}: {found.group()}"
 
 
-def pages_name_commands_that_exist() -> Found:
-    makefile = (ROOT / "Makefile").read_text()
-    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
-    app = (ROOT / "infra/cli/app.py").read_text()
-    commands = set(re.findall(r"\.command\(\"(\w+)\"", app)) | set(
-        re.findall(r"name=\"(\w+)\"", app)
-    )
-    for page in ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md"):
-        if not (ROOT / page).exists():
-            continue
-        code = "\n".join(re.findall(r"```.*?```|`[^`\n]+`", (ROOT / page).read_text(), re.DOTALL))
-        for target in re.findall(r"\bmake ([a-z][a-z-]*)", code):
-            if target not in targets:
-                yield f"{page}: make {target} is no target"
-        for command in re.findall(r"(?:^|`|bin/)trivium ([a-z]+)", code, re.MULTILINE):
-            if command not in commands:
-                yield f"{page}: trivium {command} is no command"
-
-
 RULES: tuple[Callable[[], Found], ...] = (
     imports_point_downward,
     imports_are_absolute,
@@ -268,7 +251,7 @@ RULES: tuple[Callable[[], Found], ...] = (
     no_sleeps_in_tests,
     nothing_is_unfinished,
     no_place_of_one_machine,
-    pages_name_commands_that_exist,
+    *tidy_pages.RULES,
 )
 
 

@@ -118,7 +118,8 @@ async def met(running: Stack) -> None:
         names[kind].add(name)
 
     async def known() -> bool:
-        routers, workers = names[MemberKind.ROUTER], names[MemberKind.WORKER]
+        routers = names[MemberKind.ROUTER]
+        workers = {each for each in names[MemberKind.WORKER] if not each.startswith("retrieval-")}
         return await know_workers(running.settings.log, routers, workers)
 
     await until(known)

@@ -1,4 +1,4 @@
-"""The README names every sampling parameter of vLLM that the gateway refuses."""
+"""The page for callers names every sampling parameter of vLLM that the gateway refuses."""
 
 import ast
 from importlib.util import find_spec
@@ -9,7 +9,7 @@ import pytest
 from streams.gateway.bodies import ChatBody, CompletionBody
 from streams.gateway.fields import HARMLESS
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "infra/docs/integrate.md"
 REGION = "completion-sampling-params]"  # vLLM marks it for its own pages
 
 
@@ -34,5 +34,5 @@ def test_refused_sampling_parameters_are_listed(part: str, body: type[ChatBody])
     }
     assert {"temperature", "top_p"} & theirs or "top_k" in theirs
     refused = theirs - set(body.model_fields) - HARMLESS
-    told = README.read_text()
+    told = PAGE.read_text()
     assert not [name for name in sorted(refused) if f"`{name}`" not in told]

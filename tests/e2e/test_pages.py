@@ -1,0 +1,114 @@
+"""What the pages say, done: every block that is marked `<!-- runs -->`, on one stack.
+
+Commands run as they stand, but for the gateway's address and the request's id.
+"""
+
+import asyncio
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from infra.cli.app import app
+from infra.launcher import Stack
+from schemas.settings import LogSettings
+from tests.e2e.harness import Client, sim_settings, stack
+from tests.infra.docs.pages import TRIVIUM, Block, blocks
+from tests.waiting import until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+
+PAGE_URL = "http://127.0.0.1:8000"
+MODEL = "tiny"  # as the pages call it
+COMMAND_S = 120
+PAGES = {"operate.md", "retrieve.md", "integrate.md", "placement.md"}
+
+
+@pytest.fixture
+async def running(kafka: LogSettings, tmp_path: Path) -> AsyncIterator[Stack]:
+    """What the page on operating starts."""
+    settings = sim_settings(kafka)
+    settings = replace(settings, model=replace(settings.model, name=MODEL))
+    folder = tmp_path / "home"
+    async with stack(settings, folder, prefill=2, decode=2, retrieval=2, shards=2) as found:
+        yield found
+
+
+def write_files(folder: Path) -> None:
+    """The files that the page on retrieval names."""
+    (folder / "books.jsonl").write_text(
+        '{"id": "a", "vector": [0.1, 0.9], "metadata": {"year": 2020}}\n'
+        '{"id": "b", "vector": [0.9, 0.1], "metadata": {"year": 2019}}\n'
+    )
+    np.save(folder / "q.npy", np.array([0.1, 0.9], np.float32))
+    draw = np.random.default_rng(1)
+    np.save(folder / "vectors.npy", draw.standard_normal((200, 8), np.float32))
+
+
+def environ(running: Stack) -> dict[str, str]:
+    """Variables with which `trivium` finds the stack."""
+    log = running.settings.log
+    named = {name: getattr(log, name) for name in log.__slots__ if name.endswith("_partitions")}
+    named |= {"bootstrap": log.bootstrap, "topic_prefix": log.topic_prefix}
+    found = {f"TRIVIUM_LOG_{name.upper()}": str(value) for name, value in named.items()}
+    return found | {"TRIVIUM_HOME": str(running.folder)}
+
+
+def trivium(words: list[str]) -> str:
+    """Empty where the command went well, else what it said."""
+    done = CliRunner().invoke(app, words)
+    return "" if done.exit_code == 0 else f"{shlex.join(words)}: {done.output}\n{done.exception!r}"
+
+
+def other(words: list[str]) -> str:
+    """The same for another program."""
+    done = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_S, check=False)
+    return "" if done.returncode == 0 else f"{shlex.join(words)}: {done.stdout}{done.stderr}"
+
+
+async def found(words: list[str]) -> bool:
+    return not await asyncio.to_thread(trivium, words)
+
+
+async def run(block: Block, url: str, request_id: str) -> None:
+    text = block.text.replace(PAGE_URL, url)
+    if block.language == "python":
+        assert not await asyncio.to_thread(other, [sys.executable, "-c", text])
+        return
+    for words in replace(block, text=text).commands():
+        words = [request_id if word == "ID" else word for word in words]
+        if words[0] != TRIVIUM:
+            if shutil.which(words[0]):
+                assert not await asyncio.to_thread(other, words)
+        elif words[1] == "search":  # documents are applied a moment after they are loaded
+            await until(partial(found, words[1:]))
+        else:
+            assert not await asyncio.to_thread(trivium, words[1:])
+
+
+async def test_what_the_pages_say_works(
+    running: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 11, 4): each page has commands that run."""
+    write_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for name, value in environ(running).items():
+        monkeypatch.setenv(name, value)
+    url = running.gateway_urls[0]
+    async with Client(url, MODEL) as client:
+        request_id = (await client.chat("Why a log?")).headers["x-trivium-request-id"]
+    marked = [block for block in blocks("sh", "python") if block.runs]
+    pages = {block.page for block in marked}
+    assert {
+        f"infra/docs/{name}.md" for name in ("operate", "retrieve", "integrate", "placement")
+    } <= pages
+    for block in marked:
+        await run(block, url, request_id)

@@ -1,0 +1,113 @@
+"""Every command and every setting on a page is one that the real parsers take."""
+
+import argparse
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from infra.cli.app import app
+from infra.cli.misc import BENCHMARKS, _function
+from infra.config import load
+from tests import tidy_pages
+from tests.infra.docs.pages import TRIVIUM, Block, blocks, inline_commands
+
+ROOT_COMMAND: Any = typer.main.get_command(app)
+PROGRAMS = {TRIVIUM, "make", "git", "cd", "curl"}
+TARGETS_OF_BENCHMARKS = {f"bench-{name}": name for name in BENCHMARKS}
+TARGETS = TARGETS_OF_BENCHMARKS | {"up": "up", "down": "down", "demo": "demo"}
+
+
+class Parsed(Exception):
+    """Raised instead of running a benchmark, once its command line is read."""
+
+
+@pytest.fixture(autouse=True)
+def _only_parses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Benchmarks read their own command lines; none of them goes on after that."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def parse_and_stop(self: argparse.ArgumentParser, *given: Any, **named: Any) -> None:
+        parse(self, *given, **named)
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_and_stop)
+
+
+def check(words: list[str]) -> None:
+    """Parse a command line of `trivium` as the program does, down to its last option."""
+    command, names = ROOT_COMMAND, ["trivium"]
+    while hasattr(command, "commands"):
+        name, *words = words
+        assert name in command.commands, f"{' '.join(names)} {name} is no command"
+        command, names = command.commands[name], [*names, name]
+    if names[-1] == "bench":
+        name, *rest = words
+        with pytest.raises(Parsed):
+            _function(BENCHMARKS[name])(rest)
+    else:
+        command.make_context(" ".join(names), list(words))
+
+
+def of_make(words: list[str]) -> list[str]:
+    """What a target of the Makefile runs, as words of `trivium`; empty for other targets."""
+    _, target, *rest = words
+    given = [word.removeprefix("ARGS=").split() for word in rest]
+    arguments = [each for part in given for each in part]
+    if target == "evaluate":
+        return ["evaluate", "ppd", *arguments]
+    if target in TARGETS_OF_BENCHMARKS:
+        return ["bench", TARGETS_OF_BENCHMARKS[target], *arguments]
+    return [TARGETS[target], *arguments] if target in TARGETS else []
+
+
+@pytest.mark.parametrize("block", blocks("sh"), ids=lambda each: each.page)
+def test_commands_are_taken(block: Block) -> None:
+    """By the parser of the command that they name."""
+    for words in block.commands():
+        assert words[0] in PROGRAMS, words
+        if words[0] == TRIVIUM:
+            check(words[1:])
+        elif words[0] == "make" and (made := of_make(words)):
+            check(made)
+
+
+def test_commands_in_sentences_exist() -> None:
+    """`trivium pool move` in a sentence need not be whole, but its names are real."""
+    for page, text in sorted(inline_commands()):
+        command = ROOT_COMMAND
+        for word in text.split()[1:]:
+            if not hasattr(command, "commands") or not (word.isalpha() and word.islower()):
+                break
+            assert word in command.commands, f"{page}: {text}: {word} is no command"
+            command = command.commands[word]
+
+
+def test_make_commands_in_tables_are_taken() -> None:
+    """`make bench-serving` with `ARGS="--quick"`, wherever a page names both in one cell."""
+    for text in tidy_pages.of_today().values():
+        for target, arguments in re.findall(r'`make ([\w-]+) ARGS="?([^"`]+)"?`', text):
+            if made := of_make(["make", target, f"ARGS={arguments}"]):
+                check(made)
+
+
+@pytest.mark.parametrize("block", blocks("toml"), ids=lambda each: each.page)
+def test_settings_are_taken(block: Block, tmp_path: Path) -> None:
+    """Each section and field exists, and its value is one that it takes."""
+    file = tmp_path / "trivium.toml"
+    file.write_text(block.text)
+    assert tomllib.loads(block.text)
+    load(file, environ={})
+
+
+@pytest.mark.parametrize("block", blocks("json", "python"), ids=lambda each: each.page)
+def test_other_examples_are_whole(block: Block) -> None:
+    """JSON that parses, Python that compiles."""
+    if block.language == "json":
+        json.loads(block.text)
+    else:
+        compile(block.text, block.page, "exec")

@@ -1,0 +1,141 @@
+"""The house rules for pages: `tests/test_tidy.py` runs them with its own.
+
+Each rule yields every place that breaks it. Reads text only; what commands take, the real parsers
+say (`tests/infra/docs/test_commands.py`).
+"""
+
+import itertools
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PROSE_COLUMNS_MAX = 120
+PAGE_LINES_MAX = {"README.md": 150, "ARCHITECTURE.md": 250}
+WAY_FILES_MAX = 25  # from HTTP to the engine and back
+HISTORY = {"LOG.md", "CHANGELOG.md"}  # what they name may be gone
+_FOLDERS = "schemas|streams|workers|infra|tests"
+_NAMED = re.compile(rf"`((?:{_FOLDERS})/[\w./*-]*|[A-Z]+\.md)`")
+_LINK = re.compile(r"\]\(([^)\s]+)\)")
+
+Found = Iterator[str]
+
+
+@cache
+def pages() -> dict[str, str]:
+    """Name and text of every page that git knows or would add."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        names = listed.stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        folders = (ROOT, *(ROOT / folder for folder in _FOLDERS.split("|")))
+        found = {path for folder in folders for path in folder.glob("**/*.md")}
+        names = [path.relative_to(ROOT).as_posix() for path in found if ".venv" not in path.parts]
+    return {name: (ROOT / name).read_text() for name in names if (ROOT / name).is_file()}
+
+
+def of_today() -> dict[str, str]:
+    """Pages that tell what is, not what was."""
+    return {name: text for name, text in pages().items() if name not in HISTORY}
+
+
+def without_code(text: str) -> Iterator[tuple[int, str]]:
+    """Lines outside of code blocks, with their numbers."""
+    inside = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            inside = not inside
+        elif not inside:
+            yield number, line
+
+
+def anchors(text: str) -> set[str]:
+    """What a link may name after its `#`: headings as they are shown on the web."""
+    heads = [line.lstrip("# ") for _, line in without_code(text) if line.startswith("#")]
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+def prose_is_narrow() -> Found:
+    for name, text in pages().items():
+        for number, line in without_code(text):
+            if len(line) > PROSE_COLUMNS_MAX and not line.lstrip().startswith("|"):
+                yield f"{name}:{number}: {len(line)} columns"
+
+
+def pages_are_short() -> Found:
+    for name, most in PAGE_LINES_MAX.items():
+        if (lines := len(pages()[name].splitlines())) > most:
+            yield f"{name}: {lines} lines, expected at most {most}"
+
+
+def pages_have_one_title() -> Found:
+    for name, text in pages().items():
+        titles = [line for _, line in without_code(text) if line.startswith("# ")]
+        if len(titles) != 1:
+            yield f"{name}: {len(titles)} titles"
+
+
+def pages_name_files_that_exist() -> Found:
+    for name, text in of_today().items():
+        for number, line in enumerate(text.splitlines(), 1):
+            for path in _NAMED.findall(line):
+                if not any(ROOT.glob(path.rstrip("/"))):
+                    yield f"{name}:{number}: {path} is not there"
+
+
+def links_lead_somewhere() -> Found:
+    for name, text in pages().items():
+        for number, line in without_code(text):
+            for link in _LINK.findall(line):
+                if link.startswith(("http:", "https:")):
+                    continue
+                path, _, anchor = link.partition("#")
+                target = (ROOT / name).parent / path if path else ROOT / name
+                if not target.exists():
+                    yield f"{name}:{number}: {path} is not there"
+                elif anchor and anchor not in anchors(target.read_text()):
+                    yield f"{name}:{number}: {link} names no heading"
+
+
+def the_way_of_a_request_is_short() -> Found:
+    _, _, rest = pages()["ARCHITECTURE.md"].partition("## The way of a request\n")
+    way, _, _ = rest.partition("\n## ")
+    rows = [line.split("|")[2] for line in way.splitlines() if line.startswith("| ")]
+    files = [path for row in rows for path in _NAMED.findall(row)]
+    if not files or len(set(files)) > WAY_FILES_MAX:
+        yield f"ARCHITECTURE.md: {len(set(files))} files, expected 1 to {WAY_FILES_MAX}"
+
+
+def experiments_have_verdicts() -> Found:
+    """In the log each has a title, then its verdict in one line."""
+    lines = [line for _, line in without_code(pages()["LOG.md"]) if line]
+    for line, after in itertools.pairwise([*lines, ""]):
+        if line.startswith("### ") and not re.fullmatch(r"\*\*.+\*\*", after):
+            yield f"LOG.md: {line[4:]}: expected a verdict such as **Dropped: no gain.** below it"
+        elif re.match(r"- \*\*|\* \*\*", line):
+            yield f"LOG.md: {line[:60]}: expected a title after ###"
+
+
+def pages_name_targets_that_exist() -> Found:
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.MULTILINE))
+    for name, text in of_today().items():
+        code = "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, re.DOTALL))
+        for target in re.findall(r"\bmake ([a-z][a-z-]*)", code):
+            if target not in targets:
+                yield f"{name}: make {target} is no target"
+
+
+RULES: tuple[Callable[[], Found], ...] = (
+    prose_is_narrow,
+    pages_are_short,
+    pages_have_one_title,
+    pages_name_files_that_exist,
+    links_lead_somewhere,
+    the_way_of_a_request_is_short,
+    experiments_have_verdicts,
+    pages_name_targets_that_exist,
+)
