@@ -1,5 +1,7 @@
 """The table of states: complete, and without dead ends."""
 
+from pathlib import Path
+
 import pytest
 
 from schemas.records import PhaseKind
@@ -13,6 +15,7 @@ from streams.core.states import (
     TRANSITIONS,
     Side,
     State,
+    rendered,
 )
 
 GIVEN_UP = (PhaseKind.REFUSED, PhaseKind.FAILED)
@@ -62,3 +65,9 @@ def test_whoever_decodes_is_told_last() -> None:
     """The last side ends the request, and only decode ends a pair."""
     pairs = [sides for sides in STANDS_ON.values() if len(sides) > 1]
     assert pairs and all(sides == (Side.PREFILL, Side.DECODE) for sides in pairs)
+
+
+def test_the_page_shows_the_tables() -> None:
+    """Otherwise put what `rendered()` gives into the page."""
+    page = Path(__file__).parents[3] / "streams/core/README.md"
+    assert rendered() in page.read_text()
