@@ -23,7 +23,7 @@ from schemas.records import (
     Work,
 )
 from schemas.rules.outcomes import counting
-from streams.gateway.streams import Stream
+from streams.gateway.stream.stream import Stream
 
 
 @dataclass(frozen=True, slots=True)

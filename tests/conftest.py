@@ -26,7 +26,7 @@ from infra.broker.settings import BrokerSettings
 from infra.processes import children, identify
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
-from streams.gateway.aside import ASIDE
+from streams.gateway.request.aside import ASIDE
 
 # The same examples each time, however slow; `--hypothesis-profile default` looks for new ones.
 hypothesis_settings.load_profile("ci")

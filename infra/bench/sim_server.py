@@ -24,7 +24,7 @@ from schemas.codec import to_dict
 from schemas.log.clock import wall_ms
 from schemas.records import KvHandle, Sampling, WorkPhase
 from schemas.settings import ModelSettings, build
-from streams.gateway.tokenizer import Tokenizer
+from streams.gateway.request.tokenizer import Tokenizer
 from workers.llm.engine import Engine, Job, Output
 from workers.llm.sim.engine import start
 from workers.llm.sim.settings import SimSettings

@@ -124,7 +124,7 @@ def router(
 
     async def run(stop: asyncio.Event) -> None:
         from schemas.log.registry import make_codec
-        from streams.agents.running import run_router
+        from streams.agents.lives import run_router
 
         name = member_id or _default_id("router")
         codec = await asyncio.to_thread(make_codec, settings.log)
@@ -157,7 +157,7 @@ def gateway(
     async def run(stop: asyncio.Event) -> None:
         from schemas.log.registry import make_codec
         from streams.gateway.app import run_gateway
-        from streams.gateway.event_key import event_key
+        from streams.gateway.stream.event_key import event_key
 
         name = member_id or _default_id("gateway")
         resolved = await asyncio.to_thread(_with_model_folder, settings)

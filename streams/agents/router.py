@@ -42,8 +42,8 @@ from streams.agents.gate import Gate
 from streams.agents.journal import Journal
 from streams.agents.marks import Marks
 from streams.agents.outbox import Lane, Outbox
+from streams.agents.policy_table import load_table
 from streams.agents.prefixes import Prefixes
-from streams.agents.table import load_table
 from streams.agents.takeover import past_records
 from streams.config import RouterSettings
 from streams.core.events import (

@@ -25,22 +25,22 @@ from schemas.errors import ConfigError, Forbidden, TriviumError
 from schemas.log.clock import wall_ms
 from schemas.records import CancelReason, Endpoint
 from schemas.settings import LogSettings, ModelSettings
-from streams.gateway.backend import LogBackend
 from streams.gateway.config import GatewaySettings
-from streams.gateway.connections import PatientProtocol
-from streams.gateway.endpoints import AsgiEndpoint, events, generate
-from streams.gateway.errors import error_body, from_detail, plain_body, retry_headers
-from streams.gateway.http import send_error
-from streams.gateway.hub import Hub
+from streams.gateway.endpoints.generate import AsgiEndpoint, events, generate
+from streams.gateway.endpoints.openapi import describe
+from streams.gateway.endpoints.routes import make_router
+from streams.gateway.http.connections import PatientProtocol
+from streams.gateway.http.errors import error_body, from_detail, plain_body, retry_headers
+from streams.gateway.http.exchange import send_error
+from streams.gateway.http.pages import Pages, allowing, is_question, say_yes
+from streams.gateway.http.protocol import bounded
 from streams.gateway.ids import new_request_id
-from streams.gateway.intake import Served
+from streams.gateway.log.backend import LogBackend
 from streams.gateway.metrics import Metrics
-from streams.gateway.openapi import describe
-from streams.gateway.pages import Pages, allowing, is_question, say_yes
-from streams.gateway.protocol import bounded
-from streams.gateway.routes import make_router
-from streams.gateway.service import Gateway
-from streams.gateway.tokenizer import Tokenizer, model_folder
+from streams.gateway.request.intake import Served
+from streams.gateway.request.tokenizer import Tokenizer, model_folder
+from streams.gateway.state import Gateway
+from streams.gateway.stream.hub import Hub
 
 logger = logging.getLogger(__name__)
 BACKLOG = 2_048

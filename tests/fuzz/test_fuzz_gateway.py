@@ -15,11 +15,11 @@ from schemas.errors import RecordError
 from schemas.fleet import FleetView
 from schemas.records import MemberKind, OutcomeKind, Request, TokenFrame
 from schemas.settings import LogSettings
-from streams.gateway.sessions import Sessions
-from streams.gateway.turns import Turns
+from streams.gateway.log.turns import Turns
+from streams.gateway.request.conversation import Sessions
 from tests.fuzz.drawn import CODEC, examples, record_bytes, unstalled
 from tests.schemas.examples import instances
-from tests.streams.gateway_fakes import Rig, chat, ended, events_of, frame, log_backend
+from tests.streams.gateway.in_process import Rig, chat, ended, events_of, frame, log_backend
 
 MINE = "the call's own stream"  # its id is known when it is sent
 NUMBERS = st.sampled_from([-(2**31), -1, 0, 1, 2, 3, 2**31 - 1])

@@ -7,9 +7,9 @@ from urllib.parse import quote
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streams.gateway.bodies import ChatBody, CompletionBody, TokenizeBody
+from streams.gateway.request.body import ChatBody, CompletionBody, TokenizeBody
 from tests.fuzz.drawn import JSON, changed_bytes, examples, text_of, unstalled
-from tests.streams.gateway_fakes import Rig, call, chat, completion
+from tests.streams.gateway.in_process import Rig, call, chat, completion
 
 PATHS: dict[str, tuple[dict[str, Any], Any]] = {
     "/v1/chat/completions": (chat(), ChatBody),

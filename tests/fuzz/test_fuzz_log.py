@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from schemas.errors import ClientError, RecordError
 from schemas.topics import TOPICS, check_record
 from streams.agents.app import TOPICS as ROUTED
-from streams.gateway.event_id import EventIds
+from streams.gateway.stream.event_id import EventIds
 from tests.fuzz.drawn import CODEC, changed_bytes, examples, record_bytes, unstalled
-from tests.streams.gateway_fakes import EVENT_KEY
-from tests.streams.router_fakes import FakeEvent, process_with_partition
+from tests.streams.agents.fakes import FakeEvent, process_with_partition
+from tests.streams.gateway.in_process import EVENT_KEY
 
 ALL_KINDS = tuple(sorted({kind for topic in TOPICS.values() for kind in topic.records}))
 INTS = st.integers(-(2**31), 2**31 - 1) | st.integers(-2, 2)

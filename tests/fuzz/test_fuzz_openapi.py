@@ -19,10 +19,10 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from streams.gateway.openapi import describe
+from streams.gateway.endpoints.openapi import describe
 from tests.fuzz.drawn import examples, text_of, unstalled
 from tests.fuzz.test_fuzz_http import PATHS
-from tests.streams.gateway_fakes import Rig
+from tests.streams.gateway.in_process import Rig
 
 CHECKS = [
     *(not_a_server_error, status_code_conformance, content_type_conformance),

@@ -27,7 +27,7 @@ from schemas.settings import LogSettings
 from schemas.topics import collection_key, document_key
 from tests.fuzz.drawn import CODEC, JSON, examples, record_bytes, text_of, unstalled
 from tests.schemas.examples import example
-from tests.streams.router_fakes import FakeEvent, FakeProducer
+from tests.streams.agents.fakes import FakeEvent, FakeProducer
 from workers.search.collections import METADATA_CHARS_MAX, Change, Collections
 from workers.search.engine import EngineSettings, SearchEngine
 from workers.search.feed import DocumentFeed

@@ -14,11 +14,11 @@ from schemas.log.admin import check_retention, needs_of_requests
 from schemas.log.connecting import client_options
 from schemas.settings import LogSettings, ModelSettings
 from schemas.topics import HOUR_MS
-from streams.agents.running import run_router
+from streams.agents.lives import run_router
 from streams.config import RouterSettings
 from streams.gateway.app import run_gateway
 from streams.gateway.config import GatewaySettings
-from tests.streams.gateway_fakes import MODEL, tokenizer_folder
+from tests.streams.gateway.in_process import MODEL, tokenizer_folder
 
 pytestmark = pytest.mark.kafka
 LIMIT_S = 120

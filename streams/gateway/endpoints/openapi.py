@@ -1,0 +1,179 @@
+"""The OpenAPI page: FastAPI's own routes, and the endpoints on the path, which FastAPI does not
+know. It says what every call is answered with, errors too: `tests/fuzz` holds the gateway to it.
+"""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from schemas.records import Priority
+from streams.config import ORCHESTRATIONS, POLICIES
+from streams.gateway.request.body import ChatBody, CompletionBody, TokenizeBody
+
+_REF = "#/components/schemas/{model}"
+_BODIES: dict[str, tuple[type[BaseModel], str, str]] = {
+    "/v1/chat/completions": (ChatBody, "Answer a chat, whole or as a stream.", "OpenAI"),
+    "/v1/completions": (CompletionBody, "Continue a prompt, whole or as a stream.", "OpenAI"),
+    "/tokenize": (TokenizeBody, "Token ids of a prompt or of messages.", "Trivium"),
+}
+_HEADERS = {
+    "X-Session-Id": "The conversation; derived from the messages where it is missing.",
+    "X-Priority": "interactive, standard or batch.",
+    "X-Deadline-Ms": "Milliseconds from now after which the answer is worthless.",
+    "X-Trivium-Weights": "What counts in placement, as ttft=0.7,tpot=0.3.",
+    "X-Trivium-Policy": "The policy that is to place the request; else the deployment's.",
+    "X-Trivium-Orchestration": "auto, prefill_first, decode_first or concurrent, if remote.",
+    "X-Trivium-On-Disconnect": "cancel (default) or continue.",
+    "Last-Event-ID": "Resume the stream after this event, on any gateway; the body is ignored.",
+}
+_ANSWER_HEADERS = {
+    "X-Trivium-Request-Id": "The id of the request on the log, for `trivium explain`.",
+    "X-Trivium-Mode": "remote, local or replica; left out, as all below, while it is not known.",
+    "X-Trivium-Orchestration": "prefill_first, decode_first or concurrent.",
+    "X-Trivium-Prefill-Worker": "The worker that computed the prompt.",
+    "X-Trivium-Decode-Worker": "The worker that generated.",
+}
+_EVENTS = "/v1/requests/{request_id}/events"
+_JSON, _STREAM = "application/json", "text/event-stream"
+_TEXT: dict[str, Any] = {"type": "string"}
+_COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
+
+
+# Of headers; others are free text.
+_VALUES: dict[str, dict[str, Any]] = {
+    "X-Priority": {"enum": [*map(str, Priority)]},
+    "X-Deadline-Ms": {"type": "integer", "minimum": 1},
+    "X-Trivium-Policy": {"enum": [*POLICIES]},
+    "X-Trivium-Orchestration": {"enum": [*ORCHESTRATIONS]},
+    "X-Trivium-On-Disconnect": {"enum": ["cancel", "continue"]},
+}
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _list(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
+
+
+_MODEL = _object(
+    id=_TEXT, object={"const": "model"}, created=_COUNT, owned_by=_TEXT, max_model_len=_COUNT
+)
+_ERROR = _object(
+    error=_object(message=_TEXT, type=_TEXT, param={"anyOf": [_TEXT, {"type": "null"}]}, code=_TEXT)
+)
+_HEALTH = _object(status=_TEXT)
+_CANCELLED = _object(id=_TEXT, object={"const": "request.cancellation"}, message=_TEXT)
+
+
+def _answer(kind: str) -> dict[str, Any]:
+    choices = _list(_object(index=_COUNT, finish_reason=_TEXT))
+    return _object(
+        id=_TEXT, object={"const": kind}, created=_COUNT, model=_TEXT, choices=choices,
+        usage=_object(prompt_tokens=_COUNT, completion_tokens=_COUNT, total_tokens=_COUNT),
+    )  # fmt: skip
+
+
+# By path, method and status: media types, and the schema of JSON.
+_ANSWERS: dict[tuple[str, str, str], tuple[tuple[str, ...], dict[str, Any]]] = {
+    ("/v1/chat/completions", "post", "200"): ((_JSON, _STREAM), _answer("chat.completion")),
+    ("/v1/completions", "post", "200"): ((_JSON, _STREAM), _answer("text_completion")),
+    ("/tokenize", "post", "200"): (
+        (_JSON,),
+        _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT)),
+    ),
+    (_EVENTS, "get", "200"): ((_STREAM,), {}),
+    ("/v1/models", "get", "200"): ((_JSON,), _object(object={"const": "list"}, data=_list(_MODEL))),
+    ("/v1/models/{model}", "get", "200"): ((_JSON,), _MODEL),
+    ("/v1/requests/{request_id}", "delete", "200"): ((_JSON,), _CANCELLED),
+    ("/v1/requests/{request_id}", "delete", "202"): ((_JSON,), _CANCELLED),
+    ("/health/live", "get", "200"): ((_JSON,), _HEALTH),
+    ("/health/ready", "get", "200"): ((_JSON,), _HEALTH),
+    ("/health/ready", "get", "503"): ((_JSON,), _HEALTH),
+    ("/metrics", "get", "200"): (("text/plain",), {}),
+}
+_WHAT = {"200": "The answer", "202": "Written to the log", "503": "Not ready, with reasons"}
+
+
+def _header(name: str, doc: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "header",
+        "required": False,
+        "schema": _VALUES.get(name, _TEXT),
+        "description": doc,
+    }
+
+
+def _answer_headers() -> dict[str, Any]:
+    text = {"type": "string"}
+    return {n: {"schema": text, "description": doc} for n, doc in _ANSWER_HEADERS.items()}
+
+
+def _operation(path: str) -> dict[str, Any]:
+    model, doc, tag = _BODIES[path]
+    schema = {"$ref": _REF.format(model=model.__name__)}
+    return {
+        "summary": doc,
+        "tags": [tag],
+        "parameters": [] if path == "/tokenize" else [_header(*item) for item in _HEADERS.items()],
+        "requestBody": {"required": True, "content": {_JSON: {"schema": schema}}},
+        "responses": {"200": {"headers": {} if path == "/tokenize" else _answer_headers()}},
+    }
+
+
+def _events_operation() -> dict[str, Any]:
+    return {
+        "summary": "Resume a stream after Last-Event-ID, or from its beginning on its own gateway.",
+        "tags": ["Trivium"],
+        "parameters": [
+            {"name": "request_id", "in": "path", "required": True, "schema": {"type": "string"}},
+            _header("Last-Event-ID", "The id of the last event that arrived."),
+        ],
+        "responses": {},
+    }
+
+
+def _answered(operation: dict[str, Any], path: str, method: str) -> None:
+    """What FastAPI thinks of answers is replaced: it knows neither their errors nor their types."""
+    found = operation["responses"]
+    responses: dict[str, Any] = {}
+    for (of_path, of_method, status), (media, schema) in _ANSWERS.items():
+        if (of_path, of_method) == (path, method):
+            content = {kind: {"schema": schema} if kind == _JSON else {} for kind in media}
+            known = {"headers": found.get(status, {}).get("headers", {})}
+            responses[status] = {"description": _WHAT[status], "content": content, **known}
+    ref = {"schema": {"$ref": _REF.format(model="Error")}}
+    wrong = {"description": "What is wrong, as OpenAI says it", "content": {_JSON: ref}}
+    operation["responses"] = {**responses, "default": wrong}
+    if operation["tags"] != ["Operations"]:
+        operation["security"] = [{}, {"key": []}]  # where the gateway has keys
+
+
+def describe(app: FastAPI) -> dict[str, Any]:
+    """The whole document; built once."""
+    if app.openapi_schema is None:
+        document = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        _, schemas = models_json_schema(
+            [(model, "validation") for model, _, _ in _BODIES.values()], ref_template=_REF
+        )
+        document["components"] = {
+            "schemas": {"Error": _ERROR, **schemas["$defs"]},
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        }
+        for path in _BODIES:
+            document["paths"].setdefault(path, {})["post"] = _operation(path)
+        document["paths"].setdefault(_EVENTS, {})["get"] = _events_operation()
+        cancel = document["paths"]["/v1/requests/{request_id}"]["delete"]
+        cancel["parameters"].append(_header("X-Session-Id", _HEADERS["X-Session-Id"]))
+        for path, operations in document["paths"].items():
+            for method, operation in operations.items():
+                _answered(operation, path, method)
+        app.openapi_schema = document
+    return app.openapi_schema

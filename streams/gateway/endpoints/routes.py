@@ -1,0 +1,170 @@
+"""The endpoints beside the path: models, tokenize, cancelling, health and metrics, on plain
+FastAPI.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import JSONResponse
+
+from schemas.errors import InvalidRequest, NotFound, UnknownModel
+from schemas.log.clock import wall_ms
+from schemas.records import Cancellation, CancelReason
+from streams.gateway.config import GatewaySettings
+from streams.gateway.http.exchange import headers_of
+from streams.gateway.ids import from_public, new_request_id
+from streams.gateway.request import conversation as sessions
+from streams.gateway.request.body import TokenizeBody
+from streams.gateway.request.fields import refuse_extras
+from streams.gateway.request.intake import Served, chat_prompt, check_length, parse, plain_messages
+from streams.gateway.state import Gateway
+
+_ID_CHARS_MAX = 64
+
+
+def identify(response: Response) -> None:
+    """Every response has an id."""
+    response.headers["x-request-id"] = new_request_id(wall_ms())
+
+
+def make_router(gateway: Gateway) -> APIRouter:
+    """Routes of one gateway."""
+
+    def authorise(request: Request) -> None:
+        gateway.keys.tenant(headers_of(request.scope))
+
+    router = APIRouter(dependencies=[Depends(identify)])
+    guarded = APIRouter(dependencies=[Depends(authorise)])
+
+    @guarded.get("/v1/models", tags=["OpenAI"])
+    async def list_models() -> dict[str, Any]:
+        """The model that is served."""
+        return {"object": "list", "data": [_model(gateway.served)]}
+
+    @guarded.get("/v1/models/{model:path}", tags=["OpenAI"])
+    async def get_model(model: str) -> dict[str, Any]:
+        """The model, by its name."""
+        if model != gateway.served.name:
+            raise UnknownModel(f"model: expected {gateway.served.name!r}, found {model[:80]!r}")
+        return _model(gateway.served)
+
+    @guarded.post("/tokenize", tags=["Trivium"])
+    async def tokenize(request: Request) -> dict[str, Any]:
+        """Token ids of a prompt, or of messages in the model's chat template."""
+        headers = headers_of(request.scope)
+        raw = await gateway.bodies.read(headers, request.receive)
+        values_max = gateway.settings.values_max
+        body = parse(TokenizeBody, raw, values_max)
+        return await _tokenize(gateway.served, body, gateway.settings)
+
+    @guarded.delete("/v1/requests/{request_id}", tags=["Trivium"])
+    async def cancel(request_id: str, request: Request, response: Response) -> dict[str, Any]:
+        """Cancel a request: its work stops on every worker, and its stream ends with an error.
+
+        A request that another gateway answers needs its session id in `X-Session-Id`; then the
+        cancellation is written, and it is the router that knows whether there was anything left to
+        cancel, and whether it is the caller's (202).
+        """
+        return await _cancel(gateway, from_public(request_id), request, response)
+
+    @router.get("/health/live", tags=["Operations"])
+    async def live() -> dict[str, str]:
+        """The process runs."""
+        return {"status": "ok"}
+
+    @router.get("/health/ready", tags=["Operations"])
+    async def ready() -> Response:
+        """Whether calls would be answered; else 503 with the reasons."""
+        problems = gateway.problems()
+        body = {"status": "not ready" if problems else "ok", "reasons": problems}
+        return JSONResponse(body, 503 if problems else 200, _retry(gateway, problems))
+
+    @router.get("/metrics", tags=["Operations"])
+    async def metrics() -> Response:
+        """Prometheus metrics of this process."""
+        return Response(gateway.metrics.render(), media_type="text/plain; version=0.0.4")
+
+    router.include_router(guarded)
+    return router
+
+
+def _retry(gateway: Gateway, problems: Sequence[str]) -> dict[str, str]:
+    headers = {"x-request-id": new_request_id(wall_ms())}
+    if problems:
+        headers["retry-after"] = str(gateway.settings.retry_after_s)
+    return headers
+
+
+def _model(served: Served) -> dict[str, Any]:
+    return {
+        "id": served.name,
+        "object": "model",
+        "created": served.created_s,
+        "owned_by": "trivium",
+        "max_model_len": served.max_model_len,
+    }
+
+
+async def _tokenize(
+    served: Served, body: TokenizeBody, settings: GatewaySettings
+) -> dict[str, Any]:
+    refuse_extras(body.model_extra)
+    if body.model not in (None, served.name):
+        raise UnknownModel(f"model: expected {served.name!r}, found {str(body.model)[:80]!r}")
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidRequest("prompt: expected either prompt or messages", "prompt")
+    if body.messages is not None:
+        tokens = await chat_prompt(body, plain_messages(body.messages), served, settings)
+    else:
+        special = body.add_special_tokens is not False
+        check_length(len(body.prompt or ""), served, settings)
+        tokens = await served.tokenizer.encode(
+            body.prompt or "", add_special_tokens=special, limit_ms=settings.aside_ms
+        )
+    found: dict[str, Any] = {
+        "count": len(tokens),
+        "max_model_len": served.max_model_len,
+        "tokens": tokens,
+    }
+    if body.return_token_strs:
+        found["token_strs"] = [served.tokenizer.token_text(token_id) for token_id in tokens]
+    return found
+
+
+async def _cancel(
+    gateway: Gateway, request_id: str, request: Request, response: Response
+) -> dict[str, Any]:
+    headers = headers_of(request.scope)
+    session_id = sessions.from_headers(headers)
+    tenant = gateway.keys.tenant(headers)
+    call = gateway.find(request_id, tenant)
+    if call is not None:
+        await gateway.cancel(call, CancelReason.CLIENT_REQUEST)
+        return _cancelled(request_id, "the request is being cancelled")
+    if session_id is None:
+        raise NotFound(
+            f"{request_id[:_ID_CHARS_MAX]}: not being answered by this gateway; if another one "
+            "answers it, send its session id as X-Session-Id"
+        )
+    if not request_id or len(request_id) > _ID_CHARS_MAX:
+        raise InvalidRequest("request_id: expected the id of a request", "request_id")
+    record = Cancellation(
+        request_id=request_id,
+        session_id=session_id,
+        reason=CancelReason.CLIENT_REQUEST,
+        at_ms=wall_ms(),
+        tenant=tenant,
+    )
+    await gateway.backend.send(record)
+    response.status_code = 202
+    return _cancelled(
+        request_id,
+        "this gateway does not answer the request; the cancellation was written to its session "
+        "and takes effect if the request is yours and still running (with several choices: name "
+        "each, as <id>-0, <id>-1, ...)",
+    )
+
+
+def _cancelled(request_id: str, message: str) -> dict[str, Any]:
+    return {"id": request_id, "object": "request.cancellation", "message": message}

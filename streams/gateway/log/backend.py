@@ -1,0 +1,360 @@
+"""What the gateway needs from the log, and the log itself.
+
+`LogBackend` joins the fleet, leases a partition of `tokens`, reads it into the hub, and sends
+requests and cancellations. It outlives the broker: while none answers, calls are refused at once,
+and it joins again with a new epoch when it is back. Tests put another `Backend` in its place.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Protocol
+
+from aiokafka import ConsumerRecord
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError
+
+from schemas.codec import Codec
+from schemas.errors import (
+    BrokerUnavailable,
+    NameTaken,
+    NotFound,
+    NotReady,
+    RecordError,
+    RecordTooLarge,
+    TopicError,
+)
+from schemas.fleet import Member
+from schemas.log.admin import check_retention, needs_of_requests
+from schemas.log.clients import AssignedReader, Headers, LogProducer, bury
+from schemas.log.clock import wall_ms
+from schemas.log.connecting import is_away
+from schemas.log.membership import Membership
+from schemas.log.patience import TROUBLE, Pauses
+from schemas.records import (
+    Cancellation,
+    Heartbeat,
+    Load,
+    MemberKind,
+    MemberState,
+    Registration,
+    Request,
+    Resumption,
+    Role,
+    TokenFrame,
+)
+from schemas.settings import LogSettings
+from streams.gateway.config import GatewaySettings
+from streams.gateway.log.turns import Turns
+from streams.gateway.metrics import Metrics
+from streams.gateway.request.conversation import Turn
+from streams.gateway.stream.hub import Hub
+
+logger = logging.getLogger(__name__)
+RECONNECT_S = 1.0
+FRAMES_MAX = 200  # applied at once; between batches other calls get their turn
+_TROUBLE = (*TROUBLE, TopicError)
+Told = Request | Cancellation | Resumption  # what gateways write to routers
+
+
+class Backend(Protocol):
+    """Where requests go and tokens come from."""
+
+    def place(self) -> tuple[int, int]:
+        """Partition and offset from which the tokens of a request sent now will come.
+
+        Raises what stands in the way of accepting one: BrokerUnavailable, NotReady.
+        """
+
+    async def send(self, record: Told, headers: Headers = ()) -> None:
+        """Returns when the broker has acknowledged; raises BrokerUnavailable, RecordTooLarge."""
+
+    def tell(self, turn: Turn) -> None:
+        """Have every gateway know it, soon; where that fails it is only logged."""
+
+    def problems(self) -> list[str]:
+        """Why this gateway is not ready; empty when it is."""
+
+    def follow(self, partition: int, offset: int) -> AsyncIterator[TokenFrame]:
+        """Frames of any gateway's partition from an offset on, and then live, without end."""
+
+
+class LogBackend:
+    """The Kafka log. `run` keeps it alive; everything else answers from what is known."""
+
+    def __init__(
+        self,
+        log: LogSettings,
+        settings: GatewaySettings,
+        *,
+        gateway_id: str,
+        started_ms: int,
+        url: str,
+        models: frozenset[str],
+        hub: Hub,
+        metrics: Metrics,
+        codec: Codec,
+    ) -> None:
+        self._log = log
+        self._settings = settings
+        self._gateway_id = gateway_id
+        self._started_ms = started_ms  # of the process, whatever the epoch: routers know it by that
+        self._epoch = 0
+        self._url = url
+        self._models = models
+        self._hub = hub
+        self._metrics = metrics
+        self._codec = codec
+        self.turns = Turns(
+            log,
+            codec,
+            gateway_id=gateway_id,
+            back_ms=settings.session_idle_ms,
+            producer=lambda: self._producer,
+            bury=self._bury,
+        )
+        self._producer: LogProducer | None = None
+        self._membership: Membership | None = None
+        self._readers: dict[int, asyncio.Task[None]] = {}
+        self._positions: dict[int, int] = {}
+        self._trouble = "not connected yet"
+        self._failed_s = float("-inf")
+
+    # Asked by the endpoints
+
+    def place(self) -> tuple[int, int]:
+        membership = self._living()
+        partition = membership.leases["tokens"]
+        if not self._workers(membership, Role.DECODE, Role.REPLICA):
+            raise NotReady("no worker serves the model at the moment; try again later")
+        return partition, self._positions[partition]
+
+    def _living(self) -> Membership:
+        membership = self._membership
+        recently = asyncio.get_running_loop().time() - self._failed_s < RECONNECT_S
+        if membership is None or recently or not membership.is_valid():
+            raise BrokerUnavailable(f"the log cannot be written: {self._trouble}")
+        itself = membership.view.members.get(self._gateway_id)
+        if itself is None or not itself.lives(wall_ms()):
+            raise BrokerUnavailable("nothing of the log is heard; is the broker away?")
+        return membership
+
+    def _others(self, membership: Membership, kind: MemberKind) -> Iterator[Member]:
+        """Those that lived when this gateway last heard of itself: since then nobody was heard."""
+        return membership.view.living(kind, membership.view.members[self._gateway_id].seen_ms)
+
+    def _workers(self, membership: Membership, *roles: Role) -> bool:
+        return any(
+            member.state is MemberState.READY
+            and member.registration.capability is not None
+            and member.registration.capability.model in self._models
+            and not set(roles).isdisjoint(member.registration.roles)
+            for member in self._others(membership, MemberKind.WORKER)
+        )
+
+    def tell(self, turn: Turn) -> None:
+        self.turns.tell(turn)
+
+    def problems(self) -> list[str]:
+        try:
+            membership = self._living()
+        except BrokerUnavailable as error:
+            return [error.message]
+        found = []
+        if not any(self._others(membership, MemberKind.ROUTER)):
+            found.append("no router is alive")
+        if not self._workers(membership, Role.REPLICA):
+            found += [
+                f"no {role} worker is ready"
+                for role in (Role.PREFILL, Role.DECODE)
+                if not self._workers(membership, role)
+            ]
+        return found
+
+    async def send(self, record: Told, headers: Headers = ()) -> None:
+        topic = "cancellations"
+        if isinstance(record, Request):  # the others are worth the wait
+            self._living()
+            topic = "requests"
+        producer = self._producer
+        if producer is None:
+            raise BrokerUnavailable(f"the log cannot be written: {self._trouble}")
+        try:
+            async with asyncio.timeout(self._settings.accept_ms / 1000):
+                ack = await producer.send(
+                    topic,
+                    record,
+                    key=record.session_id,
+                    partition=producer.session_partition(record.session_id),
+                    headers=headers,
+                )
+                await ack
+        except MessageSizeTooLargeError as error:  # the broker's own limit is lower
+            raise RecordTooLarge(f"{topic}: {record.request_id} is too large: {error}") from error
+        except (TimeoutError, KafkaError, BrokerUnavailable) as error:
+            if is_away(error):
+                self._failed_s = asyncio.get_running_loop().time()
+                self._trouble = f"a record was not acknowledged ({type(error).__name__})"
+            raise BrokerUnavailable(
+                f"{topic}: {record.request_id} was not acknowledged within "
+                f"{self._settings.accept_ms} ms: {type(error).__name__}: {error}"
+            ) from error
+
+    async def follow(self, partition: int, offset: int) -> AsyncIterator[TokenFrame]:
+        if partition >= self._log.gateway_partitions:
+            raise NotFound(f"Last-Event-ID: there is no partition {partition} of tokens")
+        reader = self._reader(partition, "resume")
+        try:
+            await reader.start({partition: offset})
+            while True:
+                for record in await reader.batch(max_records=FRAMES_MAX):
+                    try:
+                        yield self._frame(record)
+                    except RecordError:
+                        continue  # the partition's own gateway buries it
+        except KafkaError as error:
+            raise BrokerUnavailable(f"tokens[{partition}]: {type(error).__name__}") from error
+        finally:
+            await reader.stop()
+
+    def _reader(self, partition: int, purpose: str) -> AssignedReader:
+        client_id = f"{self._gateway_id}-{purpose}"
+        return AssignedReader(self._log, "tokens", [partition], client_id=client_id)
+
+    def _frame(self, record: ConsumerRecord) -> TokenFrame:
+        frame = self._codec.decode(record.value)
+        if not isinstance(frame, TokenFrame):
+            raise RecordError(f"tokens carries TokenFrame, found {type(frame).__name__}")
+        rows = len(frame.request_ids)
+        columns = (frame.attempts, frame.first_seqs, frame.first_chars, frame.token_counts)
+        if any(len(column) != rows for column in (*columns, frame.texts)):
+            raise RecordError("TokenFrame: its columns differ in length")
+        if (
+            sum(frame.token_counts) != len(frame.token_ids)
+            or min(frame.token_counts, default=0) < 0
+        ):
+            raise RecordError(
+                f"TokenFrame: rows of {sum(frame.token_counts)} tokens, {len(frame.token_ids)} ids"
+            )
+        if min((*frame.first_seqs, *frame.first_chars), default=0) < 0:
+            raise RecordError("TokenFrame: expected rows that begin at 0 or later")
+        return frame
+
+    # The connection's life
+
+    async def run(self) -> None:
+        """Join, and join again after every trouble, however long it lasts; ends by cancellation.
+
+        Raises ConfigError where the log keeps less than a request may live, and NameTaken.
+        """
+        loop, pauses = asyncio.get_running_loop(), Pauses()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.turns.hear())
+                tasks.create_task(self.turns.tell_on())
+                while True:
+                    began_s = loop.time()
+                    try:
+                        await self._live(tasks)
+                    except NameTaken:  # what this process accepts would count as lost
+                        raise
+                    except _TROUBLE as error:
+                        self._trouble = f"{type(error).__name__}: {error}"
+                        logger.warning("%s: %s", self._gateway_id, self._trouble)
+                    await asyncio.sleep(pauses.after(loop.time() - began_s))
+        except ExceptionGroup as group:
+            raise group.exceptions[0] from group
+        finally:
+            if self._producer is not None:
+                await _quietly(self._producer.stop)
+
+    async def _live(self, tasks: asyncio.TaskGroup) -> None:
+        if self._producer is None:
+            await check_retention(self._log, needs_of_requests(self._settings.deadline_ms_max))
+            producer = LogProducer(self._log, self._codec, durable=True, client_id=self._gateway_id)
+            await producer.start()
+            self._producer = producer
+        membership = Membership(
+            self._log,
+            self._codec,
+            self._producer,
+            member_id=self._gateway_id,
+            kind=MemberKind.GATEWAY,
+            lease_topics=("tokens",),
+            url=self._url,
+            on_record=lambda record, *_: self._check_name(membership, record),
+            former_epoch=self._epoch,
+            started_ms=self._started_ms,
+        )
+        membership.load_source = lambda: Load(running=len(self._hub))
+        try:
+            await membership.join()
+            await self._read(membership.leases["tokens"], tasks)
+            membership.set_state(MemberState.READY)
+            self._membership = membership
+            self._trouble = "no heartbeat was acknowledged"
+            await membership.run()
+        finally:
+            self._membership = None
+            self._epoch = membership.epoch or self._epoch
+            await _quietly(membership.leave)
+
+    def _check_name(self, membership: Membership, record: Registration | Heartbeat) -> None:
+        if isinstance(record, Registration):
+            membership.check_name(record)
+
+    async def _read(self, partition: int, tasks: asyncio.TaskGroup) -> None:
+        """Have a reader on the partition; those of earlier leases end with their last stream."""
+        for old, task in list(self._readers.items()):
+            if old != partition and not self._hub.waits_on(old):
+                task.cancel()
+                del self._readers[old], self._positions[old]
+        if partition in self._readers:
+            return
+        reader = self._reader(partition, "tokens")
+        await reader.start("latest")
+        self._positions[partition] = (await reader.end_offsets())[partition]
+        self._readers[partition] = tasks.create_task(self._pump(partition, reader))
+
+    async def _pump(self, partition: int, reader: AssignedReader) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                try:
+                    records = await reader.batch(max_records=FRAMES_MAX)
+                except KafkaError as error:
+                    logger.warning("tokens[%d]: %s: %s", partition, type(error).__name__, error)
+                    await asyncio.sleep(RECONNECT_S)
+                    continue
+                now_s = loop.time()
+                for record in records:
+                    try:
+                        self._hub.apply(self._frame(record), now_s)
+                    except RecordError as error:
+                        await self._bury(record, error)
+                if records:
+                    self._positions[partition] = records[-1].offset + 1
+        finally:
+            await reader.stop()
+
+    async def _bury(self, record: ConsumerRecord, error: RecordError) -> None:
+        self._metrics.undecodable()
+        logger.error("%s[%d]@%d: %s", record.topic, record.partition, record.offset, error)
+        producer = self._producer
+        if producer is not None:
+            await _quietly(lambda: bury(producer, record, error))
+
+    async def drain(self) -> None:
+        """Tell the fleet that this gateway takes no more calls."""
+        membership = self._membership
+        if membership is not None:
+            membership.set_state(MemberState.DRAINING)
+            limit_s = self._settings.accept_ms / 1000
+            await _quietly(lambda: asyncio.wait_for(membership.beat_now(), limit_s))
+
+
+async def _quietly(action: Callable[[], Awaitable[None]]) -> None:
+    """Do something that may fail with the broker, and only log it then."""
+    try:
+        await action()
+    except _TROUBLE as error:
+        logger.warning("%s: %s", type(error).__name__, error)

@@ -1,0 +1,128 @@
+"""The form of the answer: a JSON schema, a pattern, choices or a grammar, however it was given.
+
+Lengths are checked first, here; whether a schema or a pattern is one may take long to say, so the
+process beside the gateway does (`checks.py`). Nothing else about an answer is decided here.
+"""
+
+import json
+from typing import Any
+
+from schemas.errors import InvalidRequest
+from schemas.records import Structured, StructuredKind
+from streams.gateway.http.errors import shown
+from streams.gateway.request.aside import ASIDE
+from streams.gateway.request.body import GenerationBody
+from streams.gateway.request.fields import refuse_extras
+from streams.gateway.request.sampling import strings
+
+FORM_CHARS_MAX, REGEX_CHARS_MAX, CHOICES_MAX = 262_144, 8_192, 1_024
+
+Found = list[tuple[str, StructuredKind, Any]]
+
+
+async def form_of(body: GenerationBody, limit_ms: int) -> Structured | None:
+    """The one constraint on the form of the answer; raises InvalidRequest, also where checking it
+    takes too long.
+    """
+    found = [*_response_format(body), *_structured_outputs(body), *_guided(body)]
+    if not found:
+        return None
+    if len(found) > 1:
+        names = " and ".join(name for name, _, _ in found)
+        raise InvalidRequest(f"{names}: expected one form of the answer at most", found[1][0])
+    name, kind, value = found[0]
+    text = _text(name, kind, value)
+    most = REGEX_CHARS_MAX if kind is StructuredKind.REGEX else FORM_CHARS_MAX
+    if len(text) > most:
+        raise InvalidRequest(f"{name}: expected at most {most} characters, found {len(text)}", name)
+    check = _CHECKS.get(kind)
+    if check is not None and not _is_beyond(kind, text):
+        try:
+            wrong = await ASIDE.check(check, text, limit_ms)
+        except InvalidRequest as error:
+            raise InvalidRequest(f"{name}: {error.message}", name) from error
+        if wrong:
+            raise InvalidRequest(f"{name}: {wrong}", name)
+    return Structured(kind=kind, value=text)
+
+
+_CHECKS = {StructuredKind.JSON_SCHEMA: "json_schema", StructuredKind.REGEX: "regex"}
+
+
+def _is_beyond(kind: StructuredKind, text: str) -> bool:
+    """Classes by Unicode property: engines know them, Python's expressions do not."""
+    return kind is StructuredKind.REGEX and "\\p" in text.lower()
+
+
+def _guided(body: GenerationBody) -> Found:
+    fields = (
+        ("guided_json", StructuredKind.JSON_SCHEMA, body.guided_json),
+        ("guided_regex", StructuredKind.REGEX, body.guided_regex),
+        ("guided_choice", StructuredKind.CHOICE, body.guided_choice),
+        ("guided_grammar", StructuredKind.GRAMMAR, body.guided_grammar),
+    )
+    return [(name, kind, value) for name, kind, value in fields if value is not None]
+
+
+def _response_format(body: GenerationBody) -> Found:
+    form = body.response_format
+    if form is None or form.type == "text":
+        return []
+    refuse_extras(form.model_extra)
+    if form.type == "json_object":
+        return [("response_format", StructuredKind.JSON_OBJECT, None)]
+    schema = None if form.json_schema is None else form.json_schema.json_schema
+    if schema is None:
+        raise InvalidRequest(
+            "response_format.json_schema.schema: required with type json_schema, but missing",
+            "response_format.json_schema.schema",
+        )
+    return [("response_format.json_schema.schema", StructuredKind.JSON_SCHEMA, schema)]
+
+
+def _structured_outputs(body: GenerationBody) -> Found:
+    form = body.structured_outputs
+    if form is None:
+        return []
+    for name in form.model_extra or ():
+        raise InvalidRequest(f"structured_outputs.{name}: unknown field", "structured_outputs")
+    fields = (
+        ("json", StructuredKind.JSON_SCHEMA, form.json_),
+        ("json_object", StructuredKind.JSON_OBJECT, form.json_object or None),
+        ("regex", StructuredKind.REGEX, form.regex),
+        ("choice", StructuredKind.CHOICE, form.choice),
+        ("grammar", StructuredKind.GRAMMAR, form.grammar),
+    )
+    return [(f"structured_outputs.{n}", kind, v) for n, kind, v in fields if v is not None]
+
+
+def _text(name: str, kind: StructuredKind, value: Any) -> str:
+    """The form as it travels."""
+    match kind:
+        case StructuredKind.JSON_SCHEMA:
+            return _schema_text(name, value)
+        case StructuredKind.JSON_OBJECT:
+            return ""
+        case StructuredKind.CHOICE:
+            if not value or not all(value):
+                raise InvalidRequest(f"{name}: expected choices, none of them empty", name)
+            return json.dumps(strings(name, value, CHOICES_MAX, FORM_CHARS_MAX), ensure_ascii=False)
+    if not value.strip():
+        raise InvalidRequest(f"{name}: expected a text, found an empty one", name)
+    return str(value)
+
+
+def _schema_text(name: str, value: Any) -> str:
+    try:
+        if isinstance(value, str):
+            if len(value) > FORM_CHARS_MAX:
+                raise ValueError(f"more than {FORM_CHARS_MAX} characters")
+            value = json.loads(value)
+        if not isinstance(value, dict):
+            raise InvalidRequest(f"{name}: expected a JSON schema, found {shown(value)}", name)
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        text.encode()
+    except (ValueError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+        raise InvalidRequest(f"{name}: expected a JSON schema: {why}", name) from error
+    return text

@@ -1,0 +1,232 @@
+"""Text to tokens, once, here: a model's own tokenizer and chat template, from a folder or by name.
+
+Uses `tokenizers` and Jinja only, so a gateway needs no torch. Rendering and encoding are separate
+steps, and the rendered text is where passages of a retrieval will get their marked place; nothing
+marks one yet.
+"""
+
+import asyncio
+import json
+import re
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as RawTokenizer
+
+from schemas.errors import ConfigError, InvalidRequest
+from schemas.settings import ModelSettings
+from streams.gateway.request.aside import ASIDE
+from streams.gateway.request.template import ChatTemplate, Message
+
+ENCODE_MS = 5_000
+_THREAD_CHARS_MAX = 1 << 18  # of a text that a thread encodes: some tenths of a second
+_CUT = f"\ufdd0{secrets.randbits(64)}\ufdd0"  # nobody can write it into a message
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "config.json",
+)
+
+
+def model_folder(model: ModelSettings) -> Path:
+    """The folder of a model: as given if it exists, else fetched by its Hugging Face name and
+    revision. Raises ConfigError.
+    """
+    path, folder = model.path, Path(model.path)
+    if folder.is_dir():
+        return folder
+    revision = model.pinned
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(snapshot_download(path, revision=revision, allow_patterns=list(FILES)))
+    except (HFValidationError, HfHubHTTPError, OSError) as error:
+        raise ConfigError(
+            f"model.path: expected a folder or a Hugging Face name, found {path!r}: {error}"
+        ) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: expected JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: expected a JSON object, found {type(found).__name__}")
+    return found
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    found = {}
+    for name, value in config.items():
+        if name.endswith("_token"):
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                found[name] = text
+    return found
+
+
+def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
+    jinja = folder / "chat_template.jinja"
+    if jinja.exists():
+        return jinja.read_text(encoding="utf-8")
+    source = _read_json(folder / "chat_template.json").get("chat_template")
+    source = config.get("chat_template") if source is None else source
+    if isinstance(source, list):  # several by name; the one called default is meant for chat
+        named = {entry["name"]: entry["template"] for entry in source}
+        source = named.get("default")
+    return source if isinstance(source, str) else None
+
+
+def _beginnings(names: Iterable[str]) -> re.Pattern[str]:
+    """The first characters of these names, wherever a text has the whole name; names of a single
+    character cannot be cut, and spaces are text to every model.
+    """
+    cut = sorted({re.escape(name) for name in names if len(name) > 1 and name.strip()})
+    return re.compile("(?=" + "|".join(cut) + ").", re.DOTALL) if cut else re.compile("(?!)")
+
+
+def _chars(value: Any) -> int:
+    """How long the texts in a value of JSON are, together."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(len(name) + _chars(item) for name, item in value.items())
+    return sum(map(_chars, value)) if isinstance(value, list | tuple) else 0
+
+
+class Tokenizer:
+    """The tokenizer of the served model. `encode` may be called from any thread."""
+
+    def __init__(self, folder: Path, *, inline_chars: int = 8_192) -> None:
+        file = folder / "tokenizer.json"
+        if not file.exists():
+            raise ConfigError(
+                f"{file}: no such file; the gateway needs a fast tokenizer (tokenizer.json)"
+            )
+        self._folder, self._file = folder, file
+        self._raw = RawTokenizer.from_file(str(file))
+        self._raw.no_padding()
+        self._raw.no_truncation()
+        config = _read_json(folder / "tokenizer_config.json")
+        special = _special_tokens(_read_json(folder / "special_tokens_map.json"))
+        special |= _special_tokens(config)
+        source = _template_source(folder, config)
+        self._template = None if source is None else ChatTemplate(source, special)
+        model = _read_json(folder / "config.json")
+        self.vocab = max(self._raw.get_vocab_size(), int(model.get("vocab_size", 0)))
+        self._inline_chars = inline_chars
+        self.token_chars_max = max(map(len, self._raw.get_vocab()), default=1)
+        self._special = _beginnings(
+            token.content
+            for token in self._raw.get_added_tokens_decoder().values()
+            if token.special
+        )
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text for a chat."""
+        if self._template is None:
+            raise InvalidRequest(
+                "messages: the model has no chat template; use /v1/completions", "messages"
+            )
+        return self._template.render(
+            messages, add_generation_prompt=add_generation_prompt, variables=variables
+        )
+
+    def pieces(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """The same text in pieces that are to be encoded one by one.
+
+        They end within what a message spells like a special token: cut, it is text.
+        """
+        text = self.render(
+            [self._cut(message) for message in messages],
+            add_generation_prompt=add_generation_prompt,
+            variables=self._cut(variables),
+        )
+        return [piece for piece in text.split(_CUT) if piece]
+
+    def _cut(self, value: Any) -> Any:
+        """A value of JSON with a cut after the first character of every special token's name."""
+        if isinstance(value, str):
+            return self._special.sub(rf"\g<0>{_CUT}", value)
+        if isinstance(value, Mapping):
+            return {name: self._cut(item) for name, item in value.items()}
+        return [self._cut(item) for item in value] if isinstance(value, list) else value
+
+    async def encode_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+        check_chars: Callable[[int], None],
+        limit_ms: int = ENCODE_MS,
+    ) -> list[int]:
+        """Token ids of a chat, whose special tokens are the template's alone: what stands in a
+        message, or a variable, is text even where it is spelled like one.
+
+        `check_chars` raises where a prompt has too many characters, before its tokens are made. A
+        very long chat is cut and rendered in another process too. Raises InvalidRequest.
+        """
+        if (chars := _chars(messages) + _chars(variables)) > _THREAD_CHARS_MAX:
+            check_chars(chars)
+            asked = (str(self._folder), messages, add_generation_prompt, variables)
+            answer = await ASIDE.ask("chat", *asked, limit_ms=limit_ms)
+            if "refused" in answer:
+                raise InvalidRequest(*answer["refused"])
+            found: list[int] = answer["ids"]
+            return found
+        pieces = self.pieces(
+            messages, add_generation_prompt=add_generation_prompt, variables=variables
+        )
+        check_chars(chars := sum(map(len, pieces)))
+        if chars <= self._inline_chars:
+            return self.ids_of(pieces)
+        return await asyncio.to_thread(self.ids_of, pieces)
+
+    def ids_of(self, pieces: Iterable[str]) -> list[int]:
+        """Their token ids, one after the other."""
+        return [token_id for piece in pieces for token_id in self._ids(piece, False)]
+
+    async def encode(
+        self, text: str, *, add_special_tokens: bool, limit_ms: int = ENCODE_MS
+    ) -> list[int]:
+        """Token ids of a text; a long one is encoded in a thread, so that streams go on, and a very
+        long one in another process, which may be ended. Raises InvalidRequest after the limit.
+        """
+        if len(text) <= self._inline_chars:
+            return self._ids(text, add_special_tokens)
+        if len(text) <= _THREAD_CHARS_MAX:
+            return await asyncio.to_thread(self._ids, text, add_special_tokens)
+        asked = (text, str(self._file), add_special_tokens)
+        found: list[int] = await ASIDE.ask("encode", *asked, limit_ms=limit_ms)
+        return found
+
+    def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
+        # The fast form leaves out where in the text each token lies; it exists for batches only.
+        found = self._raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return found[0].ids
+
+    def token_text(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling of a token."""
+        return self._raw.id_to_token(token_id)

@@ -1,0 +1,221 @@
+"""The gateway's state and what its endpoints have in common: admitting, cancelling and watching
+over calls.
+
+One object per process. `sweep` is called a few times per second and ends what nobody else would
+end.
+"""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Coroutine
+
+from schemas.errors import (
+    BrokerUnavailable,
+    DeadlineExceeded,
+    EngineFailed,
+    NotReady,
+    TooManyRequests,
+)
+from schemas.log.clock import wall_ms
+from schemas.records import Cancellation, CancelReason, Resumption
+from streams.gateway.config import GatewaySettings
+from streams.gateway.http.exchange import Bodies, Keys
+from streams.gateway.log.backend import Backend
+from streams.gateway.metrics import Metrics
+from streams.gateway.request.conversation import Conversation, Sessions
+from streams.gateway.request.intake import Served
+from streams.gateway.stream.event_id import EventIds
+from streams.gateway.stream.hub import Call, Hub
+
+logger = logging.getLogger(__name__)
+SWEEP_S = 0.25
+TELL_AGAIN_S = 1.0
+DEADLINE_GRACE_MS = 2_000  # workers and routers end what is late; this is for when they cannot
+
+
+class Gateway:
+    """Everything that outlives a call."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        served: Served,
+        backend: Backend,
+        hub: Hub,
+        metrics: Metrics,
+        *,
+        gateway_id: str,
+        started_ms: int,
+    ) -> None:
+        self.settings = settings
+        self.served = served
+        self.backend = backend
+        self.hub = hub
+        self.metrics = metrics
+        self.gateway_id = gateway_id
+        self.started_ms = started_ms
+        self.keys = Keys(settings.api_keys)
+        self.bodies = Bodies(
+            bytes_max=settings.body_bytes_max, together_max=settings.bodies_bytes_max
+        )
+        # Without a key nobody else resumes what is streamed here.
+        event_key = settings.event_key or secrets.token_hex()
+        self.event_ids = EventIds(event_key, choices_max=settings.choices_max)
+        self.sessions = Sessions(
+            entries_max=settings.sessions_max, idle_ms=settings.session_idle_ms
+        )
+        self.goes_on = settings.on_difference == "mark"
+        self.in_flight = 0
+        self.detached = 0  # of these, choices whose client left and let the work go on
+        self.followers: set[Call] = set()
+        self.draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._background: set[asyncio.Task[None]] = set()
+        metrics.in_flight = lambda: self.in_flight
+
+    def admit(self, choices: int = 1) -> None:
+        """Raise what stands in the way of one more call: draining, the limit, or the log."""
+        if self.draining:
+            raise NotReady("this gateway is shutting down; try again")
+        if self.in_flight + choices > self.settings.in_flight_max:
+            raise TooManyRequests(
+                f"{self.in_flight} answers are in flight and at most "
+                f"{self.settings.in_flight_max} are allowed; try again later"
+            )
+        self.backend.place()
+
+    def admit_resume(self, parent_id: str) -> None:
+        """Raise TooManyRequests where one more resume of this request, or of any, is too many."""
+        same = sum(call.key.parent_id == parent_id for call in self.followers)
+        most, per_request = self.settings.resumes_max, self.settings.resumes_per_request_max
+        if len(self.followers) >= most or same >= per_request:
+            raise TooManyRequests(
+                f"{len(self.followers)} streams are being resumed, {same} of them this one, and at "
+                f"most {most} and {per_request} are allowed; try again later"
+            )
+
+    def find(self, parent_id: str, tenant: str) -> Call | None:
+        """The call that this gateway answers, if it is the caller's."""
+        call = self.hub.find(parent_id)
+        return call if call is not None and call.key.tenant == tenant else None
+
+    def remember(self, conversation: Conversation, answer: str) -> None:
+        """Let the next turn of a conversation without a session header find it, on any gateway."""
+        turn = self.sessions.remember(conversation, answer, wall_ms())
+        if turn is not None:
+            self.backend.tell(turn)
+
+    def problems(self) -> list[str]:
+        """Why /health/ready says no."""
+        return ["shutting down"] if self.draining else self.backend.problems()
+
+    def hold(self, call: Call) -> None:
+        """Expect frames for a call, and count it."""
+        self.hub.add(call)
+        self.in_flight += call.key.choices
+        self._idle.clear()
+
+    def release(self, call: Call) -> None:
+        """Forget a call that is over."""
+        self.hub.remove(call)
+        self.in_flight -= call.key.choices
+        self._note_idle()
+
+    def _note_idle(self) -> None:
+        if self.in_flight == self.detached:
+            self._idle.set()
+
+    def detach(self, call: Call) -> None:
+        """Let the work of a client that has gone on, and count it until it ends."""
+        self._hand_on(self._outlast(call))
+        self.detached += call.key.choices
+        self._note_idle()
+
+    async def _outlast(self, call: Call) -> None:
+        try:
+            await call.outlast()
+        finally:
+            self.detached -= call.key.choices
+            self.release(call)
+        if call.failure is not None:
+            await self.cancel(call, CancelReason.CLIENT_GONE)
+
+    async def cancel(self, call: Call, reason: CancelReason) -> None:
+        """Give up every choice that has not ended; a broker that is away is only logged."""
+        now_ms = wall_ms()
+        for stream in call.streams:
+            if stream.end is not None:
+                continue
+            record = Cancellation(
+                request_id=stream.request_id,
+                session_id=call.key.session_id,
+                reason=reason,
+                at_ms=now_ms,
+                tenant=call.key.tenant,
+            )
+            try:
+                await self.backend.send(record)
+            except BrokerUnavailable as error:
+                logger.warning("%s: not cancelled: %s", stream.request_id, error.message)
+
+    async def take_up(self, call: Call) -> None:
+        """Tell routers that the answer is read here too, until they have it on the log."""
+        for stream in call.streams:
+            record = Resumption(
+                request_id=stream.request_id,
+                session_id=call.key.session_id,
+                gateway_id=self.gateway_id,
+                gateway_started_ms=self.started_ms,
+                at_ms=wall_ms(),
+            )
+            while True:
+                try:
+                    await self.backend.send(record)
+                    break
+                except BrokerUnavailable as error:
+                    logger.warning("%s: resumed, not told: %s", record.request_id, error.message)
+                    await asyncio.sleep(TELL_AGAIN_S)
+
+    def cancel_later(self, call: Call, reason: CancelReason) -> None:
+        """The same without making anybody wait."""
+        self._hand_on(self.cancel(call, reason))
+
+    def _hand_on(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def sweep(self, now_s: float, now_ms: int) -> None:
+        """End late calls and those that lack tokens; keep silent ones alive."""
+        for call in [*self.hub.calls(), *self.followers]:
+            if now_ms > call.deadline_ms + DEADLINE_GRACE_MS:
+                if call.failure is not None:  # it was told, and is here still: nobody reads it
+                    call.cut()
+                call.fail(DeadlineExceeded("the deadline passed and nobody ended the request"))
+                continue
+            if not any(stream.has_gap for stream in call.streams):
+                call.gap_s = 0.0
+            elif not call.gap_s:
+                call.gap_s = now_s
+            elif (now_s - call.gap_s) * 1000 > self.settings.gap_ms:
+                call.fail(EngineFailed("tokens in the middle of the answer were lost"))
+            if not call.only_end and (now_s - call.touched_s) * 1000 > self.settings.keepalive_ms:
+                call.touched_s = now_s
+                call.keepalive = True
+                call.wake()
+
+    async def sweep_forever(self) -> None:
+        """`sweep` on the clock, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            self.sweep(loop.time(), wall_ms())
+            await asyncio.sleep(SWEEP_S)
+
+    async def idle(self, grace_ms: int) -> None:
+        """Return when no client waits for an answer any more, or after the grace."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_ms / 1000):
+                await self._idle.wait()

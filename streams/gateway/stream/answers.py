@@ -1,0 +1,138 @@
+"""The parts that streamed and whole answers share: usage, log-probabilities, and what Trivium adds.
+
+`trivium` in an answer says where it was computed. Pure; the writers put these into JSON.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from schemas.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EngineFailed,
+    QueueFull,
+    TriviumError,
+    from_wire,
+)
+from schemas.records import Endpoint, OutcomeKind, StreamEnd, StreamStart, TokenLogprob
+from streams.gateway.ids import CHAT_PREFIX, COMPLETION_PREFIX
+from streams.gateway.stream.event_id import StreamKey
+from streams.gateway.stream.stream import Stream
+
+Json = dict[str, Any]
+
+_BY_KIND: dict[OutcomeKind, tuple[type[TriviumError], str]] = {
+    OutcomeKind.CANCELLED: (Cancelled, "the request was cancelled"),
+    OutcomeKind.EXPIRED: (DeadlineExceeded, "the deadline passed before the answer was complete"),
+    OutcomeKind.SHED: (QueueFull, "too many requests are waiting; try again later"),
+    OutcomeKind.FAILED: (EngineFailed, "the request failed"),
+}
+
+
+def public_id(key: StreamKey) -> str:
+    """The id that the client sees in bodies."""
+    return (CHAT_PREFIX if key.endpoint is Endpoint.CHAT else COMPLETION_PREFIX) + key.parent_id
+
+
+def end_error(end: StreamEnd) -> TriviumError:
+    """The error of a stream that ended without an answer."""
+    if end.error is not None:
+        return from_wire(end.error)
+    error, message = _BY_KIND[end.kind]
+    return error(message)
+
+
+def usage(streams: Sequence[Stream], prompts: int) -> Json:
+    """Tokens of all choices; a prompt counts once however many choices it has."""
+    per_prompt = len(streams) // prompts
+    firsts = [stream.end for stream in streams[::per_prompt] if stream.end is not None]
+    prompt_tokens = sum(end.prompt_tokens for end in firsts)
+    completion_tokens = sum(stream.next_seq for stream in streams)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(end.cached_tokens for end in firsts)},
+    }
+
+
+def placement(key: StreamKey, streams: Sequence[Stream]) -> Json:
+    """Where the last of these choices was computed, and from which token on any of them may not
+    follow from what stands before.
+    """
+    end = [stream.end for stream in streams if stream.end is not None][-1]
+    differs = [stream.differs_at for stream in streams if stream.differs_at is not None]
+    return {
+        "request_id": end.request_id,
+        "session_id": key.session_id,
+        "mode": end.mode.value,
+        "prefill_worker": end.prefill_worker,
+        "decode_worker": end.decode_worker,
+        "attempt": end.attempt,
+        "kv_bytes": end.kv_bytes,
+        **({"differs_at": differs[0]} if differs else {}),
+    }
+
+
+def placement_headers(
+    start: StreamStart | None, end: StreamEnd | None
+) -> list[tuple[bytes, bytes]]:
+    """The same as response headers; what is not known is left out.
+
+    A stream's headers leave with its first token, when only its start is known.
+    """
+    told = start if end is None else end
+    if told is None:
+        return []
+    values = [
+        (b"x-trivium-mode", told.mode),
+        (b"x-trivium-prefill-worker", told.prefill_worker),
+        (b"x-trivium-decode-worker", told.decode_worker),
+    ]
+    if start is not None and start.attempt == told.attempt:
+        values.append((b"x-trivium-orchestration", start.orchestration))
+    return [(name, value.encode()) for name, value in values if value not in ("", "none")]
+
+
+def logprobs(key: StreamKey, tokens: Sequence[TokenLogprob], first_char: int) -> Json | None:
+    """In the form of the endpoint; `first_char` is where the first token's text begins."""
+    if not tokens:
+        return None
+    if key.endpoint is Endpoint.CHAT:
+        return _chat_logprobs(tokens)
+    return _completion_logprobs(tokens, first_char)
+
+
+def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> Json:
+    return {
+        "content": [
+            {
+                **_chat_token(token.token, token.logprob),
+                "top_logprobs": [_chat_token(top.token, top.logprob) for top in token.top],
+            }
+            for token in tokens
+        ]
+    }
+
+
+def _chat_token(token: str, logprob: float) -> Json:
+    return {
+        "token": token,
+        "logprob": max(logprob, -9999.0),
+        "bytes": list(token.encode("utf-8", "replace")),
+    }
+
+
+def _completion_logprobs(tokens: Sequence[TokenLogprob], first_char: int) -> Json:
+    offsets, at = [], first_char
+    for token in tokens:
+        offsets.append(at)
+        at += len(token.token)
+    return {
+        "tokens": [token.token for token in tokens],
+        "token_logprobs": [max(token.logprob, -9999.0) for token in tokens],
+        "top_logprobs": [
+            {top.token: max(top.logprob, -9999.0) for top in token.top} or None for token in tokens
+        ],
+        "text_offset": offsets,
+    }

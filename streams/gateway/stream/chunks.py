@@ -1,0 +1,191 @@
+"""Server-sent events of one answer, and the body of a whole one.
+
+Everything that is the same in all chunks is encoded once; a chunk is then a few joined byte
+strings around its JSON-encoded text. One event per choice and write, however many tokens came
+together.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from schemas.errors import TriviumError
+from schemas.records import Endpoint, OutcomeKind, StreamEnd
+from streams.gateway.http.errors import error_body
+from streams.gateway.stream import answers
+from streams.gateway.stream.event_id import Position, StreamKey, positions_text
+from streams.gateway.stream.stream import Stream
+
+DONE = b"data: [DONE]\n\n"
+# A comment without a blank line: that would end an event, and `openai` makes one without data of it
+# as soon as events have had ids.
+KEEPALIVE = b": keep-alive\n"
+
+
+def error_event(error: TriviumError) -> bytes:
+    """What a client gets when its stream breaks; nothing follows it."""
+    return b"data: %b\n\n" % error_body(error)
+
+
+class ChunkWriter:
+    """Drains the streams of one answer into events."""
+
+    def __init__(
+        self,
+        key: StreamKey,
+        name: bytes,
+        streams: Sequence[Stream],
+        has: Sequence[Position] = (),
+    ) -> None:
+        """`name` is what all ids of this answer begin with."""
+        self._key = key
+        self._chat = key.endpoint is Endpoint.CHAT
+        self._streams = streams
+        # What was written so far; a stream may be ahead of it while its siblings are written.
+        self._written = list(has) or [Position()] * len(streams)
+        self._id = b"id: %b." % name
+        head = {
+            "id": answers.public_id(key),
+            "object": "chat.completion.chunk" if self._chat else "text_completion",
+            "created": key.created_s,
+            "model": key.model,
+        }
+        self._head = b"\ndata: " + orjson.dumps(head)[:-1]
+        field = b'"delta":{"content":' if self._chat else b'"text":'
+        first = b'"delta":{"role":"assistant","content":' if self._chat else field
+        index = self._head + b',"choices":[{"index":%d,'
+        self._opens = [index % stream.choice + field for stream in streams]
+        self._first_opens = {  # a chat's first event also says who speaks
+            i: index % stream.choice + first
+            for i, (stream, at) in enumerate(zip(streams, self._written, strict=True))
+            if not at.next_seq
+        }
+        brace = b"}" if self._chat else b""
+        usage = b',"usage":null' if key.include_usage else b""
+        self._after_text = brace + b',"logprobs":'
+        self._after_logprobs = b',"finish_reason":null}]' + usage + b"}\n\n"
+        self._close = self._after_text + b"null" + self._after_logprobs
+        self.said: list[str] | None = None  # a list collects the first choice's text
+
+    def drain(self) -> bytes:
+        """Everything new, and the ends; empty where nothing is."""
+        if len(self._streams) > 1:
+            return b"".join([self._drain_one(i) for i in range(len(self._streams))])
+        stream = self._streams[0]
+        if stream.end is not None or stream.token_ids or stream.logprobs:
+            return self._drain_one(0)
+        if not stream.texts or not (text := stream.drain()):
+            return b""
+        if self.said is not None:
+            self.said.append(text)
+        return b"%b%d-%d-%x%b%b%b" % (  # a single choice's position is that of its stream
+            self._id,
+            stream.next_seq,
+            stream.next_char,
+            stream.digest,
+            self._open(0) if self._first_opens else self._opens[0],
+            orjson.dumps(text),
+            self._close,
+        )
+
+    def _open(self, i: int) -> bytes:
+        return self._first_opens.pop(i, None) or self._opens[i]
+
+    def _drain_one(self, i: int) -> bytes:
+        stream = self._streams[i]
+        if stream.behind:
+            return b""
+        text, token_ids, logprobs = stream.drain(), stream.token_ids, stream.logprobs
+        stream.token_ids, stream.logprobs = [], []
+        if self._written[i].ended:
+            return b""
+        if self.said is not None and not i:
+            self.said.append(text)
+        event = b""
+        if text or logprobs or token_ids:
+            self._written[i] = stream.position()
+            form = answers.logprobs(self._key, logprobs, stream.next_char - len(text))
+            middle = self._after_text + orjson.dumps(form)
+            if self._key.token_ids:
+                middle += b',"token_ids":' + orjson.dumps(token_ids)
+            parts = (self._positions(), self._open(i), orjson.dumps(text), middle)
+            event = self._id + b"".join(parts) + self._after_logprobs
+        # What ended otherwise has no finish reason: an error event follows, and nothing else.
+        if stream.end is not None and stream.end.kind is OutcomeKind.COMPLETED:
+            self._written[i] = stream.position(ended=True)
+            event += self._finish(stream, stream.end)
+        return event
+
+    def _finish(self, stream: Stream, end: StreamEnd) -> bytes:
+        content: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
+        if self._chat and stream.choice in self._first_opens:  # an answer without text
+            content = {"delta": {"role": "assistant", "content": ""}}
+        choice = {
+            "index": stream.choice,
+            **content,
+            "finish_reason": end.finish_reason or "stop",
+            "stop_reason": end.stop_reason or None,
+        }
+        return self._event(choice, trivium=answers.placement(self._key, [stream]))
+
+    def closing(self) -> bytes:
+        """Usage where it was asked for, and the last line."""
+        if not self._key.include_usage:
+            return DONE
+        fields: dict[str, Any] = {
+            "choices": [],
+            "usage": answers.usage(self._streams, self._key.prompts),
+        }
+        fields["trivium"] = answers.placement(self._key, self._streams)
+        return (
+            self._id + self._positions() + self._head + b"," + orjson.dumps(fields)[1:] + b"\n\n"
+        ) + DONE
+
+    def _event(self, choice: dict[str, Any], **fields: Any) -> bytes:
+        choice.setdefault("logprobs", None)
+        choice.setdefault("finish_reason", None)
+        if self._key.include_usage:
+            fields["usage"] = None
+        body = orjson.dumps({"choices": [choice], **fields})
+        return self._id + self._positions() + self._head + b"," + body[1:] + b"\n\n"
+
+    def _positions(self) -> bytes:
+        return positions_text(self._written)
+
+
+def whole_answer(key: StreamKey, streams: Sequence[Stream]) -> bytes:
+    """The body of an answer that is not streamed; every stream has ended."""
+    chat = key.endpoint is Endpoint.CHAT
+    choices = []
+    for stream in streams:
+        end = stream.end
+        assert end is not None
+        text = "".join(stream.texts)
+        content: dict[str, Any]
+        if chat:
+            content = {"message": {"role": "assistant", "content": text}}
+        else:
+            content = {"text": text}
+        if key.token_ids:
+            content["token_ids"] = stream.token_ids
+        choices.append(
+            {
+                "index": stream.choice,
+                **content,
+                "logprobs": answers.logprobs(key, stream.logprobs, 0),
+                "finish_reason": end.finish_reason or "stop",
+                "stop_reason": end.stop_reason or None,
+            }
+        )
+    return orjson.dumps(
+        {
+            "id": answers.public_id(key),
+            "object": "chat.completion" if chat else "text_completion",
+            "created": key.created_s,
+            "model": key.model,
+            "choices": choices,
+            "usage": answers.usage(streams, key.prompts),
+            "trivium": answers.placement(key, streams),
+        }
+    )

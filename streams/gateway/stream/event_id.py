@@ -1,0 +1,158 @@
+"""The `id:` of a server-sent event: all that any gateway needs to resume the stream after it.
+
+`<key>.<position>[.<position>...]`, one position per choice, `seq-char-digest` with what the client
+has (`delivered.py`), and `-e` after its end. The key is the same for all events of an answer:
+base64 of a signature (HMAC-SHA256), where the tokens lie on the log, how they were asked for and
+until when. It is believed only with a signature of this deployment for the caller's API key;
+positions are the client's own word of what it has, and choose nothing else.
+"""
+
+import base64
+import binascii
+import hmac
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from schemas.errors import InvalidRequest
+from schemas.records import Endpoint
+
+_VERSION = 3
+# Version, flags, partition, offset, created, deadline, choices, prompts.
+_HEAD = struct.Struct(">BBHQIQHH")
+_SIGNATURE_BYTES = 16
+_USAGE, _TOKENS, _COMPLETION = 1, 2, 4
+_ID_CHARS_MAX = 4_096
+_NUMBER_MAX = 1 << 31
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamKey:
+    """Which answer, where its tokens begin on the log, and how it is to be written."""
+
+    parent_id: str
+    session_id: str
+    model: str
+    endpoint: Endpoint
+    partition: int
+    offset: int
+    created_s: int
+    deadline_ms: int
+    choices: int
+    tenant: str = ""  # who asked; signed, but not carried
+    prompts: int = 1
+    include_usage: bool = False
+    token_ids: bool = False
+
+    def pack(self) -> bytes:
+        """What an id carries of it."""
+        flags = (
+            _USAGE * self.include_usage
+            | _TOKENS * self.token_ids
+            | _COMPLETION * (self.endpoint is Endpoint.COMPLETION)
+        )
+        head = _HEAD.pack(
+            _VERSION,
+            flags,
+            self.partition,
+            self.offset,
+            self.created_s,
+            self.deadline_ms,
+            self.choices,
+            self.prompts,
+        )
+        names = "\0".join((self.parent_id, self.session_id, self.model)).encode()
+        return head + names
+
+
+class Position(NamedTuple):
+    """What a client has of one choice. A named tuple, because one is made for every event.
+
+    `digest` is of all tokens and text before (`streams/gateway/stream/delivered.py`).
+    """
+
+    next_seq: int = 0
+    next_char: int = 0
+    ended: bool = False
+    digest: int = 0
+
+
+class EventIds:
+    """Makes and reads ids, with the key of the deployment."""
+
+    def __init__(self, key: str, *, choices_max: int) -> None:
+        self._key = key.encode()
+        self._choices_max = choices_max
+
+    def name(self, key: StreamKey) -> bytes:
+        """The part that all ids of an answer share."""
+        packed = key.pack()
+        return base64.urlsafe_b64encode(self._sign(key.tenant, packed) + packed).rstrip(b"=")
+
+    def parse(self, value: str, tenant: str) -> tuple[StreamKey, list[Position]]:
+        """The key and positions in a `Last-Event-ID` of this caller; raises InvalidRequest."""
+        try:
+            if len(value) > _ID_CHARS_MAX:
+                raise ValueError(f"{len(value)} characters")
+            encoded, *positions = value.strip().split(".")
+            raw = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
+            signature, packed = raw[:_SIGNATURE_BYTES], raw[_SIGNATURE_BYTES:]
+            if not hmac.compare_digest(signature, self._sign(tenant, packed)):
+                raise ValueError("another signature")
+            key = _unpack(packed, tenant)
+            if not 1 <= key.choices <= self._choices_max or key.choices != len(positions):
+                raise ValueError(f"{len(positions)} positions for {key.choices} choices")
+            return key, [_position(text) for text in positions]
+        except (ValueError, struct.error, binascii.Error) as error:
+            raise InvalidRequest(
+                "Last-Event-ID: expected the id of an event that this deployment has sent for this "
+                f"API key, found {value[:60]!r}",
+                "Last-Event-ID",
+            ) from error
+
+    def _sign(self, tenant: str, packed: bytes) -> bytes:
+        message = b"%b\0%b" % (tenant.encode(), packed)
+        return hmac.digest(self._key, message, "sha256")[:_SIGNATURE_BYTES]
+
+
+def _unpack(packed: bytes, tenant: str) -> StreamKey:
+    """What we have signed ourselves; an older version is told apart."""
+    version, flags, partition, offset, created_s, deadline_ms, choices, prompts = _HEAD.unpack_from(
+        packed
+    )
+    if version != _VERSION:
+        raise ValueError(f"version {version}")
+    parent_id, session_id, model = packed[_HEAD.size :].decode().split("\0")
+    return StreamKey(
+        parent_id=parent_id,
+        session_id=session_id,
+        model=model,
+        endpoint=Endpoint.COMPLETION if flags & _COMPLETION else Endpoint.CHAT,
+        partition=partition,
+        offset=offset,
+        created_s=created_s,
+        deadline_ms=deadline_ms,
+        choices=choices,
+        tenant=tenant,
+        prompts=prompts,
+        include_usage=bool(flags & _USAGE),
+        token_ids=bool(flags & _TOKENS),
+    )
+
+
+def _position(text: str) -> Position:
+    seq, char, digest, *rest = text.split("-")
+    found = Position(int(seq), int(char), rest == ["e"], int(digest, 16))
+    numbers = (found.next_seq, found.next_char, found.digest >> 1)
+    if not (rest in ([], ["e"]) and all(0 <= number < _NUMBER_MAX for number in numbers)):
+        raise ValueError(f"position {text[:20]!r}")
+    return found
+
+
+def positions_text(positions: Sequence[Position]) -> bytes:
+    """The part of the id that changes."""
+    return b".".join(
+        b"%d-%d-%x%b" % (p.next_seq, p.next_char, p.digest, b"-e" if p.ended else b"")
+        for p in positions
+    )

@@ -1,0 +1,275 @@
+"""Frames to streams: who waits for which tokens, and waking them once per batch of frames.
+
+A `Call` is one HTTP answer with its streams. The hub never awaits: the reader applies all frames
+that it has, each touched call is woken once, and its handler writes everything new in one piece.
+No task and no future per token.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from schemas.errors import AttemptsDiffer, TriviumError
+from schemas.records import OutcomeKind, StreamEnd, StreamStart, TokenFrame, TokenLogprob
+from streams.gateway.metrics import Metrics
+from streams.gateway.stream.event_id import Position, StreamKey
+from streams.gateway.stream.stream import Stream
+
+logger = logging.getLogger(__name__)
+
+
+class CallStream(Stream):
+    """A stream that knows its call, when it last grew, and where it is run."""
+
+    __slots__ = ("call", "last_s", "start", "told")
+
+    def __init__(self, call: "Call", request_id: str, choice: int, has: Position | None) -> None:
+        super().__init__(
+            request_id,
+            choice,
+            has=has,
+            goes_on=call.goes_on,
+            restarts=call.only_end,
+            keeps_ids=call.wants_tokens,
+        )
+        self.call = call
+        self.told = False  # that it differs
+        self.last_s = 0.0
+        self.start: StreamStart | None = None  # of the highest attempt that told it
+
+
+def _nothing() -> None:
+    pass
+
+
+class Call:
+    """One answer being awaited. Its handler is the only one that awaits `change`."""
+
+    __slots__ = (
+        "_waiter",
+        "arrived_s",
+        "bad_end",
+        "cut",
+        "deadline_ms",
+        "failure",
+        "first_s",
+        "gap_s",
+        "goes_on",
+        "gone",
+        "is_changed",
+        "keepalive",
+        "key",
+        "only_end",
+        "open",
+        "streams",
+        "touched_s",
+        "wants_tokens",
+    )
+
+    def __init__(
+        self,
+        key: StreamKey,
+        *,
+        deadline_ms: int,
+        arrived_s: float,
+        only_end: bool,
+        goes_on: bool = False,
+        cut: Callable[[], None] = _nothing,
+    ) -> None:
+        self.key = key
+        self.cut = cut  # the connection, where its client does not read
+        self.wants_tokens = key.token_ids
+        self.deadline_ms = deadline_ms
+        self.arrived_s = arrived_s
+        self.only_end = only_end  # nothing is written before the end: wake then only
+        self.goes_on = goes_on  # where an attempt repeats other tokens
+        self.streams: list[CallStream] = []
+        self.open = 0
+        self.first_s = 0.0
+        self.touched_s = arrived_s  # last growth or keep-alive
+        self.gap_s = 0.0
+        self.keepalive = False  # the handler is to write a comment
+        self.gone = False  # the client hung up
+        self.failure: TriviumError | None = None
+        self.bad_end: StreamEnd | None = None  # the first end that is no answer
+        self.is_changed = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def add(self, request_id: str, choice: int, has: Position | None = None) -> None:
+        """One more stream of this call, of which a resuming client `has` so much."""
+        self.streams.append(CallStream(self, request_id, choice, has))
+        self.open += 1
+
+    def wake(self) -> None:
+        """Let the handler look."""
+        self.is_changed = True
+        waiter = self._waiter
+        if waiter is not None:
+            self._waiter = None
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def change(self) -> asyncio.Future[None]:
+        """A future to await while nothing has changed. Who looks clears `is_changed` first."""
+        waiter = self._waiter = asyncio.get_running_loop().create_future()
+        return waiter
+
+    def fail(self, error: TriviumError) -> None:
+        """End the call from this side; the first failure counts."""
+        if self.failure is None:
+            self.failure = error
+        self.wake()
+
+    async def outlast(self) -> None:
+        """Wait until nothing more comes, without anybody to write it to."""
+        self.only_end = True
+        while self.open and self.failure is None and self.bad_end is None:
+            await self.change()
+
+    def hang_up(self) -> None:
+        """The client is gone."""
+        self.gone = True
+        self.wake()
+
+
+class Hub:
+    """All streams that wait for frames."""
+
+    def __init__(self, metrics: Metrics | None = None) -> None:
+        self._metrics = metrics
+        self._streams: dict[str, CallStream] = {}
+        self._calls: dict[str, Call] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def calls(self) -> Iterator[Call]:
+        """Every call, oldest first."""
+        return iter(list(self._calls.values()))
+
+    def find(self, parent_id: str) -> Call | None:
+        """The call with this id."""
+        return self._calls.get(parent_id)
+
+    def waits_on(self, partition: int) -> bool:
+        """Whether any call expects tokens from this partition."""
+        return any(call.key.partition == partition for call in self._calls.values())
+
+    def add(self, call: Call) -> None:
+        """Expect frames for a call."""
+        self._calls[call.key.parent_id] = call
+        for stream in call.streams:
+            self._streams[stream.request_id] = stream
+
+    def remove(self, call: Call) -> None:
+        """Expect no more; what still comes for it is dropped."""
+        self._calls.pop(call.key.parent_id, None)
+        for stream in call.streams:
+            self._streams.pop(stream.request_id, None)
+
+    def apply(self, frame: TokenFrame, now_s: float) -> None:
+        """Hand each row to its stream, then the last words."""
+        logprobs = _by_stream(frame) if frame.logprobs else None
+        streams = self._streams
+        if frame.starts:
+            self._started(frame.starts)
+        token_ids = frame.token_ids
+        at = total = foreign = 0
+        waits: dict[tuple[float, int], int] = {}  # rows by when their stream last grew, and tokens
+        for request_id, attempt, first_seq, first_char, count, text in zip(
+            frame.request_ids,
+            frame.attempts,
+            frame.first_seqs,
+            frame.first_chars,
+            frame.token_counts,
+            frame.texts,
+            strict=True,
+        ):
+            stream = streams.get(request_id)
+            if stream is None:
+                foreign += 1
+                at += count
+                continue
+            call = stream.call
+            new = stream.push(
+                attempt,
+                first_seq,
+                first_char,
+                count,
+                text,
+                token_ids[at : at + count],
+                logprobs.get((request_id, attempt, first_seq), ()) if logprobs else (),
+            )
+            at += count
+            if new:
+                total += new
+                wait = (stream.last_s, new)
+                waits[wait] = waits.get(wait, 0) + 1
+                stream.last_s = call.touched_s = now_s
+                if not call.first_s:
+                    self._begun(call, now_s)
+            if stream.differs_at is not None:
+                self._differs(stream)
+            if stream.end is not None:
+                self._closed(stream)
+            elif not call.only_end:
+                call.wake()
+        for end in frame.ends:
+            ending = streams.get(end.request_id)
+            if ending is None:
+                continue
+            if ending.finish(end):
+                self._closed(ending)
+            if ending.differs_at is not None:
+                self._differs(ending)
+        if self._metrics is not None:
+            self._metrics.frame(tokens=total, foreign_rows=foreign, waits=waits, now_s=now_s)
+
+    def _started(self, starts: Sequence[StreamStart]) -> None:
+        for start in starts:
+            stream = self._streams.get(start.request_id)
+            if stream is None:
+                continue
+            known = stream.start  # of one attempt, decode knows more than prefill
+            fuller = (start.attempt, start.decode_worker != "")
+            if known is None or fuller > (known.attempt, known.decode_worker != ""):
+                stream.start = start
+
+    def _differs(self, stream: CallStream) -> None:
+        """An attempt repeated other tokens: the call fails, or goes on and tells it at its end."""
+        if stream.told:
+            return
+        stream.told = True
+        if self._metrics is not None:
+            self._metrics.differs()
+        what = (
+            f"{stream.request_id}: attempt {stream.attempt} generates other tokens than those that "
+            f"were delivered, from token {stream.differs_at} on"
+        )
+        logger.warning("%s", what)
+        if stream.broken:
+            stream.call.fail(AttemptsDiffer(f"{what}; send the request again"))
+
+    def _begun(self, call: Call, now_s: float) -> None:
+        call.first_s = now_s
+        if self._metrics is not None:
+            self._metrics.first_token(now_s - call.arrived_s)
+
+    def _closed(self, stream: CallStream) -> None:
+        if self._streams.pop(stream.request_id, None) is None:
+            return
+        call, end = stream.call, stream.end
+        call.open -= 1
+        if end is not None and end.kind is not OutcomeKind.COMPLETED:
+            call.bad_end = call.bad_end or end
+        if self._metrics is not None and stream.repeats:
+            self._metrics.repeats(stream.repeats)
+        if not call.only_end or not call.open or call.bad_end is not None:
+            call.wake()
+
+
+def _by_stream(frame: TokenFrame) -> dict[tuple[str, int, int], tuple[TokenLogprob, ...]]:
+    return {
+        (entry.request_id, entry.attempt, entry.first_seq): tuple(entry.tokens)
+        for entry in frame.logprobs
+    }

@@ -1,0 +1,197 @@
+"""From where a takeover reads: everything that lives, however old, and little else."""
+
+import asyncio
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from schemas.codec import Codec
+from schemas.errors import ConfigError
+from schemas.log.clients import LogProducer
+from schemas.log.clock import wall_ms
+from schemas.log.connecting import client_options
+from schemas.records import OutcomeKind, Session
+from schemas.settings import LogSettings
+from schemas.topics import HOUR_MS, REBUILT_FROM, TOPICS, live_ms_max
+from streams.agents.app import group_id
+from streams.agents.marks import Marks, keep_marks, marks_group
+from streams.agents.takeover import _committed, past_records
+from streams.config import RouterSettings
+from streams.core.effects import End
+from streams.core.events import CancellationArrived
+from tests.streams import builders
+from tests.streams.agents.fakes import FakeEvent, process_with_partition
+from tests.streams.core.router_harness import PARTITION
+from tests.streams.core.router_setups import replicas
+from tests.waiting import run
+
+MINUTE_MS = 60_000
+
+
+def test_a_mark_is_the_oldest_live_request() -> None:
+    """(issue 10, 6)"""
+    live = {"r0", "r2", "r3"}
+    marks = Marks(lambda request_id: request_id in live)
+    for number in range(4):
+        marks.arrived(0, 10 + number, f"r{number}")
+    assert marks.oldest({0: 14, 1: 7}) == {0: 10, 1: 7}
+    live -= {"r0", "r3"}
+    assert marks.oldest({0: 14}) == {0: 12}
+    live.clear()
+    assert marks.oldest({0: 14}) == {0: 14}
+    marks.arrived(0, 14, "r4")
+    live.add("r4")
+    marks.forget(0)
+    assert marks.oldest({0: 15}) == {0: 15}
+
+
+def test_marks_keep_nothing_of_what_has_ended() -> None:
+    marks = Marks(lambda request_id: request_id == "r0")
+    for number in range(10_000):
+        marks.arrived(0, number, f"r{number}")
+    assert len(marks._arrived[0]) < 2_000
+    assert marks.oldest({0: 10_000}) == {0: 0}
+
+
+def test_a_request_lives_until_its_end_is_in_the_log() -> None:
+    """A mark that went ahead of an outcome would lose it with the router (issue 10, 6)."""
+
+    async def main() -> None:
+        process, _ = await process_with_partition()
+        process.seen["requests", 0] = 0
+        request = builders.request("r1", deadline_ms=wall_ms() + MINUTE_MS)
+        await process.take("requests", FakeEvent(process.codec.encode(request), offset=5))
+        assert process.marks() == {0: 5}
+        event = CancellationArrived(builders.cancellation("r1"), PARTITION)
+        effects = process.apply(event, "cancellations", 0, 0)
+        assert any(isinstance(effect, End) for effect in effects)
+        process.outbox.put(effects)
+        assert not process.router.view() and process.marks() == {0: 5}
+        process.outbox.ending.clear()
+        assert process.marks() == {0: 6}
+
+    run(main())
+
+
+def test_what_is_rebuilt_from_is_kept_for_longer_than_anything_lives() -> None:
+    """(issue 10, 6)"""
+    assert all(TOPICS[name].retention_ms > live_ms_max() for name in REBUILT_FROM)
+    with pytest.raises(ConfigError, match=r"router\.session_ttl_ms: expected at most 82800000"):
+        RouterSettings(session_ttl_ms=24 * HOUR_MS)
+
+
+def test_conversations_are_compacted_in_time() -> None:
+    """A rebuild reads them, and not the hour's worth of their changes (issue 10, 5)."""
+    config = TOPICS["sessions"].config
+    assert int(config["segment.ms"]) <= 600_000 and int(config["delete.retention.ms"]) <= 600_000
+    assert TOPICS["sessions"].cleanup == "compact,delete"
+
+
+async def write(producer: LogProducer, topic: str, record: Any, at_ms: int) -> None:
+    """A record as of then."""
+    assert producer._producer is not None
+    full = producer._settings.topic_prefix + topic
+    value = producer._codec.encode(record)
+    await producer._producer.send_and_wait(
+        full, value, key=b"k", partition=PARTITION, timestamp_ms=at_ms
+    )
+
+
+async def commit(log: LogSettings, group: str, offset: int) -> None:
+    place = TopicPartition(f"{log.topic_prefix}requests", PARTITION)
+    consumer = AIOKafkaConsumer(**client_options(log), group_id=group, enable_auto_commit=False)
+    await consumer.start()
+    try:
+        consumer.assign([place])
+        consumer.pause(place)
+        await consumer.commit({place: offset})
+    finally:
+        await consumer.stop()
+
+
+async def names(log: LogSettings) -> list[str]:
+    """What a takeover reads, by topic and id."""
+    codec, found = Codec(), []
+    past = past_records(log, [PARTITION], session_ttl_ms=HOUR_MS, client_id="t", seen={})
+    async with aclosing(past) as records:
+        async for topic, record in records:
+            read = codec.decode(record.value)
+            name = read.session_id if isinstance(read, Session) else read.request_id
+            found.append(f"{topic} {name}")
+    return found
+
+
+@pytest.mark.kafka
+def test_a_live_request_of_any_age_is_read_and_what_ended_before_it_is_not(
+    kafka: LogSettings,
+) -> None:
+    """Half an hour old, and committed by Faust since it was placed (issue 10, 6)."""
+    on = replicas(1, window=9)
+    now_ms, times = wall_ms(), {"ended": 50, "old": 30, "young": 1}
+    for request_id in times:
+        on.request(request_id)
+    works = {work.request_id: work for work in on.works}
+
+    async def main() -> None:
+        producer = LogProducer(kafka, Codec(), durable=True, client_id="test")
+        await producer.start()
+        try:
+            for decision in on.decisions:
+                at_ms = now_ms - times[decision.request_id] * MINUTE_MS
+                await write(producer, "requests", on.accepted[decision.request_id], at_ms)
+                await write(producer, "decisions", decision, at_ms)
+            ended = builders.outcome(works["ended"], kind=OutcomeKind.COMPLETED)
+            await write(producer, "outcomes", ended, now_ms - 49 * MINUTE_MS)
+            for name, minutes in (("forgotten", 90), ("known", 50)):
+                session = Session(
+                    session_id=name,
+                    decode_worker="x0",
+                    worker_epoch=1,
+                    context_tokens=9,
+                    turns=1,
+                    last_used_ms=0,
+                )
+                await write(producer, "sessions", session, now_ms - minutes * MINUTE_MS)
+        finally:
+            await producer.stop()
+        await commit(kafka, group_id(kafka), 3)  # Faust's: all are placed
+        everything = await names(kafka)
+        assert {name for name in everything if "ended" in name} == {
+            *("outcomes ended", "decisions ended", "requests ended")
+        }
+        await commit(kafka, marks_group(kafka), 1)
+        assert await names(kafka) == [
+            *("sessions known", "decisions old", "decisions young"),
+            *("requests old", "requests young"),
+        ]
+
+    run(main())
+
+
+@pytest.mark.kafka
+def test_marks_follow_what_ends(kafka: LogSettings) -> None:
+    """(issue 10, 6)"""
+
+    class Process:
+        at = {0: 7, 1: 3}
+
+        def marks(self) -> dict[int, int]:
+            return dict(self.at)
+
+    async def committed() -> dict[int, int]:
+        found = await _committed(kafka, marks_group(kafka), [0, 1])
+        return {place[1]: at for place, at in found.items() if place[0] == "requests"}
+
+    async def main() -> None:
+        process = Process()
+        task = asyncio.create_task(keep_marks(kafka, process))
+        for at in ({0: 7, 1: 3}, {0: 9, 1: 3}):
+            process.at = at
+            while await committed() != at:
+                await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+
+    run(main())

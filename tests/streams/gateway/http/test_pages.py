@@ -1,0 +1,104 @@
+"""What a web page in somebody's browser may not do with a gateway on their machine."""
+
+from typing import Any
+
+import pytest
+
+from tests.streams.gateway.in_process import MODEL, Rig, chat, http_client, serving
+
+CHATS, PAGE = "/v1/chat/completions", "https://page.example"
+
+
+async def status(name: str, path: str = "/v1/models", **settings: Any) -> int:
+    """What a call with this `Host` gets over a real socket at 127.0.0.1."""
+    async with serving(Rig(**settings)) as url, http_client(url) as client:
+        port = url.rpartition(":")[2]
+        response = await client.get(path, headers={"host": name.replace("PORT", port)})
+    if response.status_code == 403:
+        assert response.json()["error"]["code"] == "forbidden"
+        assert "gateway.allowed_hosts" in response.json()["error"]["message"]
+    return response.status_code
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:PORT", "localhost", "LocalHost:1", "[::1]:PORT"])
+async def test_loopback_names_are_ours(host: str) -> None:
+    """Whatever the port; so tunnels work (issue 10, 21)."""
+    assert await status(host) == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["page.example", "page.example:PORT", "127.0.0.1.page.example", "x@localhost", "[::1", "", "*"],
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/docs"])
+async def test_a_name_that_leads_here_is_not_ours(host: str, path: str) -> None:
+    """So a page whose name was bound anew to this address reads nothing (issue 10, 21)."""
+    assert await status(host, path) == 403
+
+
+async def test_names_are_allowed_by_the_settings() -> None:
+    """One name, or all (issue 10, 21)."""
+    assert await status("LLM.example:80", allowed_hosts=("llm.example",)) == 200
+    assert await status("other.example", allowed_hosts=("llm.example",)) == 403
+    assert await status("other.example", allowed_hosts=("*",)) == 200
+    assert await status("gateway-7", host="gateway-7") == 200, "the bound address"
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+@pytest.mark.parametrize("path", [CHATS, "/v1/completions", "/tokenize"])
+async def test_a_body_that_is_not_said_to_be_json_is_refused(kind: str | None, path: str) -> None:
+    """Browsers send such bodies for any page, without asking first (issue 10, 21)."""
+    rig = Rig()
+    async with rig.client() as client:
+        headers = {} if kind is None else {"content-type": kind}
+        response = await client.post(path, content=b"{}", headers=headers)
+    assert response.status_code == 415
+    assert "expected application/json" in response.json()["error"]["message"]
+    assert not rig.log.sent
+
+
+@pytest.mark.parametrize("origin", [PAGE, "null", "http://gateway:81", "https://gateway"])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", CHATS), ("DELETE", "/v1/requests/r1"), ("GET", "/v1/models"), ("OPTIONS", CHATS)],
+)
+async def test_a_foreign_page_is_refused(origin: str, method: str, path: str) -> None:
+    """Also where it asks first, and where the answer would be an error (issue 10, 21)."""
+    rig = Rig()
+    async with rig.client() as client:
+        response = await client.request(method, path, json=chat(), headers={"origin": origin})
+    assert response.status_code == 403
+    assert "gateway.allowed_origins" in response.json()["error"]["message"]
+    assert "access-control-allow-origin" not in response.headers
+    assert not rig.log.sent
+
+
+async def test_our_own_pages_may_call() -> None:
+    """The page `/docs` tries calls out (issue 10, 21)."""
+    rig = Rig()
+    rig.answer_with("ok")
+    async with rig.client() as client:
+        response = await client.post(CHATS, json=chat(), headers={"origin": "http://gateway"})
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("allowed", [PAGE, "*"])
+async def test_a_page_that_is_allowed_may_ask_call_and_read(allowed: str) -> None:
+    """What a browser needs: the question before, and its own name in the answer (issue 10, 21)."""
+    rig = Rig(allowed_origins=(allowed,))
+    rig.answer_with("ok")
+    asking = {
+        "origin": PAGE,
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type",
+    }
+    async with rig.client() as client:
+        asked = await client.options(CHATS, headers=asking)
+        assert asked.status_code == 204
+        assert asked.headers["access-control-allow-headers"] == "authorization,content-type"
+        called = await client.post(CHATS, json=chat(), headers={"origin": PAGE})
+        assert called.json()["choices"][0]["message"]["content"] == "ok"
+        listed = await client.get("/v1/models", headers={"origin": PAGE})
+        assert listed.json()["data"][0]["id"] == MODEL
+    for response in (asked, called, listed):
+        assert response.headers["access-control-allow-origin"] == PAGE

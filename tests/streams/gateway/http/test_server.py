@@ -1,0 +1,58 @@
+"""How a gateway serves, as far as no connection is needed to see it."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from schemas.errors import ConfigError
+from schemas.settings import LogSettings, ModelSettings
+from streams.gateway import app
+from streams.gateway.app import create_app, make_server
+from streams.gateway.config import GatewaySettings
+from tests.streams.gateway.in_process import Rig, tokenizer_folder
+
+
+async def test_a_closing_connection_is_not_waited_for_without_end() -> None:
+    """What is unsent to a client that does not read kept its socket (issue 10, 18)."""
+    limits, ended = Rig(write_ms=1_000).gateway.settings, list[str]()
+
+    class Transport:
+        def get_extra_info(self, name: str) -> None:
+            """None of it is known."""
+
+        def is_closing(self) -> bool:
+            return True
+
+        def abort(self) -> None:
+            ended.append("aborted")
+
+    server = make_server(create_app(Rig().gateway), limits)
+    server.config.load()
+    made: Any = server.config.http_protocol_class
+    connection = made(config=server.config, server_state=server.server_state, app_state={})
+    connection.connection_made(Transport())
+    for now_s in (100.0, 101.0):
+        connection.look(now_s)
+    assert ended == []
+    connection.look(101.1)
+    assert ended == ["aborted"]
+
+
+async def test_a_gateway_allows_itself_the_files_before_it_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """(issue 10, 18)"""
+
+    def allow(connections_max: int) -> None:
+        raise ConfigError(f"asked for {connections_max}")
+
+    monkeypatch.setattr(app, "allow_files", allow)
+    with pytest.raises(ConfigError, match="asked for 77"):
+        await app.run_gateway(
+            LogSettings(),
+            GatewaySettings(port=0, connections_max=77),
+            ModelSettings(path=str(tokenizer_folder())),
+            gateway_id="gateway-a",
+            stop=asyncio.Event(),
+        )

@@ -1,0 +1,130 @@
+"""Whom the gateway's connection to the log believes to live, and what it refuses calls with."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.errors import (
+    KafkaConnectionError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    NotEnoughReplicasError,
+    TopicAuthorizationFailedError,
+)
+
+from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable, NotReady, RecordError, RecordTooLarge
+from schemas.fleet import LEASE_MS, FleetView
+from schemas.records import MemberKind, Role
+from streams.gateway.log import backend
+from streams.gateway.log.backend import LogBackend
+from tests.streams import builders
+from tests.streams.builders import T0
+from tests.streams.gateway.in_process import frame, log_backend
+
+
+def joined(view: FleetView) -> LogBackend:
+    """A backend that is a member with this view, and whose heartbeats are acknowledged."""
+    found = log_backend()
+    member: Any = SimpleNamespace(view=view, leases={"tokens": 1}, is_valid=lambda: True)
+    found._membership, found._positions = member, {1: 7}
+    return found
+
+
+async def test_workers_are_silent_only_while_the_log_is_heard(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Just after the log fell silent, the broker is away and not the workers."""
+    view, now_ms = FleetView(), T0 + 400
+    capability = builders.capability("replica-a")
+    view.apply(builders.registration("replica-a", Role.REPLICA, capability=capability), 0, T0)
+    view.apply(builders.beat("replica-a", 1), 1, T0)
+    itself = builders.registration("gateway-a", kind=MemberKind.GATEWAY)
+    view.apply(itself, 2, now_ms)
+    found = joined(view)
+    for later_ms in (0, LEASE_MS):
+        monkeypatch.setattr(backend, "wall_ms", lambda later_ms=later_ms: now_ms + later_ms)
+        assert found.place() == (1, 7)
+        assert found.problems() == ["no router is alive"]
+    monkeypatch.setattr(backend, "wall_ms", lambda: now_ms + LEASE_MS + 1)
+    with pytest.raises(BrokerUnavailable, match="nothing of the log is heard"):
+        found.place()
+    assert found.problems() == ["nothing of the log is heard; is the broker away?"]
+    view.apply(builders.beat("gateway-a", 1), 3, now_ms + LEASE_MS)
+    with pytest.raises(NotReady, match="no worker serves the model"):
+        found.place()
+
+
+class RefusingProducer:
+    """Sends nothing: `errors` say why, one for each record."""
+
+    def __init__(self, *errors: Exception, at_once: bool) -> None:
+        self.errors = list(errors)
+        self.at_once = at_once
+
+    def session_partition(self, session_id: str) -> int:
+        return 0
+
+    async def send(self, topic: str, record: Any, **more: Any) -> asyncio.Future[None]:
+        error = self.errors.pop(0)
+        if self.at_once:
+            raise error
+        ack: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ack.set_exception(error)
+        return ack
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"first_seqs": [-1]},
+        {"first_chars": [-1]},
+        {"texts": []},
+        {"attempts": [1, 1]},
+        {"token_counts": [3]},
+        {"token_counts": [-2]},
+    ],
+)
+def test_a_frame_whose_rows_do_not_fit_is_no_record(changes: dict[str, Any]) -> None:
+    """Text would be cut from the end of what a client has (issue 10, 24)."""
+    found, codec = joined(FleetView()), Codec()
+    good = frame("r1", ["a", "b"])
+    for record, fits in ((good, True), (replace(good, **changes), False)):
+        read: Any = SimpleNamespace(value=codec.encode(record))  # as much of one as is asked
+        if fits:
+            assert found._frame(read).request_ids == ("r1",)
+        else:
+            with pytest.raises(RecordError, match="TokenFrame"):
+                found._frame(read)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(
+    ("error", "raised", "away"),
+    [
+        (RecordTooLarge("9 MB"), RecordTooLarge, False),
+        (MessageSizeTooLargeError("9 MB"), RecordTooLarge, False),
+        (TopicAuthorizationFailedError("no"), BrokerUnavailable, False),
+        (KafkaTimeoutError("late"), BrokerUnavailable, True),
+        (KafkaConnectionError("gone"), BrokerUnavailable, True),
+        (NotEnoughReplicasError("1"), BrokerUnavailable, True),
+        (BrokerUnavailable("not started"), BrokerUnavailable, True),
+    ],
+)
+async def test_only_a_broker_that_is_away_closes_the_gateway_to_others(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, raised: type, away: bool, at_once: bool
+) -> None:
+    """One oversized request answered everybody with 503 for a second (issue 10, 17)."""
+    view = FleetView()
+    view.apply(builders.registration("replica-a", Role.REPLICA), 0, T0)
+    view.apply(builders.registration("gateway-a", kind=MemberKind.GATEWAY), 1, T0)
+    monkeypatch.setattr(backend, "wall_ms", lambda: T0)
+    found = joined(view)
+    found._producer = RefusingProducer(error, at_once=at_once)  # type: ignore[assignment]  # a fake
+    with pytest.raises(raised):
+        await found.send(builders.request("r1"))
+    expected = BrokerUnavailable if away else NotReady  # no worker has told its model
+    with pytest.raises(expected):
+        found.place()

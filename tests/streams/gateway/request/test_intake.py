@@ -1,0 +1,355 @@
+"""What callers send: what reaches the log, and what is refused before it, by table."""
+
+import json
+from typing import Any
+
+import pytest
+
+from schemas.codec import unpack_tokens
+from schemas.records import (
+    Endpoint,
+    Priority,
+    Sampling,
+    Structured,
+    StructuredKind,
+)
+from tests.streams.gateway.in_process import MODEL, Rig, call, chat, completion
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+async def sent(body: dict[str, Any], path: str = "/v1/chat/completions") -> Any:
+    """The requests that a body becomes."""
+    rig = Rig()
+    rig.answer_with("ok")
+    status, answer = await call(rig, body, path)
+    assert status == 200, answer
+    return rig.log.requests
+
+
+async def test_the_request_on_the_log() -> None:
+    (request,) = await sent(chat("hello", max_tokens=9, seed=5, user="u"))
+    assert request.request_id == request.parent_id
+    assert len(request.request_id) == 27
+    assert request.endpoint is Endpoint.CHAT
+    assert request.priority is Priority.STANDARD
+    assert request.gateway_id == "gateway-1"
+    assert request.gateway_partition == 3
+    assert request.deadline_ms == request.arrived_ms + 120_000
+    assert unpack_tokens(request.prompt_tokens) == [0, 3, 275, 1, 4]
+    assert request.sampling == Sampling(max_tokens=9, seed=5)
+
+
+async def test_a_seed_is_always_set_and_max_tokens_is_the_rest_of_the_context() -> None:
+    (request,) = await sent(chat("hello"))
+    assert request.sampling.seed is not None
+    assert request.sampling.max_tokens == 512 - 5
+    (request,) = await sent(completion("hello"), "/v1/completions")
+    assert request.sampling.max_tokens == 16
+
+
+async def test_every_sampling_parameter_reaches_the_record() -> None:
+    body = chat(
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.1,
+        seed=-3,
+        stop=["a", "b"],
+        stop_token_ids=[5],
+        include_stop_str_in_output=True,
+        ignore_eos=True,
+        min_tokens=2,
+        max_completion_tokens=8,
+        presence_penalty=1,
+        frequency_penalty=-1.5,
+        repetition_penalty=1.1,
+        logit_bias={"007": 5},
+        bad_words=["no"],
+        skip_special_tokens=False,
+        logprobs=True,
+        top_logprobs=3,
+    )
+    (request,) = await sent(body)
+    assert request.sampling == Sampling(
+        max_tokens=8,
+        min_tokens=2,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.1,
+        seed=-3,
+        presence_penalty=1.0,
+        frequency_penalty=-1.5,
+        repetition_penalty=1.1,
+        stop=("a", "b"),
+        stop_token_ids=(5,),
+        include_stop=True,
+        ignore_eos=True,
+        skip_special_tokens=False,
+        logprobs=3,
+        logit_bias={"7": 5.0},
+        bad_words=("no",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "value"),
+    [
+        ({"response_format": {"type": "json_object"}}, StructuredKind.JSON_OBJECT, ""),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "strict": True, "schema": SCHEMA},
+                }
+            },
+            StructuredKind.JSON_SCHEMA,
+            json.dumps(SCHEMA, separators=(",", ":")),
+        ),
+        ({"structured_outputs": {"regex": r"\d+"}}, StructuredKind.REGEX, r"\d+"),
+        ({"structured_outputs": {"regex": r"\p{L}+"}}, StructuredKind.REGEX, r"\p{L}+"),
+        ({"guided_choice": ["a", "b"]}, StructuredKind.CHOICE, '["a", "b"]'),
+        ({"guided_grammar": "root ::= 'a'"}, StructuredKind.GRAMMAR, "root ::= 'a'"),
+        ({"guided_json": json.dumps(SCHEMA)}, StructuredKind.JSON_SCHEMA, None),
+    ],
+)
+async def test_the_form_of_the_answer(
+    fields: dict[str, Any], kind: StructuredKind, value: str | None
+) -> None:
+    (request,) = await sent(chat(**fields))
+    expected = json.dumps(SCHEMA, separators=(",", ":")) if value is None else value
+    assert request.sampling.structured == Structured(kind=kind, value=expected)
+
+
+HARMLESS: list[dict[str, Any]] = [
+    {"tools": [], "tool_choice": "none", "parallel_tool_calls": True},
+    {"store": True, "metadata": {"a": "b"}, "service_tier": "auto"},
+    {"n": 1, "logit_bias": None, "response_format": {"type": "text"}, "functions": None},
+    {"stream": False, "stream_options": None, "modalities": ["text"], "priority": 0},
+]
+
+
+@pytest.mark.parametrize("fields", HARMLESS)
+async def test_what_clients_send_as_a_matter_of_course_is_accepted(fields: Any) -> None:
+    assert len(await sent(chat(**fields))) == 1
+
+
+async def test_text_parts_and_assistants_as_clients_send_them_back() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [
+        {"role": "developer", "content": "x"},
+        {"role": "user", "content": parts},
+        {
+            "role": "assistant",
+            "content": "y",
+            "refusal": None,
+            "tool_calls": [],
+            "annotations": [],
+            "audio": None,
+        },
+        {"role": "user", "content": "z", "name": "Zoe"},
+    ]
+    (request,) = await sent({"model": MODEL, "messages": messages})
+    rig = Rig()
+    _, expected = await call(
+        rig,
+        {
+            "prompt": "<s><|system|>x</s><|user|>a\nb</s>"
+            "<|assistant|>y</s><|user|>z</s><|assistant|>"
+        },
+        "/tokenize",
+    )
+    assert unpack_tokens(request.prompt_tokens) == expected["tokens"]
+    assert request.turn == 1
+
+
+BAD_CHATS: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": 2.5}, "temperature: expected less than or equal to 2"),
+    ({"temperature": "hot"}, "temperature: expected a valid number"),
+    ({"top_p": 0}, "top_p: expected greater than 0"),
+    ({"top_k": -2}, "top_k: expected greater than or equal to -1"),
+    ({"min_p": 1.5}, "min_p: expected less than or equal to 1"),
+    ({"n": 0}, "n: expected greater than or equal to 1"),
+    ({"n": 17}, "n: expected at most 16 answers of one call, found 17"),
+    ({"max_tokens": 0}, "max_tokens: expected greater than or equal to 1"),
+    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens: expected at most max_tokens=3, found 9"),
+    ({"presence_penalty": 3}, "presence_penalty: expected less than or equal to 2"),
+    ({"repetition_penalty": 0}, "repetition_penalty: expected greater than 0"),
+    ({"seed": 2**63}, "seed: "),
+    ({"stop": [""]}, "stop: expected a string or a list of strings, none of them empty"),
+    ({"stop": 5}, "stop: expected a string or a list of strings"),
+    ({"stop": ["x"] * 17}, "stop: expected at most 16, found 17"),
+    ({"stop_token_ids": [300]}, "stop_token_ids: expected token ids from 0 to 299, found 300"),
+    ({"logit_bias": {"x": 1}}, "logit_bias: expected token ids from 0 to 299, found 'x'"),
+    ({"logit_bias": {"1": 200}}, "logit_bias.1: expected a bias from -100 to 100, found 200"),
+    ({"top_logprobs": 2}, "top_logprobs: needs logprobs=true"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: expected less than or equal to 20"),
+    ({"messages": []}, "messages: expected at least 1 of them, found []"),
+    ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role: expected 'system'"),
+    ({"messages": [{"content": "x"}]}, "messages.0.role: required, but missing"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: expected a valid string"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages.0.content.0.type: expected text, found 'image_url'; only text is served",
+    ),
+    (
+        {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]},
+        "messages.0.role: tool messages are not supported; tool calling is not served",
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]},
+        "messages.0.tool_calls: not supported; leave it out",
+    ),
+    ({"tools": [{"type": "function"}]}, "tools: not supported; tool calling is not served"),
+    ({"audio": {"voice": "x"}}, "audio: not supported; only text is served"),
+    ({"best_of": 3}, "best_of: not supported; use `n`"),
+    ({"temprature": 1}, "temprature: unknown field; check its spelling"),
+    ({"priority": "urgent"}, "priority: expected one of interactive, standard, batch"),
+    ({"stream_options": {"include_usage": True}}, "stream_options: needs stream=true"),
+    ({"response_format": {"type": "xml"}}, "response_format.type: expected 'text'"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format.json_schema.schema: required with type json_schema, but missing",
+    ),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "objekt"}},
+            }
+        },
+        "response_format.json_schema.schema: not a valid JSON schema at type: 'objekt'",
+    ),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex: not a regular expression"),
+    ({"structured_outputs": {"rgx": "a"}}, "structured_outputs.rgx: unknown field"),
+    ({"guided_choice": []}, "guided_choice: expected choices"),
+    ({"guided_json": "{"}, "guided_json: expected a JSON schema"),
+    ({"guided_grammar": " "}, "guided_grammar: expected a text, found an empty one"),
+    (
+        {"guided_regex": "a", "response_format": {"type": "json_object"}},
+        "response_format and guided_regex: expected one form of the answer at most",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), BAD_CHATS, ids=lambda value: str(value)[:40])
+async def test_bad_fields_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    rig = Rig()
+    status, answer = await call(rig, {**chat(), **fields})
+    error = answer["error"]
+    assert status == 400, answer
+    assert message in error["message"]
+    assert error["type"] == "invalid_request_error"
+    assert error["code"] == "invalid_request"
+    assert error["param"].split(".")[0] in message
+    assert not rig.log.sent
+
+
+BAD_BODIES: list[tuple[str, bytes, int, str, str]] = [
+    ("chat/completions", b"{", 400, "invalid_request", "invalid JSON: "),
+    ("chat/completions", b"", 400, "invalid_request", "invalid JSON: "),
+    (
+        "chat/completions",
+        b"[]",
+        400,
+        "invalid_request",
+        "the body: expected a JSON object, found []",
+    ),
+    ("chat/completions", b"{}", 400, "invalid_request", "model: required, but missing"),
+    ("chat/completions", b"\xff\xfe", 400, "invalid_request", "invalid JSON: "),
+    (
+        "chat/completions",
+        b'{"model":"no","messages":[{"role":"user","content":"x"}]}',
+        404,
+        "model_not_found",
+        "model: expected 'test-model', found 'no'",
+    ),
+    (
+        "completions",
+        b'{"model":"test-model","prompt":""}',
+        400,
+        "invalid_request",
+        "prompt: expected at least one token, found none",
+    ),
+    (
+        "completions",
+        b'{"model":"test-model","prompt":{"a":1}}',
+        400,
+        "invalid_request",
+        "prompt: expected a string, token ids, or a list of one kind of these",
+    ),
+    (
+        "completions",
+        b'{"model":"test-model","prompt":["a",1]}',
+        400,
+        "invalid_request",
+        "prompt: expected a string, token ids",
+    ),
+    (
+        "completions",
+        b'{"model":"test-model","prompt":[1,300]}',
+        400,
+        "invalid_request",
+        "prompt: expected token ids from 0 to 299, found 1 to 300",
+    ),
+    (
+        "completions",
+        b'{"model":"test-model","prompt":"a","echo":true}',
+        400,
+        "invalid_request",
+        "echo: not supported; prepend the prompt",
+    ),
+    (
+        "completions",
+        b'{"model":"test-model","prompt":"a","suffix":"b"}',
+        400,
+        "invalid_request",
+        "suffix: not supported; put the suffix into the prompt",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "status", "code", "message"), BAD_BODIES)
+async def test_bad_bodies(path: str, body: bytes, status: int, code: str, message: str) -> None:
+    rig = Rig()
+    found, answer = await call(rig, body, "/v1/" + path)
+    assert found == status
+    assert answer["error"]["code"] == code
+    assert message in answer["error"]["message"]
+    assert not rig.log.sent
+
+
+@pytest.mark.parametrize(
+    ("headers", "param"),
+    [
+        ({"x_deadline_ms": "soon"}, "x-deadline-ms"),
+        ({"x_deadline_ms": "0"}, "x-deadline-ms"),
+        ({"x_deadline_ms": "99999999999"}, "x-deadline-ms"),
+        ({"x_priority": "urgent"}, "x-priority"),
+        ({"x_session_id": "x" * 200}, "x-session-id"),
+        ({"x_trivium_on_disconnect": "wait"}, "x-trivium-on-disconnect"),
+        ({"last_event_id": "nonsense"}, "Last-Event-ID"),
+    ],
+)
+async def test_bad_headers_are_refused_by_name(headers: dict[str, str], param: str) -> None:
+    rig = Rig()
+    status, answer = await call(rig, chat(), **headers)
+    assert (status, answer["error"]["param"]) == (400, param)
+    assert not rig.log.sent
+
+
+async def test_prompts_that_do_not_fit() -> None:
+    rig = Rig(max_model_len=20, prompt_tokens_max=10)
+    for fields, message in (
+        ({"prompt": [5] * 11}, "the prompt has 11 tokens, and at most 10 are served"),
+        ({"prompt": [5] * 9, "max_tokens": 12}, "together more than the model's 20"),
+    ):
+        status, answer = await call(rig, completion(**fields), "/v1/completions")
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        assert message in answer["error"]["message"]
+    rig.answer_with("ok")
+    status, _ = await call(rig, completion([5] * 9, max_tokens=11), "/v1/completions")
+    assert status == 200
+    status, _ = await call(rig, completion([5] * 9), "/v1/completions")
+    assert rig.log.requests[-1].sampling.max_tokens == 11

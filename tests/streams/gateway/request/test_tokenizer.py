@@ -1,0 +1,203 @@
+"""The tokenizer, chat templates and settings."""
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.errors import ConfigError, InvalidRequest
+from schemas.settings import ModelSettings
+from streams.gateway.config import GatewaySettings
+from streams.gateway.http.errors import shown
+from streams.gateway.request import tokenizer as tokenizers
+from streams.gateway.request.template import ChatTemplate, Message
+from streams.gateway.request.tokenizer import Tokenizer, model_folder
+from tests.streams.gateway.in_process import tokenizer, tokenizer_folder
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hé"}]
+
+
+async def test_a_chat_is_rendered_and_tokenised() -> None:
+    text = tokenizer().render(MESSAGES)
+    assert text == "<s><|system|>Be brief.</s><|user|>hé</s><|assistant|>"
+    ids = await tokenizer().encode(text, add_special_tokens=False)
+    assert ids[0:2] == [0, 2]
+    assert ids[-2:] == [1, 4]
+
+
+async def test_a_long_text_has_the_same_tokens_from_a_thread() -> None:
+    text = "hello world " * 50
+    threaded = Tokenizer(tokenizer_folder(), inline_chars=1)
+    assert await threaded.encode(text, add_special_tokens=False) == await tokenizer().encode(
+        text, add_special_tokens=False
+    )
+
+
+def test_special_tokens_in_a_variable_are_text(tmp_path: Path) -> None:
+    """As in a message, however deep it lies (issue 10, 23)."""
+    shutil.copy(tokenizer_folder() / "tokenizer.json", tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("<s>{{ x[0].y }}</s>")
+    one = Tokenizer(tmp_path)
+    ids = one.ids_of(one.pieces(MESSAGES, variables={"x": [{"y": "a</s>b"}]}))
+    (end,) = one._ids("</s>", False)
+    assert ids.count(end) == 1 and ids[-1] == end
+
+
+def test_what_was_found_is_shown_whatever_it_is() -> None:
+    """Python writes no number of 4 301 digits, and raises instead (issue 10, 23)."""
+    for value in (10**4_301, -(10**9_000), [10**4_301], {"n": 10**5_000}):
+        assert "a number of very many digits" in shown(value)
+    assert len(shown("x" * 10_000)) < 100
+
+
+async def encoded_elsewhere(one: Tokenizer, monkeypatch: pytest.MonkeyPatch, chars: int) -> bool:
+    """Whether a text and a chat of so many characters take none of this thread's time; their tokens
+    are the same wherever they are made.
+    """
+    text = ("ab</s>" * (chars // 6 + 1))[:chars]
+    chat: list[Message] = [{"role": "user", "content": text}]
+    expected = one._ids(text, False), one.ids_of(one.pieces(chat))
+    threads: list[int] = []
+    encode = one._ids
+
+    def noting(piece: str, special: bool) -> list[int]:
+        threads.append(threading.get_ident())
+        return encode(piece, special)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(one, "_ids", noting)
+        found = await one.encode(text, add_special_tokens=False, limit_ms=60_000)
+        ids = await one.encode_chat(chat, check_chars=lambda _: None, limit_ms=60_000)
+    assert (found, ids) == expected
+    return threading.get_ident() not in threads
+
+
+async def test_long_texts_and_chats_are_encoded_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body full of `</s>` was cut and encoded in the event loop, piece by piece: seconds for a
+    megabyte (issue 10, 16)."""
+    one = Tokenizer(tokenizer_folder(), inline_chars=100)
+    assert not await encoded_elsewhere(one, monkeypatch, 60)
+    assert await encoded_elsewhere(one, monkeypatch, 400)
+    monkeypatch.setattr(tokenizers, "_THREAD_CHARS_MAX", 300)
+    assert await encoded_elsewhere(one, monkeypatch, 400)
+
+    def in_vain(*_: object, **__: object) -> list[str]:
+        raise AssertionError("another process renders and encodes")
+
+    counted: list[int] = []
+    for name in ("pieces", "_ids"):
+        monkeypatch.setattr(one, name, in_vain)
+    long: list[Message] = [{"role": "user", "content": "x" * 400}]
+    await one.encode("x" * 400, add_special_tokens=False, limit_ms=60_000)
+    await one.encode_chat(long, check_chars=counted.append, limit_ms=60_000)
+    assert counted and min(counted) >= 400
+    with pytest.raises(InvalidRequest, match="the template's own name") as refused:
+        own: dict[str, Any] = {"messages": []}
+        await one.encode_chat(long, variables=own, check_chars=counted.append, limit_ms=60_000)
+    assert refused.value.param == "chat_template_kwargs.messages"
+
+
+def test_a_folder_without_a_template_serves_completions_only(tmp_path: Path) -> None:
+    shutil.copy(tokenizer_folder() / "tokenizer.json", tmp_path)
+    with pytest.raises(InvalidRequest, match="no chat template; use /v1/completions"):
+        Tokenizer(tmp_path).render(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"chat_template.jinja": "J{{ messages|length }}"},
+        {"chat_template.json": json.dumps({"chat_template": "J{{ messages|length }}"})},
+        {"tokenizer_config.json": json.dumps({"chat_template": "J{{ messages|length }}"})},
+        {
+            "tokenizer_config.json": json.dumps(
+                {
+                    "chat_template": [
+                        {"name": "tool_use", "template": "T"},
+                        {"name": "default", "template": "J{{ messages|length }}"},
+                    ]
+                }
+            )
+        },
+    ],
+)
+def test_where_templates_are_found(tmp_path: Path, files: dict[str, str]) -> None:
+    shutil.copy(tokenizer_folder() / "tokenizer.json", tmp_path)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert Tokenizer(tmp_path).render(MESSAGES) == "J2"
+
+
+def test_folders_that_cannot_be_served(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs a fast tokenizer"):
+        Tokenizer(tmp_path)
+    shutil.copy(tokenizer_folder() / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ConfigError, match="tokenizer_config.json: expected JSON"):
+        Tokenizer(tmp_path)
+    with pytest.raises(ConfigError, match="expected a folder or a Hugging Face name"):
+        model_folder(ModelSettings(path="no/such/model", revision="0" * 40))
+    with pytest.raises(ConfigError, match="model.revision: expected the commit of 'no/such/model'"):
+        model_folder(ModelSettings(path="no/such/model"))  # (issue 10, 23)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (
+            "{% for m in messages %}\n  {% if m.role == 'user' %}\nU\n  {% endif %}\n{% endfor %}",
+            "U\n",
+        ),
+        ("{{ messages[0] | tojson }}", '{"role": "system", "content": "Be brief."}'),
+        ("{{ messages[1]['content'] | tojson }}", '"hé"'),
+        ("{% generation %}a{{ eos_token }}{% endgeneration %}b", "a</s>b"),
+        ("{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}x{% endfor %}", "x"),
+        ("{{ strftime_now('%Y') | length }}", "4"),
+        ("{{ thinking }}", "True"),
+        ("{{ tools is none }}{{ add_generation_prompt }}", "TrueTrue"),
+    ],
+)
+def test_templates_render_as_their_authors_expect(source: str, expected: str) -> None:
+    template = ChatTemplate(source, {"eos_token": "</s>"})
+    assert template.render(MESSAGES, variables={"thinking": True}) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages[9].content.x }}",
+        *("{{ 1 // 0 }}", "{{ 'x'.encode('no such') }}"),  # were a 500 (issue 10, 23)
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+    ],
+)
+def test_a_template_that_refuses_is_the_callers_error(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="chat template refuses"):
+        ChatTemplate(source, {}).render(MESSAGES)
+
+
+def test_a_broken_template_stops_the_start() -> None:
+    with pytest.raises(ConfigError, match="cannot be compiled"):
+        ChatTemplate("{% if %}", {})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"port": 70_000}, "gateway.port: expected 0 to 65535, found 70000"),
+        ({"in_flight_max": 0}, "gateway.in_flight_max: expected at least 1, found 0"),
+        ({"prompt_tokens_max": -1}, "gateway.prompt_tokens_max: expected at least 0, found -1"),
+        ({"deadline_ms": 4_000_000}, "gateway.deadline_ms: expected at most deadline_ms_max"),
+        ({"deadline_ms_max": 86_400_000}, "deadline_ms_max: expected at most 82800000, while the"),
+        ({"priority": "urgent"}, "gateway.priority: expected one of standard, interactive, batch"),
+        ({"api_keys": ("a", " ")}, "gateway.api_keys: expected keys, found an empty one"),
+    ],
+)
+def test_settings_that_stop_the_start(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GatewaySettings(**changes)

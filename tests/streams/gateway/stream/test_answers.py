@@ -1,0 +1,156 @@
+"""Whole answers: their form, choices, log-probabilities, sessions, and errors."""
+
+from typing import Any
+
+import pytest
+
+from schemas.codec import unpack_tokens
+from schemas.records import (
+    OutcomeKind,
+    Priority,
+    StreamLogprobs,
+    TokenLogprob,
+    TopLogprob,
+    WireError,
+)
+from tests.streams.gateway.in_process import MODEL, Rig, call, chat, completion, ended, frame
+
+
+async def test_a_whole_chat() -> None:
+    rig = Rig()
+    rig.answer_with("Hel", "lo")
+    async with rig.client() as client:
+        response = await client.post("/v1/chat/completions", json=chat("hé"))
+    (request,) = rig.log.requests
+    answer = response.json()
+    assert answer["id"] == "chatcmpl-" + request.request_id
+    assert answer["object"] == "chat.completion"
+    assert answer["model"] == MODEL
+    (choice,) = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Hello"}
+    assert choice["finish_reason"] == "stop"
+    assert answer["usage"] == {
+        "prompt_tokens": 7,
+        "completion_tokens": 2,
+        "total_tokens": 9,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+    assert response.headers["x-request-id"] == request.request_id
+    assert response.headers["x-session-id"] == request.session_id
+    assert response.headers["x-trivium-mode"] == "remote"
+    assert response.headers["x-trivium-prefill-worker"] == "prefill-1"
+    assert response.headers["x-trivium-decode-worker"] == "decode-1"
+
+
+async def test_headers_set_session_priority_and_deadline() -> None:
+    rig = Rig()
+    rig.answer_with("ok")
+    await call(rig, chat(), x_session_id="mine", x_priority="interactive", x_deadline_ms="1500")
+    (request,) = rig.log.requests
+    assert request.session_id == "mine"
+    assert request.priority is Priority.INTERACTIVE
+    assert request.deadline_ms == request.arrived_ms + 1_500
+
+
+async def test_the_second_turn_finds_the_first_ones_session() -> None:
+    rig = Rig()
+    rig.answer_with("Hel", "lo")
+    await call(rig, chat("a"))
+    await call(rig, chat("a"))
+    messages = [*chat("a")["messages"], {"role": "assistant", "content": "Hello"}]
+    messages.append({"role": "user", "content": "b"})
+    await call(rig, {"model": MODEL, "messages": messages})
+    first, second, third = rig.log.requests
+    assert first.session_id != second.session_id
+    assert third.session_id in (first.session_id, second.session_id)
+
+
+async def test_n_choices_are_requests_with_seeds_of_their_own() -> None:
+    rig = Rig()
+    rig.answer_with("a", "b")
+    status, answer = await call(rig, chat(n=3, seed=10))
+    assert status == 200
+    parent = rig.log.requests[0].parent_id
+    assert [r.request_id for r in rig.log.requests] == [f"{parent}-{i}" for i in range(3)]
+    assert [r.choice for r in rig.log.requests] == [0, 1, 2]
+    assert [r.sampling.seed for r in rig.log.requests] == [10, 11, 12]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert answer["usage"]["prompt_tokens"] == 7
+    assert answer["usage"]["completion_tokens"] == 6
+
+
+async def test_several_prompts_are_choices_in_order() -> None:
+    rig = Rig()
+    rig.answer_with("a")
+    status, answer = await call(rig, completion([[5, 6], [7]], n=2), "/v1/completions")
+    assert status == 200
+    prompts = [unpack_tokens(r.prompt_tokens) for r in rig.log.requests]
+    assert prompts == [[5, 6], [5, 6], [7], [7]]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert answer["usage"]["prompt_tokens"] == 14
+    assert answer["object"] == "text_completion"
+    assert answer["choices"][0]["text"] == "a"
+
+
+async def test_logprobs_in_both_forms() -> None:
+    top = [TopLogprob(token_id=1, token="é", logprob=-0.5)]
+    tokens = [TokenLogprob(token_id=1, token="é", logprob=-0.5, top=top)]
+    for path, body in (
+        ("/v1/chat/completions", chat(logprobs=True, top_logprobs=1)),
+        ("/v1/completions", completion(logprobs=1)),
+    ):
+        rig = Rig()
+        log = rig.log
+
+        def answer(request: Any, log: Any = log) -> None:
+            rows = StreamLogprobs(
+                request_id=request.request_id, attempt=1, first_seq=0, tokens=tokens
+            )
+            end = ended(request.request_id, ["é"])
+            log.hub.apply(frame(request.request_id, ["é"], end=end, logprobs=[rows]), 0.0)
+
+        log.on_request = answer
+        _, found = await call(rig, body, path)
+        form = found["choices"][0]["logprobs"]
+        if "chat" in path:
+            alike = {"token": "é", "logprob": -0.5, "bytes": [195, 169]}
+            assert form == {"content": [{**alike, "top_logprobs": [alike]}]}
+        else:
+            assert form == {
+                "tokens": ["é"],
+                "token_logprobs": [-0.5],
+                "top_logprobs": [{"é": -0.5}],
+                "text_offset": [0],
+            }
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "status", "code"),
+    [
+        (OutcomeKind.SHED, None, 429, "queue_full"),
+        (OutcomeKind.EXPIRED, None, 504, "deadline_exceeded"),
+        (OutcomeKind.CANCELLED, None, 499, "cancelled"),
+        (OutcomeKind.FAILED, None, 500, "engine_failed"),
+        (OutcomeKind.FAILED, WireError(code="worker_lost", message="gone"), 502, "worker_lost"),
+        (
+            OutcomeKind.FAILED,
+            WireError(code="invalid_request", message="x"),
+            400,
+            "invalid_request",
+        ),
+        (OutcomeKind.FAILED, WireError(code="of the future", message="x"), 500, "internal_error"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_end_without_an_answer_is_an_error_with_its_status(
+    kind: OutcomeKind, error: WireError | None, status: int, code: str, stream: bool
+) -> None:
+    rig = Rig()
+    rig.answer_with(kind=kind, error=error)
+    async with rig.client() as client:
+        response = await client.post("/v1/chat/completions", json=chat(stream=stream))
+    assert (response.status_code, response.json()["error"]["code"]) == (status, code)
+    assert ("retry-after" in response.headers) == (status in (429, 503))
+    assert response.headers["x-session-id"] == rig.log.requests[0].session_id
+    assert rig.gateway.in_flight == 0
+    assert not rig.log.cancellations

@@ -1,0 +1,335 @@
+"""The gateway process on a real broker, with a scripted worker and a router that only lives."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from infra.broker.process import Broker
+from infra.broker.settings import BrokerSettings
+from schemas.codec import Codec
+from schemas.errors import ConfigError, NameTaken
+from schemas.log.admin import create_topics
+from schemas.log.clients import AssignedReader, LogProducer
+from schemas.log.membership import Membership
+from schemas.records import Capability, MemberKind, MemberState, Request, Role
+from schemas.settings import LogSettings, ModelSettings
+from streams.gateway import app
+from streams.gateway.app import listen, run_gateway
+from streams.gateway.config import GatewaySettings
+from tests.lasting import lasting_leases
+from tests.streams.gateway.in_process import (
+    MODEL,
+    chat,
+    ended,
+    events_of,
+    frame,
+    http_client,
+    text_of,
+    tokenizer_folder,
+)
+from tests.waiting import until
+
+pytestmark = pytest.mark.kafka
+CAPABILITY = Capability(
+    model=MODEL, engine="sim", engine_id="e", block_size=16, max_model_len=256, running_max=8
+)
+TEXTS = ["Hé", "llo", " wörld"]
+LOG = LogSettings(session_partitions=1, gateway_partitions=2, request_timeout_ms=30_000)
+LEASE_MS = 6_000  # where it has to run out: twice what it is else, for machines that stall
+
+
+@dataclass
+class Cluster:
+    """What the gateways under test talk to, and the gateways."""
+
+    log: LogSettings
+    producer: LogProducer
+    reader: AssignedReader
+    gateways: dict[str, tuple[asyncio.Event, asyncio.Task[None]]] = field(default_factory=dict)
+    members: list[asyncio.Task[None]] = field(default_factory=list)
+
+    async def gateway(
+        self, name: str, *, accept_ms: int = 60_000, log: LogSettings | None = None
+    ) -> str:
+        """Start one, with a router and a worker of its own; its URL once it is ready."""
+        patient = GatewaySettings(
+            grace_ms=60_000, keepalive_ms=600_000, deadline_ms=600_000, event_key="k" * 32
+        )
+        settings = replace(patient, port=0, accept_ms=accept_ms)
+        model = ModelSettings(path=str(tokenizer_folder()), name=MODEL, max_model_len=256)
+        stop = asyncio.Event()
+        work = run_gateway(log or self.log, settings, model, gateway_id=name, stop=stop)
+        self.gateways[name] = stop, asyncio.create_task(work)
+        router = await self.join(f"router-of-{name}", MemberKind.ROUTER)
+        await self.join(f"replica-of-{name}", MemberKind.WORKER)
+
+        def known() -> bool:
+            member = router.view.members.get(name)
+            return member is not None and member.state is MemberState.READY
+
+        await until(known)
+        url = router.view.members[name].registration.url
+        async with http_client(url) as client:
+            await until(lambda: ready(client))
+        return url
+
+    async def join(self, name: str, kind: MemberKind) -> Membership:
+        """One more member of the fleet, ready."""
+        roles = (Role.REPLICA,) if kind is MemberKind.WORKER else ()
+        found = Membership(self.log, Codec(), self.producer, member_id=name, kind=kind, roles=roles)
+        found.set_state(MemberState.READY)
+        await found.join(CAPABILITY if roles else None)
+        self.members.append(asyncio.create_task(_run(found)))
+        return found
+
+    async def next_request(self, session_id: str = "") -> Request:
+        """The next request that any gateway sends, of this session if one is named."""
+        while True:
+            for record in await self.reader.batch(max_records=1):
+                found = Codec().decode(record.value)
+                assert isinstance(found, Request)
+                if session_id in ("", found.session_id):
+                    return found
+
+    async def answer(self, request: Request, first: int, last: int) -> None:
+        """Send the frame of some of its tokens; with the last one its end."""
+        end = ended(request.request_id, TEXTS) if last == len(TEXTS) else None
+        before = len("".join(TEXTS[:first]))
+        record = frame(
+            request.request_id, TEXTS[first:last], first_seq=first, first_char=before, end=end
+        )
+        partition = request.gateway_partition
+        await (await self.producer.send("tokens", record, key="gateway", partition=partition))
+
+    async def stop(self) -> None:
+        """Gateways first, as they should end by themselves."""
+        for stop, _ in self.gateways.values():
+            stop.set()
+        await asyncio.wait_for(asyncio.gather(*(task for _, task in self.gateways.values())), 90)
+        await self.leave()
+
+    async def leave(self) -> None:
+        """All but the gateways."""
+        for member in self.members:
+            member.cancel()
+        await asyncio.gather(*self.members, return_exceptions=True)
+        await self.reader.stop()
+        await self.producer.stop()
+
+
+async def _run(member: Membership) -> None:
+    try:
+        await member.run()
+    finally:
+        await member.leave()
+
+
+async def ready(client: httpx.AsyncClient) -> bool:
+    return (await client.get("/health/ready")).status_code == 200
+
+
+@contextlib.asynccontextmanager
+async def cluster(kafka: LogSettings, lease_ms: int = 100_000) -> AsyncIterator[Cluster]:
+    """Gateways and members whose leases no stall of the machine ends."""
+    producer = LogProducer(kafka, Codec(), durable=True, client_id="test")
+    reader = AssignedReader(kafka, "requests", range(kafka.session_partitions), client_id="test")
+    await producer.start()
+    await reader.start("latest")
+    found = Cluster(kafka, producer, reader)
+    with lasting_leases(lease_ms):
+        try:
+            yield found
+        finally:
+            await found.stop()
+
+
+async def test_a_stream_crosses_the_log_and_another_gateway_resumes_it(kafka: LogSettings) -> None:
+    async with cluster(kafka) as running:
+        urls = [await running.gateway("gateway-1"), await running.gateway("gateway-2")]
+        async with http_client("") as client:
+            path = "/v1/chat/completions"
+            call = asyncio.create_task(client.post(urls[0] + path, json=chat(stream=True)))
+            request = await running.next_request()
+            await running.answer(request, 0, 1)
+            await running.answer(request, 1, 3)
+            await running.answer(request, 1, 3)  # a repeat
+            whole = (await call).text
+            assert text_of(events_of(whole)) == "".join(TEXTS)
+            first_id = whole.split("\n", 1)[0].removeprefix("id: ")
+            again = await client.get(
+                f"{urls[1]}/v1/requests/{request.request_id}/events",
+                headers={"Last-Event-ID": first_id},
+            )
+            had = text_of(events_of(whole.split("\n\n", 1)[0]))
+            assert had + text_of(events_of(again.text)) == "".join(TEXTS)
+
+
+async def test_a_gateway_whose_name_another_process_took_ends(kafka: LogSettings) -> None:
+    """Routers would take what it accepts for a lost process's (issue 10, 13)."""
+    async with cluster(kafka) as running:
+        await running.gateway("gateway-1")
+        _, first = running.gateways.pop("gateway-1")
+        await running.join("gateway-1", MemberKind.GATEWAY)
+        with pytest.raises(NameTaken, match="another process took its place"):
+            await asyncio.wait_for(first, 60)
+
+
+async def test_an_undecodable_frame_is_buried_and_tokens_go_on(kafka: LogSettings) -> None:
+    async with cluster(kafka) as running:
+        url = await running.gateway("gateway-1")
+        async with http_client(url) as client:
+            call = asyncio.create_task(client.post("/v1/chat/completions", json=chat()))
+            request = await running.next_request()
+            topic = kafka.topic_prefix + "tokens"
+            partition = request.gateway_partition
+            await (
+                await running.producer.send_raw(topic, b"\xc3\x01x", key=b"k", partition=partition)
+            )
+            await running.answer(request, 0, 3)
+            assert (await call).json()["choices"][0]["message"]["content"] == "".join(TEXTS)
+            metrics = (await client.get("/metrics")).text
+            assert "trivium_gateway_undecodable_records_total 1.0" in metrics
+        dead = AssignedReader(kafka, "tokens.dlq", [0], client_id="test")
+        await dead.start("earliest")
+        try:
+            (record,) = await dead.batch()
+        finally:
+            await dead.stop()
+        assert record.value == b"\xc3\x01x"
+
+
+async def test_a_stop_lets_streams_end_and_then_leaves_the_fleet(kafka: LogSettings) -> None:
+    async with cluster(kafka) as running:
+        url = await running.gateway("gateway-1")
+        async with http_client(url) as client:
+            path = "/v1/chat/completions"
+            call = asyncio.create_task(client.post(path, json=chat(stream=True)))
+            request = await running.next_request()
+            stop, gateway = running.gateways["gateway-1"]
+            stop.set()
+
+            async def draining() -> bool:
+                return "shutting down" in (await client.get("/health/ready")).text
+
+            await until(draining)
+            assert (await client.post(path, json=chat())).status_code == 503
+            await running.answer(request, 0, 3)
+            assert text_of(events_of((await call).text)) == "".join(TEXTS)
+        await asyncio.wait_for(gateway, 60)
+
+
+async def test_a_gateway_serves_refusals_for_as_long_as_there_is_no_broker(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It tries again and again (issue 10, 4)."""
+    log = LogSettings(bootstrap="127.0.0.1:1")
+    sock = listen("127.0.0.1", 0)
+    port = sock.getsockname()[1]
+    settings = GatewaySettings(port=0)
+    model = ModelSettings(path=str(tokenizer_folder()), name=MODEL)
+    stop = asyncio.Event()
+    monkeypatch.setattr(app, "listen", lambda *_: sock)
+    task = asyncio.create_task(run_gateway(log, settings, model, gateway_id="g", stop=stop))
+    async with http_client(f"http://127.0.0.1:{port}") as client:
+
+        async def listening() -> bool:
+            with contextlib.suppress(httpx.ConnectError):
+                return (await client.get("/health/live")).status_code == 200
+            return False
+
+        await until(listening)
+        refused = await client.post("/v1/chat/completions", json=chat())
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "broker_unavailable"
+        assert (await client.get("/health/ready")).status_code == 503
+        tries = [record for record in caplog.records if "no broker at" in record.getMessage()]
+        await until(lambda: caplog.text.count("no broker at 127.0.0.1:1") > len(tries) + 1)
+        assert not task.done()
+    stop.set()
+    await asyncio.wait_for(task, 60)
+
+
+@pytest.mark.timeout(300)  # a start of a JVM, and a lease that runs out
+async def test_a_broker_that_pauses_means_503_and_the_gateway_joins_again(tmp_path: Path) -> None:
+    broker = Broker(BrokerSettings(port=0, heap_mb=384, quick=True), tmp_path, tethered=True)
+    try:
+        address = broker.start()  # here and not in a thread: the broker ends with its thread
+    except ConfigError as error:
+        pytest.skip(str(error))
+    pid = broker.status().pid
+    try:
+        log = replace(LOG, bootstrap=address)
+        await create_topics(log)
+        async with cluster(log, LEASE_MS) as running:
+            url = await running.gateway("gateway-1", accept_ms=LEASE_MS + 1_000)
+            async with http_client(url) as client:
+                os.kill(pid, signal.SIGSTOP)
+                try:
+                    assert await refused(client)  # found out by not being acknowledged
+                    assert await refused(client, "cannot be written")  # and known since
+                    assert not await ready(client)
+                finally:
+                    os.kill(pid, signal.SIGCONT)
+                await running.join("router-2", MemberKind.ROUTER)
+                await running.join("replica-2", MemberKind.WORKER)
+                await until(lambda: ready(client))
+                headers = {"X-Session-Id": "after"}
+                call = asyncio.create_task(
+                    client.post("/v1/chat/completions", json=chat(), headers=headers)
+                )
+                await running.answer(await running.next_request("after"), 0, 3)
+                assert (await call).status_code == 200
+    finally:
+        await asyncio.to_thread(broker.stop)
+
+
+@pytest.mark.timeout(300)  # two starts of a JVM
+async def test_a_gateway_outlives_its_broker_and_so_do_its_streams(tmp_path: Path) -> None:
+    settings = BrokerSettings(port=0, heap_mb=384, quick=True)
+    broker = Broker(settings, tmp_path, tethered=True)
+    try:
+        address = broker.start()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    try:
+        log = replace(LOG, bootstrap=address)
+        hasty = replace(log, request_timeout_ms=1_500)  # how long it is waited for at the end
+        await create_topics(log)
+        async with cluster(log, LEASE_MS) as running:
+            url = await running.gateway("gateway-1", accept_ms=LEASE_MS + 1_000, log=hasty)
+            async with http_client(url) as client:
+                headers = {"X-Session-Id": "through"}
+                call = asyncio.create_task(
+                    client.post("/v1/chat/completions", json=chat(stream=True), headers=headers)
+                )
+                request = await running.next_request("through")
+                await running.answer(request, 0, 1)
+                os.kill(broker.status().pid, signal.SIGKILL)
+                while "no broker" not in (await client.get("/health/ready")).text:
+                    assert await refused(client)  # until the lease has lapsed, and beyond
+                assert broker.start() == address
+                router = await running.join("router-2", MemberKind.ROUTER)
+                await running.join("replica-2", MemberKind.WORKER)
+                await until(lambda: ready(client))
+                itself = router.view.members["gateway-1"].registration
+                assert itself.started_ms == request.gateway_started_ms, "or its streams would end"
+                await running.answer(request, 1, 3)
+                assert text_of(events_of((await call).text)) == "".join(TEXTS)
+            await running.leave()
+            os.kill(broker.status().pid, signal.SIGKILL)  # and now it ends, with nobody to tell
+    finally:
+        await asyncio.to_thread(broker.stop)
+
+
+async def refused(client: httpx.AsyncClient, why: str = "") -> bool:
+    response = await client.post("/v1/chat/completions", json=chat())
+    assert response.json()["error"]["code"] == "broker_unavailable"
+    assert why in response.json()["error"]["message"]
+    return response.status_code == 503
