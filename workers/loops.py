@@ -26,8 +26,7 @@ from workers.llm.engine import Engine, Output
 from workers.llm.frames import Frames, HeldReport
 from workers.llm.held import HeldRequests
 from workers.outbox import Outbox
-
-_INTERVAL_STREAMS = 64  # so many share frames at the shortest interval
+from workers.pacing import Intervals, Pacing
 
 
 class Loops:
@@ -53,16 +52,21 @@ class Loops:
         self._membership = membership
         self._engine = engine
         self._held = held
-        self._frames = frames
         self._outbox = outbox
         self._settings = settings
         self._assign = assign
         self._sending = asyncio.Lock()  # frames leave in the order in which they were filled
         self._armed_ms: int | None = None
         self._rearm = asyncio.Event()
-        self._next_s = 0.0  # when the next frame of many streams may leave
-        self._alarm: asyncio.TimerHandle | None = None  # the timer for that
-        self._busy: set[int] = set()  # gateway partitions whose last frame is not acknowledged
+        self._pacing = Pacing(
+            frames,
+            Intervals(
+                shortest_ms=settings.frame_interval_ms,
+                longest_ms=settings.frame_interval_ms_max,
+                at_once_max=settings.frame_at_once_max,
+            ),
+        )
+        self._alarm: asyncio.TimerHandle | None = None  # for frames that wait for time
         self._acknowledged = asyncio.Event()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -117,16 +121,14 @@ class Loops:
             raise EngineDead(f"the engine failed: {type(error).__name__}: {error}") from error
 
     async def flush(self, *, at_once: bool = False) -> None:
-        """Send what the frames hold: all of it, or what is urgent while the timer runs."""
-        if not self._frames.pending(self._busy):
-            return
-        urgent_only = not at_once and self._may_wait()
-        if urgent_only and not self._frames.urgent:
+        """Send what is due of the frames."""
+        due = self._pacing.due(self._now_ms(), len(self._held), at_once=at_once)
+        self._arm()
+        if due is None:
             return
         async with self._sending:
             await self._membership.stands()
-            for batch in self._frames.take(wall_ms(), self._busy, urgent_only=urgent_only):
-                self._busy.add(batch.partition)
+            for batch in self._pacing.take(due, wall_ms()):
                 # An end must not vanish with a broker, whatever the settings know of others.
                 producer = self._durable if batch.frame.ends else self._tokens
                 ack = await producer.send(
@@ -136,29 +138,22 @@ class Loops:
                     partial(self._frame_acknowledged, batch.partition, batch.reports)
                 )
 
-    def _may_wait(self) -> bool:
-        """Whether later tokens of many streams are pending, too soon after their last frame.
+    def _now_ms(self) -> float:
+        return asyncio.get_running_loop().time() * 1000
 
-        The more streams, the longer they wait: their cost per token falls with every one that joins
-        a frame, and what beginnings and ends then find free is their latency.
-        """
-        settings, loop = self._settings, asyncio.get_running_loop()
-        now_s = loop.time()
-        wait = now_s < self._next_s and self._frames.streams > settings.frame_at_once_max
-        if not wait:
-            longer = max(1.0, len(self._held) / _INTERVAL_STREAMS)
-            most_ms = max(settings.frame_interval_ms, settings.frame_interval_ms_max)
-            self._next_s = now_s + min(settings.frame_interval_ms * longer, most_ms) / 1000
-        elif self._alarm is None:
-            self._alarm = loop.call_at(self._next_s, self._ring)
-        return wait
+    def _arm(self) -> None:
+        """Look again when the interval of what waits is over."""
+        alarm_ms = self._pacing.alarm_ms
+        if self._alarm is None and alarm_ms is not None:
+            self._alarm = asyncio.get_running_loop().call_at(alarm_ms / 1000, self._ring)
 
     def _ring(self) -> None:
-        self._alarm = None  # timers may go off a little early: whoever looks arms the next one
+        # timers may go off a little early: whoever looks arms the next one
+        self._alarm, self._pacing.alarm_ms = None, None
         self._acknowledged.set()
 
     def _frame_acknowledged(self, partition: int, reports: Sequence[HeldReport], ack: Ack) -> None:
-        self._busy.discard(partition)
+        self._pacing.acknowledged(partition)
         self._acknowledged.set()
         if ack.cancelled() or self._broken.done():
             return
@@ -183,7 +178,7 @@ class Loops:
     async def settled(self) -> None:
         """Wait until all frames, phases and outcomes are in the log."""
         await self.flush(at_once=True)
-        while self._busy or self._frames.pending():
+        while not self._pacing.settled:
             await self._acknowledged.wait()
             self._acknowledged.clear()
             await self.flush(at_once=True)

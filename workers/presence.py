@@ -17,7 +17,7 @@ from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership, OnRecord
 from schemas.records import Grant, Heartbeat, Load, MemberKind, Registration, Role
 from workers import credits
-from workers.llm.engine import Engine, KnowsPeers
+from workers.llm.engine import Engine, EngineLoad, KnowsPeers
 from workers.llm.held import HeldRequests
 
 log = logging.getLogger("trivium.worker")
@@ -79,22 +79,8 @@ class Presence:
         """What the engine is doing; the rate is over the last seconds."""
         if self._offer is None:
             return Load()
-        held = self._offer.held
-        found, gate = self._offer.engine.load(), held.prefill_gate
-        return Load(
-            running=found.running,
-            waiting=found.waiting + len(gate),
-            queued_tokens=found.queued_tokens + gate.tokens,
-            tokens_per_s=self._rate(found.tokens_total),
-            prefill_tokens_per_s=found.prefill_tokens_per_s,
-            step_ms=found.step_ms,
-            kv_blocks_used=found.kv_blocks_used,
-            kv_blocks_total=found.kv_blocks_total,
-            kv_bytes_sent=found.kv_bytes_sent,
-            kv_bytes_received=found.kv_bytes_received,
-            requests_total=held.requests_total,
-            tokens_total=found.tokens_total,
-        )
+        found = self._offer.engine.load()
+        return load_of(found, self._offer.held, self._rate(found.tokens_total))
 
     def _rate(self, tokens_total: int) -> float:
         samples, now_s = self._samples, self._clock_s()
@@ -150,3 +136,22 @@ class Presence:
             await self.membership.beat_now()
         except (BrokerUnavailable, KafkaError) as error:
             log.warning("%s: no heartbeat: %s", self.membership.member_id, error)
+
+
+def load_of(found: EngineLoad, held: HeldRequests, tokens_per_s: float) -> Load:
+    """What a heartbeat tells of an engine and of the prompts that wait in front of it."""
+    gate = held.prefill_gate
+    return Load(
+        running=found.running,
+        waiting=found.waiting + len(gate),
+        queued_tokens=found.queued_tokens + gate.tokens,
+        tokens_per_s=tokens_per_s,
+        prefill_tokens_per_s=found.prefill_tokens_per_s,
+        step_ms=found.step_ms,
+        kv_blocks_used=found.kv_blocks_used,
+        kv_blocks_total=found.kv_blocks_total,
+        kv_bytes_sent=found.kv_bytes_sent,
+        kv_bytes_received=found.kv_bytes_received,
+        requests_total=held.requests_total,
+        tokens_total=found.tokens_total,
+    )

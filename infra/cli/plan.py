@@ -112,7 +112,7 @@ def _simulated(prefill: int, decode: int, quick: bool, seed: int, jobs: int) -> 
     from infra.evaluate.grid import LOADS_PER_S
     from infra.evaluate.planning import plan
     from infra.evaluate.runs import runner
-    from infra.simulator.cluster import Shape
+    from infra.simulator.shape import Shape
 
     loads = LOADS_PER_S[1::4] if quick else LOADS_PER_S
     with runner(jobs or os.cpu_count() or 1) as pool:

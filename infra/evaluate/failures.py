@@ -13,7 +13,7 @@ from infra.evaluate.grid import CONVERSATIONS_MAX
 from infra.evaluate.many_turns import Length
 from infra.evaluate.sharegpt import Served
 from infra.evaluate.tables import Failures
-from infra.simulator.latency import LLAMA_8B
+from infra.simulator.machine.latency import LLAMA_8B
 
 _PLAIN = "x=0 plain"
 

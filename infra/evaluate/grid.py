@@ -8,7 +8,7 @@ whose second turn follows at once, from a client that holds 50 connections at mo
 from dataclasses import dataclass
 from itertools import product
 
-from infra.simulator.workload import Profile, Shape
+from infra.simulator.traffic.poisson import Profile, Shape
 
 LOADS_PER_S = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0)  # conversations
 LEVELS = {"low": LOADS_PER_S[:3], "medium": LOADS_PER_S[3:6], "high": LOADS_PER_S[7:]}  # 10: none

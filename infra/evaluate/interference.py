@@ -9,9 +9,9 @@ reading is shown beside it: few new tokens behind as much context (short append)
 """
 
 from infra.evaluate.paper import FIGURE_2_BATCH, FIGURE_2_TOKENS
-from infra.simulator.clock import Clock
-from infra.simulator.engine import Engine, Sequence
-from infra.simulator.latency import Setup, StepCosts
+from infra.simulator.log.clock import Clock
+from infra.simulator.machine.gpu import Gpu, Sequence
+from infra.simulator.machine.latency import Setup, StepCosts
 
 CONTEXT_TOKENS = 1_024  # of each sequence of the batch
 SHORT_TOKENS = 48  # a short question
@@ -40,20 +40,20 @@ def _slow_down(setup: Setup, tokens: int, cached: int, count: int) -> float:
         ended_ms.append(clock.now_ms)
         return False
 
-    engine = Engine(clock, StepCosts(setup), prompt_done, lambda sequence: None)
-    engine.chunk_tokens = setup.mixed_chunk_tokens
+    gpu = Gpu(clock, StepCosts(setup), prompt_done, lambda sequence: None)
+    gpu.chunk_tokens = setup.mixed_chunk_tokens
     for i in range(FIGURE_2_BATCH):
-        engine.add_answer(Sequence(i, CONTEXT_TOKENS, CONTEXT_TOKENS, 1_000))
-    while engine.batch < FIGURE_2_BATCH:
+        gpu.add_answer(Sequence(i, CONTEXT_TOKENS, CONTEXT_TOKENS, 1_000))
+    while gpu.batch < FIGURE_2_BATCH:
         clock.step()
     for i in range(count):
-        engine.add_prompt(Sequence(-i, cached + tokens, cached, 1))
-    clock.step()  # the step under way when they came
-    began_ms, first_step = clock.now_ms, engine.steps
-    alone_ms = StepCosts(setup).step_ms(
-        decoding=FIGURE_2_BATCH, context_tokens=engine.context_tokens
-    )
+        gpu.add_prompt(Sequence(-i, cached + tokens, cached, 1))
+    under_way = gpu.steps
+    while gpu.steps == under_way:  # the step during which they came
+        clock.step()
+    began_ms, first_step = clock.now_ms, gpu.steps
+    alone_ms = StepCosts(setup).step_ms(decoding=FIGURE_2_BATCH, context_tokens=gpu.context_tokens)
     while len(ended_ms) < count:
         clock.step()
-    mean_ms = (ended_ms[-1] - began_ms) / (engine.steps - first_step)
+    mean_ms = (ended_ms[-1] - began_ms) / (gpu.steps - first_step)
     return 100 * (mean_ms / alone_ms - 1)

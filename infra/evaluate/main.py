@@ -45,7 +45,7 @@ from infra.evaluate.step_change import Recovery
 from infra.evaluate.tables import Points
 from infra.evaluate.traffic import Traffic, traffic
 from infra.evaluate.weighing import Weighed
-from infra.simulator.latency import Setup
+from infra.simulator.machine.latency import Setup
 
 APPENDS = (16, 32, 64, 128, 256, 512, 1_024, 2_048)
 

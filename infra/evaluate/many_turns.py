@@ -9,7 +9,7 @@ from infra.evaluate.grid import FIRST_TURNS, RATIOS, SECOND_TURNS, Config, Workl
 from infra.evaluate.point import Spec, make_cluster
 from infra.evaluate.runs import Runner
 from infra.simulator.cluster import READY_MS
-from infra.simulator.workload import Profile, poisson
+from infra.simulator.traffic.poisson import Profile, poisson
 
 TURNS = (2, 4, 8, 16)
 LOAD_PER_S = 4.0  # conversations

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from infra.evaluate import paper, published
 from infra.evaluate.grid import CONVERSATIONS_MAX, DURATION_MS, TIMEOUT_MS, Config, Workload
-from infra.simulator.checkers import OneOutcome
-from infra.simulator.clients import Served
-from infra.simulator.cluster import READY_MS, Checker, Cluster, Fault, Shape
+from infra.simulator.checkers.outcomes import OneOutcome
+from infra.simulator.cluster import READY_MS, Checker, Cluster, Fault
 from infra.simulator.dealing import HashDealer, InTurn
-from infra.simulator.latency import H100, Setup
-from infra.simulator.script import Conversation
-from infra.simulator.workload import poisson
+from infra.simulator.machine.latency import H100, Setup
+from infra.simulator.members.clients import Served
+from infra.simulator.shape import Shape
+from infra.simulator.traffic.poisson import poisson
+from infra.simulator.traffic.script import Conversation
 from schemas.records import DecisionKind, Mode
 from streams.config import RouterSettings
 from streams.core.effects import Decide, Effect
@@ -85,7 +86,7 @@ class Point:
         return self.failed / self.requests
 
 
-class Watch:
+class Watch(Checker):
     """A checker that only notes the load that the router saw when it placed a request."""
 
     def __init__(self) -> None:
@@ -96,9 +97,6 @@ class Watch:
         for effect in effects:
             if isinstance(effect, Decide) and effect.decision.kind is DecisionKind.PLACE:
                 self.loads[effect.decision.request_id] = effect.decision.load
-
-    def finished(self, cluster: Cluster) -> None:
-        """Nothing to check."""
 
 
 def run(spec: Spec) -> list[Point]:
@@ -170,11 +168,12 @@ def _salt(spec: Spec) -> str:
 
 
 def _pressure(cluster: Cluster) -> dict[str, Any]:
-    workers = list(cluster.workers.values())
+    workers = cluster.workers.values()
+    engines = [worker.life.engine.state for worker in workers]
     return {
-        "memory_share": max(w.blocks_max / w.cache.blocks_max for w in workers),
-        "buffered_bytes": max(w.buffered_bytes_max for w in workers),
-        "crashed": sum(not w.alive for w in workers),
+        "memory_share": max(each.blocks_max / each.cache.blocks_max for each in engines),
+        "buffered_bytes": max(each.buffered_bytes_max for each in engines),
+        "crashed": sum(not worker.alive for worker in workers),
     }
 
 

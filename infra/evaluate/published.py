@@ -11,7 +11,7 @@ beside the engine's memory until the request ends. Clients send text.
 from dataclasses import replace
 
 from infra.evaluate import paper
-from infra.simulator.latency import Setup
+from infra.simulator.machine.latency import Setup
 
 # Of two ninths of their second turns the proxy hashes another beginning than of the first, because
 # the second prompt's format is drawn anew and the key is sought behind "User:". Those begin as new

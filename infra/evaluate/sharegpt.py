@@ -13,8 +13,8 @@ from infra.evaluate.grid import CONVERSATIONS_MAX, RATIOS, WORKLOADS, Config, st
 from infra.evaluate.point import Spec, make_cluster
 from infra.evaluate.runs import Runner
 from infra.simulator.cluster import READY_MS
-from infra.simulator.script import Conversation, Turn, conversation
-from infra.simulator.workload import unlike_others
+from infra.simulator.traffic.poisson import unlike_others
+from infra.simulator.traffic.script import Conversation, Turn, conversation
 
 LOADS_PER_S = (2.0, 4.0, 8.0, 12.0)
 CONVERSATIONS = 500
@@ -103,6 +103,8 @@ def _run(task: tuple[Config, float, int, int]) -> Served:
         turns=turns,
         failed=turns - len(done),
         later_ttft_p50=float(np.median(later)) if later else 0.0,
-        buffered_bytes=max(w.buffered_bytes_max for w in cluster.workers.values()),
+        buffered_bytes=max(
+            worker.life.engine.state.buffered_bytes_max for worker in cluster.workers.values()
+        ),
         crashed=sum(not w.alive for w in cluster.workers.values()),
     )

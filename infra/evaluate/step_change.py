@@ -21,10 +21,11 @@ from infra.evaluate.grid import RATIOS, SHARES, Config, Workload, static
 from infra.evaluate.point import Spec, costs, make_cluster
 from infra.evaluate.regret import WEIGHTS
 from infra.evaluate.runs import Runner
-from infra.simulator.cluster import READY_MS, Shape
-from infra.simulator.faults import slow_prefill
-from infra.simulator.workload import Profile, poisson
-from infra.simulator.workload import Shape as Turns
+from infra.simulator.cluster import READY_MS
+from infra.simulator.faults.losses import slow_prefill
+from infra.simulator.shape import Shape
+from infra.simulator.traffic.poisson import Profile, poisson
+from infra.simulator.traffic.poisson import Shape as Turns
 from schemas.records import Mode
 
 CHANGE_MS = 30_000.0

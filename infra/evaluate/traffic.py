@@ -8,10 +8,10 @@ import numpy as np
 from infra.evaluate.grid import IN_TURN, WORKLOADS, Config, static
 from infra.evaluate.point import Spec, make_cluster
 from infra.evaluate.runs import Runner
-from infra.simulator import traces
 from infra.simulator.cluster import READY_MS
-from infra.simulator.latency import Setup
-from infra.simulator.traces import FILES, Arrival
+from infra.simulator.machine.latency import Setup
+from infra.simulator.traffic import traces
+from infra.simulator.traffic.traces import FILES, Arrival
 from schemas.errors import ConfigError
 
 POOLS = "2P2D"

@@ -2,51 +2,55 @@
 
 Theory of operation. The router is `streams.core.router.Router` itself. Records reach it as the
 agents would feed them: stamped with whole milliseconds, one at a time, after the log's latency;
-what it answers is carried out as the agents would. Everything else (workers, links, clients) is a
-model that shares no code with the router. One thread, no clock, no randomness of its own: the same
-script, settings and faults give the same run. Checkers see every event with its effects; faults are
-calls on the cluster at set times.
+what it answers is carried out as the agents would. Workers serve by the rules of `workers/`, and
+gateways put answers together by those of `streams/gateway`. What is a model and shares no code with
+any of them: engines and links, the log, clients. One thread, no clock, no randomness of its own:
+the same script, settings and faults give the same run. Checkers see every event with its effects
+and every record that is written; faults are calls on the cluster at set times.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
-from infra.simulator import fleet
-from infra.simulator.bus import Bus, Channel
-from infra.simulator.clients import Clients
-from infra.simulator.clock import Clock
-from infra.simulator.gateways import Gateways, SimGateway
-from infra.simulator.latency import Setup
-from infra.simulator.links import Links
-from infra.simulator.script import Conversation, Turn
-from infra.simulator.worker import Ports, SimWorker
+import numpy as np
+
+from infra.simulator.log.bus import Bus, Channel
+from infra.simulator.log.clock import Clock
+from infra.simulator.machine.exchange import Exchange, Move
+from infra.simulator.machine.latency import Setup
+from infra.simulator.machine.links import Links
+from infra.simulator.members.clients import Clients, Served
+from infra.simulator.members.gateways import Answer, Gateways
+from infra.simulator.members.life import Ports
+from infra.simulator.members.membership import Membership
+from infra.simulator.members.router import PARTITION, ROUTER, Carriers, SimRouter
+from infra.simulator.members.worker import SimWorker
+from infra.simulator.shape import Shape
+from infra.simulator.traffic.script import Conversation
 from schemas.errors import RecordError, RecordTooLarge
-from schemas.fleet import HEARTBEAT_MS
 from schemas.log.membership import check_leases
+from schemas.prefix import chain
 from schemas.records import (
+    Cancellation,
+    CancelReason,
     CancelWork,
     Orchestration,
     Outcome,
     Phase,
     Request,
     Role,
+    TokenFrame,
     Work,
 )
 from schemas.rules.numbers import check_numbers
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
-from streams.agents.records import unsent_phase
 from streams.config import RouterSettings
-from streams.core.effects import Dispatch, Effect, End
+from streams.core.effects import Dispatch, Effect
 from streams.core.events import (
+    CancellationArrived,
     Event,
-    FleetRecordArrived,
-    KvEventsArrived,
     OutcomeArrived,
-    PartitionReady,
-    PartitionTaken,
     PhaseArrived,
     RequestArrived,
     ResumptionArrived,
@@ -55,12 +59,10 @@ from streams.core.events import (
 from streams.core.placement.placer import Placer
 from streams.core.placement.ppd_table import PpdTable
 from streams.core.router import Router
+from workers.llm.engine import Job
 
-ROUTER = "router-0"
-PARTITION = 0
 _LOG = LogSettings()
 READY_MS = 1_000.0  # the fleet is known to the router by then: scripts begin here
-KV_EVENTS_MS = 100.0  # between two batches of a worker
 ORCHESTRATIONS = (
     Orchestration.PREFILL_FIRST,
     Orchestration.DECODE_FIRST,
@@ -68,11 +70,23 @@ ORCHESTRATIONS = (
 )
 
 
-class Checker(Protocol):
-    """Watches a run; raises AssertionError where an invariant breaks."""
+class Checker:
+    """Watches a run by what it overrides; raises AssertionError where an invariant breaks."""
 
     def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
         """The router took an event and answered with effects."""
+
+    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+        """Somebody wrote a record; it stands in the log."""
+
+    def moved(self, move: Move) -> None:
+        """KV begins to move between two engines, or has moved."""
+
+    def heard(self, served: Served, tokens: Sequence[int], text: str) -> None:
+        """A client heard more of an answer."""
+
+    def looked(self, cluster: "Cluster") -> None:
+        """Time for a look at everything; several times a second."""
 
     def finished(self, cluster: "Cluster") -> None:
         """The run is over."""
@@ -80,47 +94,10 @@ class Checker(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that happens to the cluster at a time; see infra/simulator/faults.py."""
+    """Something that happens to the cluster at a time; see infra/simulator/faults/losses.py."""
 
     at_ms: float
     strike: Callable[["Cluster"], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
-    """How many workers of each kind."""
-
-    prefill: int = 0
-    decode: int = 0
-    both: int = 0  # in the roles prefill and decode
-    replica: int = 0
-
-    @classmethod
-    def parse(cls, name: str) -> "Shape":
-        """The inverse of `name`."""
-        counts = {kind: int(count) for count, kind in re.findall(r"(\d+)([PDBR])", name)}
-        return cls(
-            prefill=counts.get("P", 0),
-            decode=counts.get("D", 0),
-            both=counts.get("B", 0),
-            replica=counts.get("R", 0),
-        )
-
-    @property
-    def name(self) -> str:
-        """Such as 2P2D, 4B or 1P1D2R."""
-        kinds = (("P", self.prefill), ("D", self.decode), ("B", self.both), ("R", self.replica))
-        return "".join(f"{count}{kind}" for kind, count in kinds if count)
-
-    def roles(self) -> list[tuple[str, tuple[Role, ...]]]:
-        """Worker ids with their roles."""
-        kinds = (
-            ("prefill", (Role.PREFILL,), self.prefill),
-            ("decode", (Role.DECODE,), self.decode),
-            ("both", (Role.PREFILL, Role.DECODE), self.both),
-            ("replica", (Role.REPLICA,), self.replica),
-        )
-        return [(f"{name}-{i}", roles) for name, roles, count in kinds for i in range(count)]
 
 
 class Cluster:
@@ -140,6 +117,7 @@ class Cluster:
         gateways: int = 0,  # that take the calls in turn; 0: nobody, who never dies
         record_bytes_max: int = 0,  # the broker's limit; 0: any size passes
         orchestrations: tuple[Orchestration, ...] = ORCHESTRATIONS,
+        keeps_log: bool = False,  # for routers that take over
         checkers: Sequence[Checker] = (),
         faults: Sequence[Fault] = (),
     ) -> None:
@@ -147,79 +125,115 @@ class Cluster:
         self.setup = setup
         self.bus = Bus(self.clock, setup.bus_ms, record_bytes_max)
         self.links = Links(self.clock, setup)
-        self.router = Router(ROUTER, settings, table, placer)
+        self.router = SimRouter(
+            lambda: Router(ROUTER, settings, table, placer),
+            self.clock,
+            Carriers(
+                order=self._order,
+                report=self._report,
+                frame=self._frame,
+                decided=lambda decision: self._note("decisions", decision),
+                applied=self._applied,
+            ),
+            keeps_log=keeps_log,
+        )
         self.clients = Clients(
             self.clock,
             self._request,
-            hop_ms=setup.bus_ms,
+            self._heard,
             timeout_ms=timeout_ms,
             conversations_max=conversations_max,
             weights=weights,
         )
-        self.gateways = Gateways(self.clock, gateways)
-        self.workers: dict[str, SimWorker] = {}
+        self.gateways = Gateways(self.clock, gateways, self.clients.news)
+        self.exchange = Exchange(self.clock, setup, self.links)
+        self.members = Membership(
+            self.clock, self.router, self.gateways, orchestrations, self._send_numbered
+        )
+        self.workers = self.members.workers
         self.checkers = list(checkers)
-        self._orchestrations = orchestrations
+        self._on_applied = [each.applied for each in checkers if _overrides(each, "applied")]
+        self._on_wrote = [each.wrote for each in checkers if _overrides(each, "wrote")]
+        self._on_heard = [each.heard for each in checkers if _overrides(each, "heard")]
+        self._on_look = [each.looked for each in checkers if _overrides(each, "looked")]
+        self.exchange.on_move = [each.moved for each in checkers if _overrides(each, "moved")]
         self._tick_ms = settings.tick_ms
         self.buried = 0  # forged records that nobody could read
-        self.forged_texts: dict[str, tuple[Conversation, Turn]] = {}  # of requests nobody made
-        self._beats = 0
-        self._kv_seqs: dict[str, int] = {}
-        self._kv_due: set[str] = set()
-        self._apply(PartitionTaken(PARTITION))
-        self._apply(PartitionReady(PARTITION))
+        self._unread: set[tuple[str, int]] = set()  # outcomes, by the router
+        self.router.begin()
         self._start(shape)
         for fault in faults:
             self.clock.at(fault.at_ms, lambda fault=fault: fault.strike(self))  # type: ignore[misc]  # bound now
 
     def _start(self, shape: Shape) -> None:
-        ports = Ports(
-            phase=self._phase,
-            outcome=self._outcome,
-            token=self.clients.token,
-            changed=self._changed,
-            said=lambda name: self.forged_texts.get(name) or self.clients.said(name),
-        )
-        self._to_fleet(fleet.router_registration(ROUTER))
+        self.members.join_router()
         for gateway in self.gateways.living:
-            self.introduce_gateway(gateway)
+            self.members.join_gateway(gateway)
         for partition, (worker_id, roles) in enumerate(shape.roles()):
-            worker = SimWorker(
-                worker_id,
-                roles,
-                partition,
-                self.clock,
-                self.setup,
-                self.links,
-                ports,
-                self.workers,
-            )
+            worker = self.make_worker(worker_id, roles, partition)
             self.workers[worker_id] = worker
-            self.introduce(worker)
-        self.clock.after(0.0, self._beat)
+            self.members.join(worker)
+        self.clock.after(0.0, self.members.beat)
         self.clock.after(self._tick_ms, self._tick)
 
-    def introduce(self, worker: SimWorker) -> None:
-        """A worker's life begins: it registers and tells what its cache holds."""
-        self._to_fleet(fleet.registration(worker, self._orchestrations))
-        self._kv_seqs[worker.worker_id] = 0
-        self._tell_blocks(worker)
+    def make_worker(self, worker_id: str, roles: tuple[Role, ...], partition: int) -> SimWorker:
+        """One that nobody has heard of."""
+        ports = Ports(
+            frame=self._frame,
+            report=self._report,
+            blocks_changed=self.members.blocks_changed,
+            ack_ms=self.setup.ack_ms,
+        )
+        return SimWorker(
+            worker_id,
+            roles,
+            partition,
+            self.clock,
+            self.exchange,
+            self._hashes,
+            self.members,
+            ports,
+        )
 
-    def introduce_gateway(self, gateway: SimGateway) -> None:
-        """A gateway joins the fleet, in this process or epoch."""
-        self._to_fleet(gateway.registration())
+    def _hashes(self, job: Job) -> list[int]:
+        """What a job is about; of what no client asked, its prompt."""
+        known = self.clients.hashes(job.request_id.rpartition(".")[0])
+        if known is not None:
+            return known
+        tokens = np.asarray(job.prompt_tokens, np.int32)
+        found: list[int] = chain(tokens, self.setup.block_tokens).tolist()
+        return found
 
-    def resume(self, request: Request) -> None:
-        """A client goes on reading an answer at another gateway, if it has not ended."""
-        if not self.clients.reads(request.request_id):
+    def hang_up(self, served: Served) -> None:
+        """A client leaves; its gateway has the work stopped, unless it is to go on."""
+        request = self.gateways.hang_up(served.request_id)
+        self.clients.left(served.request_id)
+        if request is None or request.keeps_running:
             return
-        resumption = self.gateways.resume(request)
+        cancellation = Cancellation(
+            request_id=request.request_id,
+            session_id=request.session_id,
+            reason=CancelReason.CLIENT_GONE,
+            at_ms=int(self.clock.now_ms),
+        )
+        event = CancellationArrived(cancellation, PARTITION)
+        self.write("cancellations", cancellation, event)
+
+    def resume(self, answer: Answer) -> None:
+        """A client goes on reading an answer at another gateway."""
+        resumption = self.gateways.resume(answer)
         self.write("cancellations", resumption, ResumptionArrived(resumption, PARTITION))
 
     def run(self, conversations: Sequence[Conversation]) -> None:
         """Serve the conversations to their ends; may be called again, later in virtual time."""
         self.clients.start(conversations)
-        while self.clients.open and self.clock.step():
+        while (self.clients.open or self._unread) and self.clock.step():
+            pass
+
+    def pass_ms(self, passed_ms: float) -> None:
+        """Let time pass."""
+        over = self.clock.after(passed_ms, lambda: None)
+        while not over.is_over and self.clock.step():
             pass
 
     def finish(self) -> None:
@@ -229,37 +243,28 @@ class Cluster:
 
     # What the router is told, and what it answers
 
-    def _apply(self, event: Event) -> None:
-        effects = self.router.apply(event, int(self.clock.now_ms))
-        for checker in self.checkers:
-            checker.applied(event, effects, self.clock.now_ms)
-        for effect in effects:
-            if isinstance(effect, Dispatch):
-                self._dispatch(effect)
-            elif isinstance(effect, End):
-                self._outcome(effect.outcome)
+    def _applied(self, event: Event, effects: Sequence[Effect]) -> None:
+        for applied in self._on_applied:
+            applied(event, effects, self.clock.now_ms)
 
-    def _dispatch(self, effect: Dispatch) -> None:
-        """Tell a worker; work that the log does not take fails, as the router's outbox has it."""
+    def _order(self, effect: Dispatch) -> None:
         there = _LOG.partitions(TOPICS[effect.topic].group)
         assert 0 <= effect.partition < there, "no producer sends to a partition that is not there"
-        try:
-            self.order((effect.topic, effect.partition), effect.record)
-        except RecordTooLarge as error:
-            phase = unsent_phase(effect, error, int(self.clock.now_ms))
-            if phase is None:
-                raise
-            self._phase(phase)
+        self.order((effect.topic, effect.partition), effect.record)
 
     def order(self, channel: Channel, record: Work | CancelWork) -> None:
         """Tell a worker, if there is one of the name; raises RecordTooLarge."""
         worker = self.workers.get(record.worker_id)
-        if worker is None:  # somebody made the router believe in it
-            self.bus.send(channel, record, lambda: None)
-        elif isinstance(record, Work):
-            self.bus.send(channel, record, lambda: worker.take(record))
-        elif isinstance(record, CancelWork):
-            self.bus.send(channel, record, lambda: worker.cancel(record))
+
+        def deliver() -> None:
+            if worker is None:  # somebody made the router believe in it
+                return
+            if isinstance(record, Work):
+                worker.life.take(record)
+            else:
+                worker.life.cancel(record)
+
+        self._send(channel, record, deliver)
 
     def _request(self, request: Request) -> None:
         """The gateway accepts it, or tells the one client whose request is too large."""
@@ -267,26 +272,50 @@ class Cluster:
         try:
             self.write("requests", request, RequestArrived(request, PARTITION))
         except RecordTooLarge:
+            self.gateways.refused(request)
             self.clients.refused(request.request_id)
 
-    def _phase(self, phase: Phase) -> None:
-        self.write("phases", phase, PhaseArrived(phase, PARTITION))
+    def _report(self, record: Phase | Outcome) -> None:
+        if isinstance(record, Phase):
+            self.write("phases", record, PhaseArrived(record, PARTITION))
+            return
+        self.clients.outcome(record)
+        apply = self.router.noted("outcomes", OutcomeArrived(record, PARTITION))
+        name = record.request_id, record.attempt
+        self._unread.add(name)
 
-    def _outcome(self, outcome: Outcome) -> None:
-        self.write("outcomes", outcome, OutcomeArrived(outcome, PARTITION))
-        self.bus.send(("tokens", PARTITION), outcome, lambda: self._ended(outcome))
+        def deliver() -> None:
+            self._unread.discard(name)
+            apply()
 
-    def _ended(self, outcome: Outcome) -> None:
-        self.gateways.ended(outcome.request_id)
-        self.clients.ended(outcome)
+        self._send(("outcomes", PARTITION), record, deliver)
 
-    def _to_fleet(self, record: fleet.FleetRecord) -> None:
-        offset = self.bus.sent("fleet", PARTITION)
-        self.write("fleet", record, FleetRecordArrived(record, offset))
+    def _frame(self, partition: int, frame: TokenFrame) -> None:
+        def deliver() -> None:
+            self.clients.rows(frame)
+            self.gateways.frame(partition, frame)
+
+        self._send(("tokens", partition), frame, deliver)
+
+    def _heard(self, served: Served, tokens: Sequence[int], text: str) -> None:
+        for heard in self._on_heard:
+            heard(served, tokens, text)
 
     def write(self, topic: str, record: object, event: Event) -> None:
         """Put a record into the log that is an event to the router; raises RecordTooLarge."""
-        self.bus.send((topic, PARTITION), record, lambda: self._apply(event))
+        self._send((topic, PARTITION), record, self.router.noted(topic, event))
+
+    def _send(self, channel: Channel, record: object, deliver: Callable[[], None]) -> None:
+        self.bus.send(channel, record, deliver)
+        self._note(channel[0], record)
+
+    def _send_numbered(self, topic: str, record: object, deliver: Callable[[int], None]) -> None:
+        offset = self.bus.sent(topic, PARTITION)
+        self._send((topic, PARTITION), record, lambda: deliver(offset))
+
+    def _note(self, topic: str, record: object) -> None:
+        for wrote in self._on_wrote:
+            wrote(topic, record, self.clock.now_ms)
 
     def forge(self, topic: str, record: object, event: Event) -> None:
         """The same of one that nobody here wrote: it is checked as the agents do, or buried."""
@@ -299,35 +328,14 @@ class Cluster:
         except RecordError:
             self.buried += 1
             return
-        self._apply(event)
-
-    def _beat(self) -> None:
-        """All members beat together; the dead do not."""
-        self._beats += 1
-        self._to_fleet(fleet.router_heartbeat(ROUTER, self._beats, self.clock.now_ms))
-        for gateway in self.gateways.living:
-            self._to_fleet(gateway.heartbeat(self._beats, self.clock.now_ms))
-        for worker in self.workers.values():
-            if worker.alive:
-                self._to_fleet(fleet.heartbeat(worker, self._beats, ROUTER))
-        self.clock.after(HEARTBEAT_MS, self._beat)
+        self.router.apply(event)
 
     def _tick(self) -> None:
-        self._apply(Tick())
+        self.router.apply(Tick())
+        for looked in self._on_look:
+            looked(self)
         self.clock.after(self._tick_ms, self._tick)
 
-    def _changed(self, worker: SimWorker) -> None:
-        """Publish what a worker caches, not more often than once in a while."""
-        if worker.worker_id not in self._kv_due:
-            self._kv_due.add(worker.worker_id)
-            self.clock.after(KV_EVENTS_MS, lambda: self._tell_blocks(worker))
 
-    def _tell_blocks(self, worker: SimWorker) -> None:
-        self._kv_due.discard(worker.worker_id)
-        if not worker.alive:
-            return
-        seq = self._kv_seqs[worker.worker_id]
-        self._kv_seqs[worker.worker_id] = seq + 1
-        record = fleet.kv_events(worker, seq)
-        offset = self.bus.sent("prefixes", PARTITION)
-        self.write("prefixes", record, KvEventsArrived(record, offset))
+def _overrides(checker: Checker, name: str) -> bool:
+    return getattr(type(checker), name) is not getattr(Checker, name)

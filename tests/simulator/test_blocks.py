@@ -1,6 +1,6 @@
 """The simulated prefix cache: what is pinned stays, what is idle goes, books balance."""
 
-from infra.simulator.blocks import BlockCache
+from infra.simulator.machine.block_cache import BlockCache
 
 
 def test_a_second_turn_finds_the_first() -> None:

@@ -5,13 +5,15 @@ from typing import Any
 
 import pytest
 
-from infra.simulator import faults
-from infra.simulator.checkers import Credits, OneOutcome
-from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Cluster, Fault, Shape
-from infra.simulator.latency import Setup
-from infra.simulator.script import Turn, conversation
-from infra.simulator.workload import Profile, poisson, unlike_others
-from infra.simulator.workload import Shape as TurnShape
+from infra.simulator.checkers.credits import Credits
+from infra.simulator.checkers.outcomes import OneOutcome
+from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Cluster, Fault
+from infra.simulator.faults import losses as faults
+from infra.simulator.machine.latency import Setup
+from infra.simulator.shape import Shape
+from infra.simulator.traffic.poisson import Profile, poisson, unlike_others
+from infra.simulator.traffic.poisson import Shape as TurnShape
+from infra.simulator.traffic.script import Turn, conversation
 from schemas.errors import PromptTooLong
 from schemas.records import Mode, Orchestration
 from streams.config import RouterSettings
@@ -42,7 +44,7 @@ def serve(
         setup,
         RouterSettings(**{"policy": "static", "tick_ms": 100, **settings}),
         timeout_ms=timeout_ms,
-        checkers=[OneOutcome(), Credits(setup)],
+        checkers=[OneOutcome(), Credits()],
         faults=strikes,
         orchestrations=orchestrations,
     )
@@ -81,8 +83,9 @@ def test_every_request_is_answered_once(pools: str, share: float) -> None:
     cluster = serve(Shape.parse(pools), local_share=share)
     assert all(each.completed for each in cluster.clients.served)
     for worker in cluster.workers.values():
-        assert not worker.jobs and not worker.pending and not worker.cache.pinned
-        assert worker.engine.batch == worker.engine.context_tokens == 0
+        state = worker.life.engine.state
+        assert not len(worker.life.held) and not state.computations and not state.cache.pinned
+        assert state.gpu.batch == state.gpu.context_tokens == 0
     for each in cluster.clients.served:
         assert each.outcome is not None and each.first_ms is not None
         assert each.sent_ms < each.first_ms <= (each.ended_ms or 0.0)
@@ -146,7 +149,7 @@ def test_late_requests_expire_and_free_what_they_held() -> None:
     cluster.clock.at(cluster.clock.now_ms + 60_000.0, lambda: None)
     while cluster.clock.now_ms < 65_000.0:
         cluster.clock.step()
-    assert not any(worker.cache.pinned for worker in cluster.workers.values())
+    assert not any(worker.life.engine.state.cache.pinned for worker in cluster.workers.values())
 
 
 @pytest.mark.parametrize("victim", ["prefill-0", "decode-1"])
@@ -179,7 +182,7 @@ def test_slower_prefill_and_links_show() -> None:
 def test_a_prompt_beyond_the_memory_fails_at_once() -> None:
     tokens = SETUP.kv_blocks * SETUP.block_tokens + 1
     cluster = Cluster(
-        POOLS, SETUP, RouterSettings(policy="static"), checkers=[OneOutcome(), Credits(SETUP)]
+        POOLS, SETUP, RouterSettings(policy="static"), checkers=[OneOutcome(), Credits()]
     )
     turn = Turn(prompt_tokens=tokens, output_tokens=1)
     said = conversation("big", READY_MS, [turn], unlike_others(1, tokens + 1), SETUP.block_tokens)
@@ -230,3 +233,22 @@ def test_an_answer_that_is_not_found_again_is_computed_again() -> None:
         assert outcome is not None and outcome.mode is Mode.LOCAL
         cached[found] = outcome.cached_tokens
     assert cached == {True: 704, False: 128}
+
+
+def test_one_prompt_at_a_time_answers_the_first_sooner() -> None:
+    """In steps of its own instead of one that holds both (issue 10, 27)."""
+    first_ms: dict[int, list[float]] = {}
+    for most in (0, 1):
+        setup = replace(SETUP, prefill_running_max=most)
+        cluster = Cluster(Shape(prefill=1, decode=1), setup, RouterSettings(policy="static"))
+        turn = Turn(prompt_tokens=2_000, output_tokens=2)
+        said = [
+            conversation(
+                str(number), READY_MS, [turn], unlike_others(number, 2_002), SETUP.block_tokens
+            )
+            for number in range(3)  # the first begins a step alone, the others wait for it
+        ]
+        cluster.run(said)
+        first_ms[most] = sorted(each.ttft_ms for each in cluster.clients.served)
+    assert first_ms[0][1] == first_ms[0][2]
+    assert first_ms[1][1] < 0.8 * first_ms[0][1] and first_ms[1][2] >= first_ms[0][2]

@@ -4,11 +4,12 @@ from collections import defaultdict
 
 import pytest
 
-from infra.simulator.cluster import READY_MS, Cluster, Shape
+from infra.simulator.cluster import READY_MS, Cluster
 from infra.simulator.dealing import HashDealer, InTurn
-from infra.simulator.latency import Setup
-from infra.simulator.workload import Profile, poisson
-from infra.simulator.workload import Shape as TurnShape
+from infra.simulator.machine.latency import Setup
+from infra.simulator.shape import Shape
+from infra.simulator.traffic.poisson import Profile, poisson
+from infra.simulator.traffic.poisson import Shape as TurnShape
 from schemas.records import Mode
 from streams.config import RouterSettings
 

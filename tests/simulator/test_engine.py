@@ -2,9 +2,9 @@
 
 import pytest
 
-from infra.simulator.clock import Clock
-from infra.simulator.engine import Engine, Sequence
-from infra.simulator.latency import Setup, StepCosts
+from infra.simulator.log.clock import Clock
+from infra.simulator.machine.gpu import Gpu, Sequence
+from infra.simulator.machine.latency import Setup, StepCosts
 
 SETUP = Setup()
 COSTS = StepCosts(SETUP)
@@ -17,8 +17,8 @@ class Desk:
         self.clock = Clock()
         self.prompts: dict[object, float] = {}
         self.answers: dict[object, float] = {}
-        self.engine = Engine(self.clock, COSTS, self._prompt, self._answer)
-        self.engine.chunk_tokens = SETUP.mixed_chunk_tokens
+        self.gpu = Gpu(self.clock, COSTS, self._prompt, self._answer)
+        self.gpu.chunk_tokens = SETUP.mixed_chunk_tokens
 
     def _prompt(self, sequence: Sequence) -> bool:
         self.prompts[sequence.owner] = self.clock.now_ms
@@ -53,39 +53,39 @@ def test_runs_of_steps_equal_single_steps() -> None:
     batch = [(100, 7), (2_000, 40), (50, 40), (900, 133)]
     # whoever comes during a run joins after its current step, so give all of them at a boundary
     desk = Desk()
-    desk.engine._joining = [Sequence(i, p, p, n) for i, (p, n) in enumerate(batch)]
-    desk.engine._interrupt()
+    desk.gpu._joining = [Sequence(i, p, p, n) for i, (p, n) in enumerate(batch)]
+    desk.gpu._interrupt()
     desk.run()
     assert [desk.answers[i] for i in range(len(batch))] == pytest.approx(stepped(batch))
 
 
 def test_an_arrival_ends_the_run_at_its_current_step() -> None:
     desk = Desk()
-    desk.engine.add_answer(Sequence("a", 1_000, 1_000, 50))
-    desk.clock.at(20.0, lambda: desk.engine.add_answer(Sequence("b", 10, 10, 1)))
+    desk.gpu.add_answer(Sequence("a", 1_000, 1_000, 50))
+    desk.clock.at(20.0, lambda: desk.gpu.add_answer(Sequence("b", 10, 10, 1)))
     desk.run()
     step_ms = COSTS.step_ms(decoding=1, context_tokens=1_001)
     assert 20.0 < desk.answers["b"] < 20.0 + 2.1 * step_ms
     assert desk.answers["a"] > 50 * step_ms
-    assert desk.engine.batch == desk.engine.context_tokens == 0
+    assert desk.gpu.batch == desk.gpu.context_tokens == 0
 
 
 def test_removed_sequences_leave_nothing_behind() -> None:
     desk = Desk()
     first, second = Sequence("a", 500, 500, 400), Sequence("b", 3_000, 0, 400)
-    desk.engine.add_answer(first)
-    desk.engine.add_prompt(second)
-    desk.clock.at(100.0, lambda: desk.engine.remove(first))
-    desk.clock.at(200.0, lambda: desk.engine.remove(second))
+    desk.gpu.add_answer(first)
+    desk.gpu.add_prompt(second)
+    desk.clock.at(100.0, lambda: desk.gpu.remove(first))
+    desk.clock.at(200.0, lambda: desk.gpu.remove(second))
     desk.run()
     assert not desk.answers and "b" in desk.prompts
-    assert desk.engine.batch == desk.engine.context_tokens == 0
+    assert desk.gpu.batch == desk.gpu.context_tokens == 0
 
 
 def test_a_prompt_beside_a_batch_is_computed_in_chunks_and_slows_it() -> None:
     desk = Desk()
-    desk.engine.add_answer(Sequence("a", 1_000, 1_000, 30))
-    desk.engine.add_prompt(Sequence("b", 2_000, 0, 1))
+    desk.gpu.add_answer(Sequence("a", 1_000, 1_000, 30))
+    desk.gpu.add_prompt(Sequence("b", 2_000, 0, 1))
     desk.run()
     alone = stepped([(1_000, 30)])[0]
     assert desk.answers["a"] > alone + 2_000 * COSTS.token_ms - 4 * COSTS.weights_ms
@@ -107,20 +107,3 @@ def test_kv_sizes_are_the_models() -> None:
     assert SETUP.model.kv_bytes_per_token == 131_072
     assert 400_000 < SETUP.kv_blocks * SETUP.block_tokens < 450_000
     assert SETUP.transfer_ms(0) == SETUP.link.latency_ms
-
-
-def test_one_prompt_at_a_time_answers_the_first_sooner() -> None:
-    """In steps of its own instead of one that holds both (issue 10, 27)."""
-    ends = {}
-    for most in (None, 1):
-        desk = Desk()
-        desk.engine.prompts_max, desk.engine.chunk_tokens = most, 8_192
-        for name in ("a", "b"):
-            desk.engine.prompts.append(Sequence(name, 2_000, 0, 1))
-        desk.engine._interrupt()
-        desk.run()
-        ends[most] = desk.prompts
-    assert ends[None]["a"] == ends[None]["b"]
-    alone_ms = COSTS.step_ms(decoding=0, context_tokens=0, chunk_tokens=2_000, pairs=2e6)
-    assert ends[1]["a"] == pytest.approx(alone_ms)
-    assert ends[1]["a"] < 0.6 * ends[None]["a"] and ends[1]["b"] > ends[None]["b"]

@@ -37,8 +37,9 @@ from infra.evaluate.grid import (
 from infra.evaluate.many_turns import Length
 from infra.evaluate.point import Point, Spec, run
 from infra.evaluate.tables import Points
-from infra.simulator.cluster import READY_MS, Shape
-from infra.simulator.latency import Setup
+from infra.simulator.cluster import READY_MS
+from infra.simulator.machine.latency import Setup
+from infra.simulator.shape import Shape
 
 POOLS = "2P2D"
 LEARNED = Config(pools=POOLS, policy="learned")

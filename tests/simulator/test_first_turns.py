@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
-from infra.simulator.checkers import Credits, OneOutcome
-from infra.simulator.cluster import READY_MS, Cluster, Shape
-from infra.simulator.latency import Setup
-from infra.simulator.workload import Profile, poisson
-from infra.simulator.workload import Shape as Turns
+from infra.simulator.checkers.credits import Credits
+from infra.simulator.checkers.outcomes import OneOutcome
+from infra.simulator.cluster import READY_MS, Cluster
+from infra.simulator.machine.latency import Setup
+from infra.simulator.shape import Shape
+from infra.simulator.traffic.poisson import Profile, poisson
+from infra.simulator.traffic.poisson import Shape as Turns
 from schemas.records import Mode
 from streams.config import RouterSettings
 
@@ -23,7 +25,7 @@ POLICIES = ("static", "conditional", "learned")
 def serve(pools: str, policy: str, seed: int, per_s: float = 16.0) -> Cluster:
     """Ten seconds of chats."""
     settings = RouterSettings(policy=policy, tick_ms=250)
-    cluster = Cluster(Shape.parse(pools), SETUP, settings, checkers=[OneOutcome(), Credits(SETUP)])
+    cluster = Cluster(Shape.parse(pools), SETUP, settings, checkers=[OneOutcome(), Credits()])
     cluster.run(
         poisson(
             CHAT,

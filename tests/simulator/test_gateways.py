@@ -2,12 +2,15 @@
 
 import pytest
 
-from infra.simulator.checkers import Credits, OneOutcome, Readers
-from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Cluster, Fault, Shape
-from infra.simulator.faults import cut_gateway, gateway_losses, lose_gateway
-from infra.simulator.latency import Setup
-from infra.simulator.workload import Profile, poisson
-from infra.simulator.workload import Shape as TurnShape
+from infra.simulator.checkers.credits import Credits
+from infra.simulator.checkers.outcomes import OneOutcome
+from infra.simulator.checkers.readers import Readers
+from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Cluster, Fault
+from infra.simulator.faults.losses import cut_gateway, gateway_losses, lose_gateway
+from infra.simulator.machine.latency import Setup
+from infra.simulator.shape import Shape
+from infra.simulator.traffic.poisson import Profile, poisson
+from infra.simulator.traffic.poisson import Shape as TurnShape
 from schemas.records import OutcomeKind
 from streams.config import RouterSettings
 from streams.core.fleet.readers import ReaderWatch
@@ -32,7 +35,7 @@ def serve(seed: int, faults: tuple[Fault, ...], readers: Readers) -> Cluster:
             gateway_grace_ms=GRACE_MS,
             tick_ms=100,
         ),
-        checkers=[OneOutcome(), Credits(SETUP), readers],
+        checkers=[OneOutcome(), Credits(), readers],
         gateways=3,
         timeout_ms=120_000,
         faults=faults,
@@ -70,7 +73,8 @@ def test_what_nobody_reads_ends_once_and_all_else_completes(seed: int) -> None:
         expected = OutcomeKind.CANCELLED if request_id in readers.lost else OutcomeKind.COMPLETED
         assert kind is expected, request_id
     for worker in cluster.workers.values():
-        assert not worker.jobs and not worker.pending and not worker.cache.pinned
+        state = worker.life.engine.state
+        assert not len(worker.life.held) and not state.computations and not state.cache.pinned
 
 
 @pytest.mark.parametrize("resumes", [True, False])

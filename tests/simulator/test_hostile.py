@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 
-from infra.simulator.checkers import Credits, OneOutcome
-from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Cluster, Shape
-from infra.simulator.hostile import hostile, large
-from infra.simulator.latency import Setup
-from infra.simulator.workload import Profile, poisson
-from infra.simulator.workload import Shape as TurnShape
+from infra.simulator.checkers.credits import Credits
+from infra.simulator.checkers.outcomes import OneOutcome
+from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Cluster
+from infra.simulator.faults.hostile import hostile, large
+from infra.simulator.machine.latency import Setup
+from infra.simulator.shape import Shape
+from infra.simulator.traffic.poisson import Profile, poisson
+from infra.simulator.traffic.poisson import Shape as TurnShape
 from schemas.errors import RecordError, RecordTooLarge
 from schemas.rules.sizes import RECORD_BYTES_MAX, REQUEST_BYTES_MAX
 from streams.config import RouterSettings
@@ -36,7 +38,7 @@ def serve(seed: int, *, count: int = 200) -> Cluster:
         Shape(prefill=2, decode=2),
         SETUP,
         RouterSettings(policy="static", orchestration=ORCHESTRATIONS[seed % 3].value),
-        checkers=[OneOutcome(), Credits(SETUP)],
+        checkers=[OneOutcome(), Credits()],
         faults=faults,
         record_bytes_max=BROKER_BYTES,
     )
@@ -71,16 +73,21 @@ def test_only_what_the_log_does_not_take_fails(seed: int) -> None:
 @pytest.mark.parametrize(
     ("mend", "without", "crash", "seed"),
     [
-        ("unsent_phase", lambda *_: None, RecordTooLarge, 2),  # a failed send ends the router
-        ("check_numbers", lambda _: None, (ValueError, OverflowError, RecordError), 2),
-        ("check_leases", lambda *_: None, AssertionError, 4),  # nobody sends there
+        (
+            "members.router.unsent_phase",
+            lambda *_: None,
+            RecordTooLarge,
+            2,
+        ),  # a failed send ends the router
+        ("cluster.check_numbers", lambda _: None, (ValueError, OverflowError, RecordError), 2),
+        ("cluster.check_leases", lambda *_: None, AssertionError, 4),  # nobody sends there
     ],
 )
 def test_a_seed_finds_what_is_not_mended(
     mend: str, without: Any, crash: Any, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The router stops over one record (issue 10, 15 and 24)."""
-    monkeypatch.setattr(f"infra.simulator.cluster.{mend}", without)
+    monkeypatch.setattr(f"infra.simulator.{mend}", without)
     with pytest.raises(crash):
         serve(seed)
 
@@ -92,7 +99,7 @@ def test_what_the_size_rule_lets_in_is_served() -> None:
         Shape(replica=1),
         SETUP,
         RouterSettings(policy="replica"),
-        checkers=[OneOutcome(), Credits(SETUP)],
+        checkers=[OneOutcome(), Credits()],
         record_bytes_max=RECORD_BYTES_MAX,
     )
     for number, chars in enumerate(sizes):
@@ -105,7 +112,7 @@ def test_what_the_size_rule_lets_in_is_served() -> None:
 
 def test_without_a_limit_no_size_is_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations have none; a check that ran would raise."""
-    monkeypatch.delattr("infra.simulator.bus.check_size")
+    monkeypatch.delattr("infra.simulator.log.bus.check_size")
     cluster = Cluster(Shape(replica=1), SETUP, RouterSettings(policy="replica"))
     large(READY_MS, RECORD_BYTES_MAX).strike(cluster)
     cluster.run([])

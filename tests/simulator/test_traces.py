@@ -4,8 +4,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from infra.simulator import traces
-from infra.simulator.traces import Arrival
+from infra.simulator.traffic import traces
+from infra.simulator.traffic.traces import Arrival
 
 
 def test_traces_become_sessions(tmp_path: Path) -> None:

@@ -113,7 +113,17 @@ class EngineLoad:
     extra: dict[str, float] = field(default_factory=dict)
 
 
-class Engine(Protocol):
+class Jobs(Protocol):
+    """What the rules of a worker need of an engine; `workers/llm/held.py` calls it."""
+
+    def add(self, job: Job) -> None:
+        """Take a job. Never blocks; what is wrong with it arrives as an output with an error."""
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request and free what it holds; its last output is `abort`, if it is known."""
+
+
+class Engine(Jobs, Protocol):
     """Built, ready to serve, by an async factory `start` in the module that implements it."""
 
     capability: Capability
@@ -122,17 +132,11 @@ class Engine(Protocol):
     def block_log(self) -> BlockLog | None:
         """What came into the prefix cache and what left it; None: it does not tell."""
 
-    def add(self, job: Job) -> None:
-        """Take a job. Never blocks; what is wrong with it arrives as an output with an error."""
-
     async def outputs(self) -> list[Output]:
         """Wait for the next step and return what it produced: at least one output, one a request.
 
         Raises EngineDead when the engine cannot go on. Cancelling the wait loses nothing.
         """
-
-    def abort(self, request_id: str) -> None:
-        """Stop a request and free what it holds; its last output is `abort`, if it is known."""
 
     def load(self) -> EngineLoad:
         """Current figures; cheap."""

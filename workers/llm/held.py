@@ -40,7 +40,7 @@ from schemas.records import (
 from schemas.rules.phases import phase_of
 from schemas.rules.trace import trace_of
 from workers.llm import decode, peers, prefill
-from workers.llm.engine import Engine, Job, Output
+from workers.llm.engine import Job, Jobs, Output
 from workers.llm.frames import Frames
 from workers.llm.prefill_gate import PrefillGate
 from workers.llm.stream import Identity, Stream, allocated, ended, failed, started
@@ -72,7 +72,7 @@ class HeldRequests:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Jobs,
         me: Identity,
         limits: Limits,
         frames: Frames,
@@ -97,6 +97,11 @@ class HeldRequests:
 
     def __len__(self) -> int:
         return len(self._streams)
+
+    @property
+    def works(self) -> list[Work]:
+        """What is held, oldest first."""
+        return [stream.work for stream in self._streams.values()]
 
     def assign(self, roles: Collection[Role], held_max: int) -> None:
         """Other roles from now on; what is held is finished all the same."""

@@ -5,13 +5,13 @@ A prompt counts until its first token is there; KV that waits for its peer does 
 """
 
 from schemas.records import WorkPhase
-from workers.llm.engine import Engine, Job
+from workers.llm.engine import Job, Jobs
 
 
 class PrefillGate:
     """A gate of `running_max` places in front of `engine`; 0: no gate."""
 
-    def __init__(self, engine: Engine, running_max: int) -> None:
+    def __init__(self, engine: Jobs, running_max: int) -> None:
         self._engine, self._running_max = engine, running_max
         self._running: set[str] = set()  # job ids
         self._waiting: dict[str, Job] = {}

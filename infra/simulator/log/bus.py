@@ -8,7 +8,7 @@ size is worked out, which would cost more than all else here.
 from collections.abc import Callable
 from typing import Any
 
-from infra.simulator.clock import Clock
+from infra.simulator.log.clock import Clock
 from schemas.codec import Codec
 from schemas.errors import RecordTooLarge
 from schemas.rules.sizes import check_size

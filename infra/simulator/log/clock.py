@@ -7,11 +7,12 @@ from heapq import heappop, heappush
 class Alarm:
     """A call that is due at a time, unless it is cancelled."""
 
-    __slots__ = ("call", "cancelled")
+    __slots__ = ("call", "cancelled", "is_over")
 
     def __init__(self, call: Callable[[], None]) -> None:
         self.call = call
         self.cancelled = False
+        self.is_over = False
 
 
 class Clock:
@@ -39,6 +40,7 @@ class Clock:
             at_ms, _, alarm = heappop(self._due)
             if not alarm.cancelled:
                 self.now_ms = at_ms
+                alarm.is_over = True
                 alarm.call()
                 return True
         return False

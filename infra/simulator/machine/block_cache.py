@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Held:
+class Pinned:
     """What one sequence holds: pinned blocks with a hash, and others."""
 
     hashes: list[int]
@@ -37,6 +37,11 @@ class BlockCache:
         """Blocks that cannot be evicted."""
         return len(self._pins) + self.private
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether `take` would tell of anything."""
+        return bool(self._changed)
+
     def depth(self, hashes: Sequence[int]) -> int:
         """How many leading blocks are cached."""
         count = 0
@@ -46,7 +51,7 @@ class BlockCache:
             count += 1
         return count
 
-    def hold(self, hashes: Sequence[int], blocks: int) -> Held | None:
+    def hold(self, hashes: Sequence[int], blocks: int) -> Pinned | None:
         """Pin the leading blocks that are cached and reserve the rest; None where it is too full.
 
         `blocks` is the sequence's whole need, cached blocks included.
@@ -62,9 +67,9 @@ class BlockCache:
         while self.used > self.blocks_max:
             evicted, _ = self._idle.popitem(last=False)
             self._changed[evicted] = False
-        return Held(held, need)
+        return Pinned(held, need)
 
-    def commit(self, held: Held, hashes: Sequence[int]) -> None:
+    def commit(self, held: Pinned, hashes: Sequence[int]) -> None:
         """Blocks that a sequence has filled get their names; `hashes` begins at its first block."""
         fresh = hashes[len(held.hashes) :]
         for value in fresh:
@@ -75,7 +80,7 @@ class BlockCache:
         held.private -= len(fresh)
         self.private -= len(fresh)
 
-    def release(self, held: Held) -> None:
+    def release(self, held: Pinned) -> None:
         """The sequence ends; what has a name stays cached."""
         self.private -= held.private
         for value in reversed(held.hashes):
@@ -91,6 +96,10 @@ class BlockCache:
         self._idle.clear()
         self._changed.clear()
         self.private = 0
+
+    def named(self) -> list[int]:
+        """All hashes that are held."""
+        return [*self._pins, *self._idle]
 
     def take(self) -> tuple[list[int], list[int]]:
         """Removed and stored since the last take; what came and went in between is not told."""

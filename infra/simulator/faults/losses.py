@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from infra.simulator.cluster import Cluster, Fault
+from infra.simulator.members.life import Life
 
 
 def slow_prefill(at_ms: float, worker_ids: list[str], times: float) -> Fault:
@@ -12,7 +13,7 @@ def slow_prefill(at_ms: float, worker_ids: list[str], times: float) -> Fault:
 
     def strike(cluster: Cluster) -> None:
         for worker_id in worker_ids:
-            cluster.workers[worker_id].engine.slow_prefill = times
+            cluster.workers[worker_id].life.engine.gpu.slow_prefill = times
 
     return Fault(at_ms, strike)
 
@@ -36,8 +37,66 @@ def restart(at_ms: float, worker_id: str) -> Fault:
 
     def strike(cluster: Cluster) -> None:
         worker = cluster.workers[worker_id]
-        worker.restart()
-        cluster.introduce(worker)
+        if not worker.alive:
+            worker.restart()
+            cluster.members.join(worker)
+
+    return Fault(at_ms, strike)
+
+
+def drain(at_ms: float, worker_id: str, for_ms: float) -> Fault:
+    """A worker takes nothing new, leaves after a time, and starts again at once."""
+
+    def leave(cluster: Cluster, life: Life) -> None:
+        worker = cluster.workers[worker_id]
+        if worker.life is life and life.alive:
+            cluster.members.leave(worker)
+            worker.restart()
+            cluster.members.join(worker)
+
+    def strike(cluster: Cluster) -> None:
+        life = cluster.workers[worker_id].life
+        if life.alive:
+            life.drain()
+            cluster.clock.after(for_ms, lambda: leave(cluster, life))
+
+    return Fault(at_ms, strike)
+
+
+def hang_up(at_ms: float, share: float) -> Fault:
+    """One of the clients leaves whose requests are under way: the first, the last or in between."""
+
+    def strike(cluster: Cluster) -> None:
+        waiting = [served for served in cluster.clients.waiting if not served.left]
+        if waiting:
+            cluster.hang_up(waiting[int(share * len(waiting))])
+
+    return Fault(at_ms, strike)
+
+
+def slow_log(at_ms: float, delay_ms: float, for_ms: float) -> Fault:
+    """Records take so long for a while."""
+
+    def strike(cluster: Cluster) -> None:
+        cluster.bus.delay_ms = delay_ms
+        cluster.clock.after(for_ms, lambda: usual(cluster))
+
+    def usual(cluster: Cluster) -> None:
+        cluster.bus.delay_ms = cluster.setup.bus_ms
+
+    return Fault(at_ms, strike)
+
+
+def lose_router(at_ms: float, sends: int, for_ms: float) -> Fault:
+    """The router dies when it has sent so much of what follows from an event; another one comes."""
+
+    def take_over(cluster: Cluster) -> None:
+        cluster.router.take_over()
+        cluster.members.join_router()
+
+    def strike(cluster: Cluster) -> None:
+        cluster.router.die(sends)
+        cluster.clock.after(for_ms, lambda: take_over(cluster))
 
     return Fault(at_ms, strike)
 
@@ -53,10 +112,12 @@ def lose_gateway(at_ms: float, gateway_id: str, resumed_after_ms: Sequence[float
             return
         lost = gateways.by_id[gateway_id]
         lost.alive = False
-        for number, request in enumerate(lost.reading.values()):
+        for number, answer in enumerate(gateways.reading(gateway_id)):
             after_ms = resumed_after_ms[number % len(resumed_after_ms)]
-            if after_ms is not None:
-                cluster.clock.after(after_ms, lambda request=request: cluster.resume(request))  # type: ignore[misc]  # bound now
+            if after_ms is None:
+                cluster.clients.left(answer.key.parent_id)
+            else:
+                cluster.clock.after(after_ms, lambda answer=answer: cluster.resume(answer))  # type: ignore[misc]  # bound now
 
     return Fault(at_ms, strike)
 
@@ -66,7 +127,7 @@ def restart_gateway(at_ms: float, gateway_id: str) -> Fault:
 
     def strike(cluster: Cluster) -> None:
         if not cluster.gateways.by_id[gateway_id].alive:
-            cluster.introduce_gateway(cluster.gateways.restart(gateway_id))
+            cluster.members.join_gateway(cluster.gateways.restart(gateway_id))
 
     return Fault(at_ms, strike)
 
@@ -75,7 +136,7 @@ def cut_gateway(at_ms: float, gateway_id: str, for_ms: float) -> Fault:
     """A gateway is without the log for a while, and joins again with its streams."""
 
     def join_again(cluster: Cluster) -> None:
-        cluster.introduce_gateway(cluster.gateways.join_again(gateway_id))
+        cluster.members.join_gateway(cluster.gateways.join_again(gateway_id))
 
     def strike(cluster: Cluster) -> None:
         if len(cluster.gateways.living) > 1 and cluster.gateways.by_id[gateway_id].alive:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from infra.simulator.script import Conversation, Tokens, Turn, conversation
-from infra.simulator.workload import unlike_others
+from infra.simulator.traffic.poisson import unlike_others
+from infra.simulator.traffic.script import Conversation, Tokens, Turn, conversation
 
 MOONCAKE_BLOCK = 512
 _OWN_TOKENS = 1 << 29  # names of requests; block ids are below

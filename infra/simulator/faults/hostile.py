@@ -12,25 +12,31 @@ from typing import Any
 
 import numpy as np
 
-from infra.simulator import fleet
-from infra.simulator.cluster import PARTITION, ROUTER, Cluster, Fault
-from infra.simulator.job import Job
-from infra.simulator.script import Turn, conversation
-from infra.simulator.worker import SimWorker
-from infra.simulator.workload import unlike_others
+from infra.simulator.cluster import Cluster, Fault
+from infra.simulator.members import fleet
+from infra.simulator.members.router import PARTITION, ROUTER
+from infra.simulator.members.worker import SimWorker
+from infra.simulator.traffic.poisson import unlike_others
+from infra.simulator.traffic.script import Turn, conversation
 from schemas.records import (
     Cancellation,
     CancelReason,
     Endpoint,
     Heartbeat,
+    KvHandle,
     MemberState,
     Orchestration,
+    Outcome,
     OutcomeKind,
     PhaseKind,
     Priority,
     Request,
+    Sampling,
     WireError,
+    Work,
+    WorkPhase,
 )
+from schemas.rules.phases import phase_of
 from schemas.topics import WORK_TOPICS
 from streams.core.events import (
     CancellationArrived,
@@ -84,43 +90,56 @@ def forged(at_ms: float, draw: Draw) -> Fault:
     """Somebody writes a record about a piece of work that some worker has then."""
 
     def strike(cluster: Cluster) -> None:
-        busy = [list(worker.jobs.values()) for worker in cluster.workers.values() if worker.jobs]
+        held = [worker.life.held.works for worker in cluster.workers.values() if worker.alive]
+        busy = [works for works in held if works]
         if busy:
-            jobs = busy[int(draw.integers(len(busy)))]
-            job = jobs[int(draw.integers(len(jobs)))]
+            works = busy[int(draw.integers(len(busy)))]
+            work = works[int(draw.integers(len(works)))]
             make = _FORGERIES[int(draw.integers(len(_FORGERIES)))]
-            make(cluster, job, draw)
+            make(cluster, work, draw)
 
     return Fault(at_ms, strike)
 
 
-def _foreign_phase(cluster: Cluster, job: Job, draw: Draw) -> None:
+def _foreign_phase(cluster: Cluster, work: Work, draw: Draw) -> None:
     """Of a request, attempt or worker that is not the one."""
     wrongs: tuple[dict[str, Any], ...] = (
         {"request_id": "nobody"},
         {"worker_id": "stranger"},
-        {"worker_epoch": job.work.worker_epoch + 1},
-        {"attempt": job.work.attempt - 1},
-        {"attempt": job.work.attempt + 1},
+        {"worker_epoch": work.worker_epoch + 1},
+        {"attempt": work.attempt - 1},
+        {"attempt": work.attempt + 1},
     )
     kind = list(PhaseKind)[int(draw.integers(len(PhaseKind)))]
     error = WireError(code="forged", message="\x1b[2J" * 99) if kind is PhaseKind.FAILED else None
-    kv = job.handle(int(draw.choice(_NUMBERS)), 0, 0)
-    phase = job.phase(kind, cluster.clock.now_ms, kv=kv, error=error)
+    kv = KvHandle(
+        worker_id=work.worker_id,
+        worker_epoch=work.worker_epoch,
+        engine_id=work.worker_id,
+        engine_request_id=work.request_id,
+        tokens=int(draw.choice(_NUMBERS)),
+        block_size=0,
+        expires_at_ms=0,
+    )
+    now_ms = int(cluster.clock.now_ms)
+    phase = phase_of(work, kind, now_ms, now_ms, kv=kv, error=error)
     phase = replace(phase, **wrongs[int(draw.integers(len(wrongs)))])
     cluster.forge("phases", phase, PhaseArrived(phase, PARTITION))
 
 
-def _senseless_phase(cluster: Cluster, job: Job, draw: Draw) -> None:
+def _senseless_phase(cluster: Cluster, work: Work, draw: Draw) -> None:
     """Of the attempt's own worker, with numbers that say nothing."""
     kind = PhaseKind.KV_RECEIVED
-    if job.prefill and job.paired:
+    paired = work.orchestration.is_paired
+    if work.phase is WorkPhase.PREFILL and paired:
         kind = PhaseKind.PREFILL_DONE  # of other attempts it would be the truth, too early
-    elif job.paired:
+    elif paired:
         return  # the truth, too early: nobody waits for a prefill worker any more that is lost
-    phase = job.phase(
+    phase = phase_of(
+        work,
         kind,
-        float(draw.choice(_NUMBERS[:2])),
+        int(cluster.clock.now_ms),
+        int(draw.choice(_NUMBERS[:2])),
         prompt_tokens=int(draw.choice(_NUMBERS)),
         cached_tokens=int(draw.choice(_NUMBERS)),
         kv_bytes=int(draw.choice(_NUMBERS)),
@@ -129,17 +148,33 @@ def _senseless_phase(cluster: Cluster, job: Job, draw: Draw) -> None:
     cluster.forge("phases", phase, PhaseArrived(phase, PARTITION))
 
 
-def _outcome(cluster: Cluster, job: Job, draw: Draw) -> None:
+def _outcome(cluster: Cluster, work: Work, draw: Draw) -> None:
     """Of an attempt that was not the last, or of no request."""
-    outcome = job.outcome(OutcomeKind.COMPLETED, cluster.clock.now_ms)
-    wrong = {"attempt": job.work.attempt - 1} if draw.random() < 0.5 else {"request_id": "nobody"}
+    outcome = Outcome(
+        request_id=work.request_id,
+        session_id=work.session_id,
+        attempt=work.attempt,
+        kind=OutcomeKind.COMPLETED,
+        finish_reason="length",
+        written_by=work.worker_id,
+        mode=work.mode,
+        prefill_worker=work.prefill_worker,
+        decode_worker=work.worker_id,
+        prompt_tokens=1,
+        completion_tokens=1,
+        cached_tokens=0,
+        kv_bytes=0,
+        arrived_ms=work.arrived_ms,
+        first_token_ms=0,
+        ended_ms=int(cluster.clock.now_ms),
+    )
+    wrong = {"attempt": work.attempt - 1} if draw.random() < 0.5 else {"request_id": "nobody"}
     outcome = replace(outcome, **wrong)
     cluster.forge("outcomes", outcome, OutcomeArrived(outcome, PARTITION))
 
 
-def _request(cluster: Cluster, job: Job, draw: Draw) -> None:
+def _request(cluster: Cluster, work: Work, draw: Draw) -> None:
     """Another one under the name of one that was accepted."""
-    work = job.work
     request = Request(
         request_id=work.request_id,
         parent_id="",
@@ -157,23 +192,23 @@ def _request(cluster: Cluster, job: Job, draw: Draw) -> None:
     cluster.forge("requests", request, RequestArrived(request, PARTITION))
 
 
-def _cancellation(cluster: Cluster, job: Job, draw: Draw) -> None:
+def _cancellation(cluster: Cluster, work: Work, draw: Draw) -> None:
     """Of a request that nobody made."""
     at_ms = int(draw.choice(_NUMBERS))
     cancellation = Cancellation(
         request_id="nobody",
-        session_id=job.work.session_id,
+        session_id=work.session_id,
         reason=CancelReason.CLIENT_GONE,
         at_ms=at_ms,
     )
     cluster.forge("cancellations", cancellation, CancellationArrived(cancellation, PARTITION))
 
 
-def _stranger(cluster: Cluster, job: Job, draw: Draw) -> None:
+def _stranger(cluster: Cluster, work: Work, draw: Draw) -> None:
     """A worker that nobody started joins, perhaps with what another one leases, and takes work."""
-    worker = cluster.workers[job.work.worker_id]
+    worker = cluster.workers[work.worker_id]
     name = f"stranger-{cluster.bus.sent('fleet', PARTITION)}"
-    said = fleet.registration(worker, (job.work.orchestration,))
+    said = fleet.registration(worker, (work.orchestration,))
     assert said.capability is not None
     capability, sizes = said.capability, ("block_size", "max_model_len", "running_max")
     if draw.random() < 0.5:
@@ -182,11 +217,8 @@ def _stranger(cluster: Cluster, job: Job, draw: Draw) -> None:
     leases = said.leases
     if draw.random() < 0.3:
         leases = [replace(lease, partition=int(draw.choice(_NUMBERS))) for lease in leases]
-    nobody = SimWorker(
-        name, worker.roles, worker.partition, cluster.clock, cluster.setup, cluster.links,
-        worker.ports, cluster.workers,
-    )  # fmt: skip
-    nobody.alive = False  # it answers nothing
+    nobody = cluster.make_worker(name, worker.roles, worker.partition)
+    nobody.crash()  # it answers nothing
     cluster.workers[name] = nobody
     joined = replace(said, member_id=name, capability=capability, leases=leases)
     _to_fleet(cluster, joined)
@@ -206,9 +238,9 @@ def _odd_beat(cluster: Cluster, worker: SimWorker, draw: Draw) -> Heartbeat:
     return replace(beat, load=load, grants=few, at_ms=int(draw.choice(_NUMBERS)))
 
 
-def _former_life(cluster: Cluster, job: Job, draw: Draw) -> None:
+def _former_life(cluster: Cluster, work: Work, draw: Draw) -> None:
     """Of a worker that is there: a life that is over, or a heartbeat that was overtaken."""
-    worker = cluster.workers[job.work.worker_id]
+    worker = cluster.workers[work.worker_id]
     beat = _odd_beat(cluster, worker, draw)
     said = fleet.registration(worker, ())
     records: tuple[fleet.FleetRecord, ...] = (
@@ -225,18 +257,15 @@ def _to_fleet(cluster: Cluster, record: fleet.FleetRecord) -> None:
     cluster.forge("fleet", record, FleetRecordArrived(record, offset))
 
 
-def _order(cluster: Cluster, job: Job, draw: Draw) -> None:
+def _order(cluster: Cluster, work: Work, draw: Draw) -> None:
     """Work that no router decided: of a request nobody made, for another life, or once more."""
-    work, now_ms = job.work, int(cluster.clock.now_ms)
-    prompt = LARGE_PROMPT_TOKENS
+    now_ms = int(cluster.clock.now_ms)
     name = f"nobody-{cluster.bus.sent(ORDERS, 0)}"
-    tokens = unlike_others(now_ms, prompt + 4)
-    turn = Turn(prompt_tokens=prompt, output_tokens=4)
-    said = conversation(name, now_ms, [turn], tokens, cluster.setup.block_tokens)
-    cluster.forged_texts[name] = said, turn
     order = replace(
         work,
         request_id=name,
+        prompt_tokens=unlike_others(now_ms, LARGE_PROMPT_TOKENS).tobytes(),
+        sampling=Sampling(max_tokens=4, ignore_eos=True),
         attempt=int(draw.choice(_NUMBERS)),
         orchestration=Orchestration.PREFILL_FIRST,
         kv=None,

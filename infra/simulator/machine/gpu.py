@@ -11,11 +11,10 @@ it joins the batch, or leaves, as its owner says. Memory is the owner's business
 from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
-from itertools import islice
 from math import ceil, sqrt
 
-from infra.simulator.clock import Alarm, Clock
-from infra.simulator.latency import StepCosts
+from infra.simulator.log.clock import Alarm, Clock
+from infra.simulator.machine.latency import StepCosts
 
 _CHUNK_MIN = 16  # tokens of prompts in a step, however large the batch is
 
@@ -27,7 +26,6 @@ class Sequence:
         "computed",
         "context",
         "done_step",
-        "first_ms",
         "first_step",
         "joined",
         "output_tokens",
@@ -44,13 +42,18 @@ class Sequence:
         self.context = 0  # tokens when it joined the batch
         self.joined = False
         self.first_step = 0
-        self.first_ms = 0.0  # when the batch gave it its first token
         self.done_step = 0
         self.removed = False
 
 
-class Engine:
-    """Calls `prompt_done` (true: go on decoding) and `answer_done` at their virtual times."""
+def _nothing(*_: Sequence) -> None:
+    pass
+
+
+class Gpu:
+    """Calls `prompt_done` (true: go on decoding), `began` (what came with its KV has its first
+    token), `answer_done`, and then once `step_done`, at their virtual times.
+    """
 
     def __init__(
         self,
@@ -58,11 +61,13 @@ class Engine:
         costs: StepCosts,
         prompt_done: Callable[[Sequence], bool],
         answer_done: Callable[[Sequence], None],
+        began: Callable[[Sequence], None] = _nothing,
+        step_done: Callable[[], None] = _nothing,
     ) -> None:
         self.clock = clock
         self.costs = costs
         self.chunk_tokens = 0
-        self.prompts_max: int | None = None  # in one step
+        self.steps_max = 0  # of a run, where somebody is to see tokens as they come; 0: any number
         self.send_ms = 0.0  # that a connector holds a step, per prompt that it completes
         self.slow_prefill = 1.0  # a fault: prompts take so many times longer
         self.slow = 1.0  # likewise, everything
@@ -73,6 +78,8 @@ class Engine:
         self.prompts: deque[Sequence] = deque()
         self._prompt_done = prompt_done
         self._answer_done = answer_done
+        self._began = began
+        self._step_done = step_done
         self._by_end: list[tuple[int, int, Sequence]] = []
         self._seq = 0
         self._leaving: list[Sequence] = []
@@ -153,6 +160,8 @@ class Engine:
             self._planned, took_ms = 1, self._mixed_ms()
         elif self.batch:
             self._planned = self._by_end[0][0] - self.steps
+            if self.steps_max:
+                self._planned = min(self._planned, self.steps_max)
             took_ms = self._run_ms(self._planned)
         else:
             self._alarm = None
@@ -160,9 +169,14 @@ class Engine:
         self.step_ms = took_ms / self._planned
         if fresh:
             first_ms = self._began_ms + (took_ms if self._planned == 1 else self._run_ms(1))
-            for sequence in fresh:
-                sequence.first_ms = first_ms
+            self.clock.at(first_ms, lambda: self._begin(fresh))
         self._alarm = self.clock.after(took_ms, self._end_run)
+
+    def _begin(self, fresh: list[Sequence]) -> None:
+        for sequence in fresh:
+            if not sequence.removed:
+                self._began(sequence)
+        self._step_done()
 
     def _change_batch(self) -> list[Sequence]:
         """Between two steps: who was removed leaves, who came with its KV joins."""
@@ -178,7 +192,7 @@ class Engine:
     def _mixed_ms(self) -> float:
         room = max(_CHUNK_MIN, self.chunk_tokens - self.batch)
         chunk, pairs, completed = 0, 0.0, 0
-        for sequence in islice(self.prompts, self.prompts_max):
+        for sequence in self.prompts:
             left = sequence.prompt_tokens - sequence.computed
             count = min(room - chunk, left)
             completed += count == left
@@ -214,6 +228,7 @@ class Engine:
             self._answer_done(sequence)
         for sequence, count in chunks:
             self._settle(sequence, count)
+        self._step_done()
         if len(self._by_end) > 2 * self.batch + 64:
             self._by_end = [entry for entry in self._by_end if not entry[2].removed]
             heapify(self._by_end)

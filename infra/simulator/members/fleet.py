@@ -1,11 +1,10 @@
 """What simulated workers and their router tell the fleet: registrations, heartbeats, KV events."""
 
-from infra.simulator.latency import Setup
-from infra.simulator.worker import SimWorker
+from infra.simulator.members.life import Life
+from infra.simulator.members.worker import MODEL, SimWorker
 from schemas import prefix
 from schemas.records import (
     Capability,
-    Grant,
     Heartbeat,
     KvEvents,
     Lease,
@@ -14,11 +13,11 @@ from schemas.records import (
     MemberState,
     Orchestration,
     Registration,
-    Role,
 )
 from schemas.topics import WORK_TOPICS
+from workers import credits
+from workers.presence import load_of
 
-MODEL = "simulated"
 FleetRecord = Registration | Heartbeat
 
 
@@ -48,63 +47,51 @@ def registration(worker: SimWorker, orchestrations: tuple[Orchestration, ...]) -
 
 
 def heartbeat(worker: SimWorker, seq: int, router_id: str) -> Heartbeat:
-    """A worker lives, grants credits and tells its load."""
-    engine, cache = worker.engine, worker.cache
-    grants = [
-        Grant(router_id=router_id, role=role, credits=credits_of(worker.setup, role))
-        for role in worker.roles
-    ]
-    load = Load(
-        running=engine.batch,
-        waiting=len(worker.jobs) - engine.batch,
-        queued_tokens=engine.queued_tokens + sum(job.prompt_tokens for job in worker.pending),
-        step_ms=engine.step_ms,
-        kv_blocks_used=cache.pinned,
-        kv_blocks_total=cache.blocks_max,
-        requests_total=worker.requests_total,
-        tokens_total=worker.tokens_total,
-    )
+    """A worker lives, grants credits and tells its load; with its last one it is gone."""
+    life = worker.life
     return Heartbeat(
         member_id=worker.worker_id,
         epoch=worker.epoch,
         seq=seq,
         at_ms=int(worker.clock.now_ms),
-        state=MemberState.READY,
-        grants=grants,
-        load=load,
+        state=_state(worker.life),
+        grants=credits.grants(worker.capacities, [router_id]),
+        load=load_of(life.engine.load(), life.held, 0.0),
     )
 
 
-def credits_of(setup: Setup, role: Role) -> int:
-    """How much work of a role a worker takes at once."""
-    return setup.prefill_credits if role is Role.PREFILL else setup.running_max
+def _state(life: Life) -> MemberState:
+    if not life.alive:
+        return MemberState.GONE
+    return MemberState.DRAINING if life.held.draining else MemberState.READY
 
 
-def kv_events(worker: SimWorker, seq: int) -> KvEvents:
-    """What changed in a worker's prefix cache; its life's first batch is a snapshot."""
-    removed, stored = worker.cache.take()
+def kv_events(worker: SimWorker, seq: int, *, snapshot: bool) -> KvEvents:
+    """What changed in a worker's prefix cache, or all that it holds."""
+    cache = worker.life.engine.state.cache
+    removed, stored = cache.take()
     return KvEvents(
         worker_id=worker.worker_id,
         epoch=worker.epoch,
         seq=seq,
         at_ms=int(worker.clock.now_ms),
         block_size=worker.setup.block_tokens,
-        snapshot=seq == 0,
-        stored=prefix.pack(stored),
-        removed=prefix.pack(removed),
+        snapshot=snapshot,
+        stored=prefix.pack(cache.named() if snapshot else stored),
+        removed=prefix.pack(() if snapshot else removed),
     )
 
 
-def router_registration(router_id: str) -> Registration:
+def router_registration(router_id: str, epoch: int) -> Registration:
     """The router is a member as well."""
-    return Registration(member_id=router_id, epoch=1, kind=MemberKind.ROUTER, started_ms=0)
+    return Registration(member_id=router_id, epoch=epoch, kind=MemberKind.ROUTER, started_ms=0)
 
 
-def router_heartbeat(router_id: str, seq: int, now_ms: float) -> Heartbeat:
+def router_heartbeat(router_id: str, epoch: int, seq: int, now_ms: float) -> Heartbeat:
     """And beats."""
     return Heartbeat(
         member_id=router_id,
-        epoch=1,
+        epoch=epoch,
         seq=seq,
         at_ms=int(now_ms),
         state=MemberState.READY,

@@ -1,15 +1,18 @@
 """Simulated clients: each holds a conversation, turn by turn, and notes how it was served.
 
 A turn follows the last one's end and a time to think; a turn that fails ends its conversation.
-Where so many are held at most, later ones wait for one to end, in order of their arrival.
+Where so many are held at most, later ones wait for one to end, in order of their arrival. What a
+client hears is what the gateway's code hands out of the frames on the log.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from infra.simulator.clock import Clock
-from infra.simulator.script import Conversation, Turn
+from infra.simulator.log.clock import Clock
+from infra.simulator.members.gateways import Answer
+from infra.simulator.members.worker import MODEL
+from infra.simulator.traffic.script import Conversation, Turn
 from schemas.records import (
     Endpoint,
     Mode,
@@ -21,9 +24,8 @@ from schemas.records import (
     Sampling,
     Structured,
     StructuredKind,
+    TokenFrame,
 )
-
-MODEL = "simulated"
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +44,9 @@ class Served:
     ended_ms: float | None = None
     outcome: Outcome | None = None
     refused: bool = False  # its gateway could not put it into the log
+    differs: bool = False  # its answer was not the same again
+    left: bool = False  # its gateway was lost, and nobody resumes
+    begun_ms: dict[str, float] = field(default_factory=dict)  # first tokens, by who sent them
 
     @property
     def completed(self) -> bool:
@@ -81,14 +86,14 @@ class Served:
 
 
 class Clients:
-    """Sends the turns of all conversations through `send`."""
+    """Sends the turns of all conversations through `send`, and tells what they hear."""
 
     def __init__(
         self,
         clock: Clock,
         send: Callable[[Request], None],
+        heard: Callable[[Served, Sequence[int], str], None],
         *,
-        hop_ms: float,
         timeout_ms: int,
         conversations_max: int = 0,  # at a time; 0: any number
         priority: Priority = Priority.STANDARD,
@@ -97,9 +102,10 @@ class Clients:
         self.clock = clock
         self.served: list[Served] = []
         self.open = 0  # turns that are still to end
-        self._send, self._hop_ms = send, hop_ms
+        self._send, self._heard = send, heard
         self._timeout_ms, self._priority, self._weights = timeout_ms, priority, weights
         self._live: dict[str, tuple[Served, Conversation, int]] = {}
+        self._by_id: dict[str, Served] = {}
         self._conversations_max, self._held = conversations_max, 0
         self._waiting: deque[Conversation] = deque()
 
@@ -109,36 +115,67 @@ class Clients:
             self.open += 1
             self.clock.at(each.at_ms, lambda each=each: self._begin(each))  # type: ignore[misc]  # bound now
 
-    def said(self, request_id: str) -> tuple[Conversation, Turn]:
-        """What a live request is about."""
-        _, conversation, index = self._live[request_id]
-        return conversation, conversation.turns[index]
-
-    def reads(self, request_id: str) -> bool:
-        """Whether somebody still waits for the answer."""
-        return request_id in self._live
-
-    def token(self, request_id: str, attempt: int, at_ms: float, from_decode: bool) -> None:
-        """A worker has its first token of an attempt; that of a higher attempt counts anew."""
+    def hashes(self, request_id: str) -> list[int] | None:
+        """Names of the blocks that a live request is about."""
         live = self._live.get(request_id)
-        if live is None or attempt < live[0].attempt:
-            return
-        served, seen_ms = live[0], at_ms + self._hop_ms
-        if attempt > served.attempt:
-            served.attempt, served.decode_first_ms = attempt, None
-        if served.first_ms is None or seen_ms < served.first_ms:
-            served.first_ms = seen_ms
-        if from_decode and served.decode_first_ms is None:
-            served.decode_first_ms = seen_ms
+        return None if live is None else live[1].hashes
 
-    def ended(self, outcome: Outcome) -> None:
-        """The one outcome of a request; the next turn follows."""
-        live = self._live.pop(outcome.request_id, None)
+    @property
+    def waiting(self) -> list[Served]:
+        """Whose requests have not ended for them."""
+        return [served for served, _, _ in self._live.values()]
+
+    def rows(self, frame: TokenFrame) -> None:
+        """Note who sends first tokens, and in which attempt."""
+        for request_id, attempt, seq in zip(
+            frame.request_ids, frame.attempts, frame.first_seqs, strict=True
+        ):
+            live = None if seq else self._live.get(request_id)
+            if live is None or attempt < live[0].attempt:
+                continue
+            served = live[0]
+            if attempt > served.attempt:
+                served.attempt, served.begun_ms = attempt, {}
+            served.begun_ms.setdefault(frame.worker_id, self.clock.now_ms)
+
+    def news(self, answer: Answer) -> None:
+        """An answer has grown, or ended."""
+        live, stream = self._live.get(answer.key.parent_id), answer.stream
+        if live is None or stream.behind:
+            return
+        served, tokens, stream.token_ids = live[0], stream.token_ids, []
+        if tokens and served.first_ms is None:
+            served.first_ms = self.clock.now_ms
+        self._heard(served, tokens, stream.drain())
+        if stream.end is not None:
+            served.decode_first_ms = served.begun_ms.get(stream.end.decode_worker)
+            self._ended(served, whole=stream.end.kind is OutcomeKind.COMPLETED)
+        elif answer.failure is not None:
+            served.differs = True
+            self._ended(served, whole=False)
+
+    def outcome(self, outcome: Outcome) -> None:
+        """It stands in the log; that of the highest attempt counts."""
+        served = self._by_id.get(outcome.request_id)
+        if served is None or (served.outcome and outcome.attempt < served.outcome.attempt):
+            return
+        served.outcome = outcome
+        if served.left:
+            self._ended(served, whole=outcome.kind is OutcomeKind.COMPLETED)
+
+    def left(self, request_id: str) -> None:
+        """The client of a request reads no more; it notices the end some other way."""
+        if request_id in self._live:
+            self._live[request_id][0].left = True
+
+    def _ended(self, served: Served, *, whole: bool) -> None:
+        """The next turn follows a whole answer."""
+        live = self._live.pop(served.request_id, None)
         if live is None:
             return
-        served, conversation, index = live
-        served.outcome, served.ended_ms = outcome, self.clock.now_ms
-        if outcome.kind is OutcomeKind.COMPLETED and index + 1 < len(conversation.turns):
+        _, conversation, index = live
+        served.ended_ms = self.clock.now_ms
+        if whole and index + 1 < len(conversation.turns):
             think_ms = conversation.turns[index + 1].think_ms
             self.clock.after(think_ms, lambda: self._say(conversation, index + 1))
         else:
@@ -177,6 +214,7 @@ class Clients:
         )
         self.served.append(served)
         self._live[request_id] = served, conversation, index
+        self._by_id[request_id] = served
         w_ttft, w_tpot = self._weights
         self._send(
             Request(

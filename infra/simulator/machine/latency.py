@@ -82,9 +82,11 @@ class Setup:
     mixed_chunk_tokens: int = 512
     running_max: int = 256  # sequences in a batch; vLLM's default
     prefill_credits: int = 16  # prompts that a prefill worker holds at once
-    prefill_running_max: int = 0  # of these, computed at once; 0: as fit into a step
+    prefill_running_max: int = 0  # of these, in the engine at once; 0: as fit into a step
     block_tokens: int = 64  # granularity of prefix caches
     bus_ms: float = 3.0  # one hop over the log, produce to consume
+    ack_ms: float = 0.0  # until a writer knows that its record is there; 0: counted in the hop
+    steps_max: int = 0  # after which a worker hears of tokens; 0: of the first and of the last
     receiver_keeps: bool = True  # KV that the receiver has cached is not sent again
     # Whether an answer's KV serves the next turn: not where clients send the answer's text back and
     # it tokenizes otherwise than it was sampled.

@@ -6,8 +6,8 @@ shared its bandwidth, the first ones earlier.
 
 from collections.abc import Callable
 
-from infra.simulator.clock import Clock
-from infra.simulator.latency import Setup
+from infra.simulator.log.clock import Clock
+from infra.simulator.machine.latency import Setup
 
 
 class Links:

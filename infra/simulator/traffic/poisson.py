@@ -1,7 +1,7 @@
 """Who talks when, and how much: scripts of conversations, drawn from a seed.
 
 Two-turn and many-turn conversations that arrive as a Poisson process. Real traffic comes from
-`infra/simulator/traces.py`.
+`infra/simulator/traffic/traces.py`.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from infra.simulator.script import Conversation, Tokens, Turn, conversation
+from infra.simulator.traffic.script import Conversation, Tokens, Turn, conversation
 
 _VOCABULARY = 1 << 30  # names of conversations, as tokens: all different
 

@@ -1,0 +1,114 @@
+"""Invariant 3: no worker gets, or does, what it did not grant."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from infra.simulator.cluster import Checker, Cluster
+from schemas.fleet import LEASE_MS
+from schemas.records import CancelWork, Heartbeat, Outcome, PhaseKind, Role, Work, WorkPhase
+from streams.core.effects import Dispatch, Effect, End
+from streams.core.events import Event, FleetRecordArrived, OutcomeArrived, PhaseArrived
+
+IDLE_MS = 500.0  # until an engine has stopped what is over
+
+
+class Credits(Checker):
+    """Never more work on a worker than it granted, and none to one that is silent."""
+
+    def __init__(self) -> None:
+        self._granted: dict[tuple[str, bool], int] = {}  # by worker, and whether for prefill
+        self._held: dict[tuple[str, bool], set[str]] = defaultdict(set)
+        self._heard_ms: dict[str, float] = {}
+        self._beats: dict[str, tuple[int, int]] = {}  # epoch and number of the last that counts
+
+    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+        """Keep each worker's book."""
+        if isinstance(event, FleetRecordArrived):
+            if isinstance(event.record, Heartbeat):
+                self._beat(event.record, now_ms)
+        elif isinstance(event, OutcomeArrived):
+            self._gone(event.outcome)
+        elif isinstance(event, PhaseArrived) and event.phase.kind in (
+            PhaseKind.PREFILL_DONE,
+            PhaseKind.FAILED,
+            PhaseKind.REFUSED,
+        ):
+            key = f"{event.phase.request_id}.{event.phase.attempt}"
+            for prefill in (True, False):
+                self._held[event.phase.worker_id, prefill].discard(key)
+        for effect in effects:
+            if isinstance(effect, Dispatch) and isinstance(effect.record, Work):
+                self._given(effect.record, now_ms)
+            elif isinstance(effect, End):
+                self._gone(effect.outcome)
+
+    def _beat(self, beat: Heartbeat, now_ms: float) -> None:
+        """Of a former life, or told before, it says nothing."""
+        number = (beat.epoch, beat.seq)
+        if number > self._beats.get(beat.member_id, (0, -1)):
+            self._beats[beat.member_id] = number
+            self._heard_ms[beat.member_id] = now_ms
+            for prefill in (True, False):
+                granted = [g.credits for g in beat.grants if (g.role is Role.PREFILL) == prefill]
+                self._granted[beat.member_id, prefill] = sum(granted)
+
+    def _given(self, work: Work, now_ms: float) -> None:
+        for held in self._held.values():  # a new attempt voids what others hold of it
+            held.difference_update(
+                [key for key in held if _older(key, work.request_id, work.attempt)]
+            )
+        window = work.worker_id, work.phase is WorkPhase.PREFILL
+        held = self._held[window]
+        held.add(f"{work.request_id}.{work.attempt}")
+        most = self._granted[window]
+        assert len(held) <= most, f"{work.worker_id}: {len(held)} requests, {most} granted"
+        silent_ms = now_ms - self._heard_ms[work.worker_id]
+        assert silent_ms <= LEASE_MS, f"{work.worker_id}: work after {silent_ms} ms of silence"
+
+    def _gone(self, outcome: Outcome) -> None:
+        """Nobody holds the outcome's attempt any more, nor one before it."""
+        for held in self._held.values():
+            held.difference_update(
+                [key for key in held if _older(key, outcome.request_id, outcome.attempt + 1)]
+            )
+
+
+def _older(key: str, request_id: str, attempt: int) -> bool:
+    name, _, number = key.rpartition(".")
+    return name == request_id and int(number) < attempt
+
+
+class Idle(Checker):
+    """Engines compute nothing that is over: ended, void, or placed again."""
+
+    def __init__(self) -> None:
+        self._over_ms: dict[tuple[str, int], float] = {}  # since when, of each attempt
+
+    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+        """Note what is over."""
+        if isinstance(record, Outcome):
+            for attempt in range(record.attempt + 1):
+                self._over_ms.setdefault((record.request_id, attempt), now_ms)
+        elif isinstance(record, CancelWork):
+            self._over_ms.setdefault((record.request_id, record.attempt), now_ms)
+
+    def looked(self, cluster: Cluster) -> None:
+        """Look into the engines."""
+        for worker in cluster.workers.values():
+            for name in worker.life.engine.state.computations:
+                request_id, _, attempt = name.rpartition(".")
+                over_ms = self._over_ms.get((request_id, int(attempt)))
+                late_ms = 0.0 if over_ms is None else cluster.clock.now_ms - over_ms
+                assert late_ms <= IDLE_MS, f"{worker.worker_id} computes {name}, which is over"
+
+    def finished(self, cluster: Cluster) -> None:
+        """A while after the last end nobody does or holds anything."""
+        cluster.pass_ms(2 * IDLE_MS)
+        for worker in cluster.workers.values():
+            if worker.alive:
+                held, state = worker.life.held, worker.life.engine.state
+                assert not len(held), f"{worker.worker_id} holds {held.works}"
+                assert not state.computations, f"{worker.worker_id} computes for nobody"
+                kept = sum(len(each.pinned.hashes) for each in state.handed.values() if each.pinned)
+                private = sum(each.pinned.private for each in state.handed.values() if each.pinned)
+                assert state.cache.pinned <= kept + private, f"{worker.worker_id} keeps KV"

@@ -1,0 +1,83 @@
+"""Invariant 1: every accepted request ends in exactly one outcome that counts, and for a reason."""
+
+from collections.abc import Sequence
+
+from infra.simulator.cluster import Checker, Cluster
+from schemas.records import Cancellation, Outcome, OutcomeKind, Request, Work
+from streams.core.effects import Dispatch, Effect, End
+from streams.core.events import Event, OutcomeArrived, RequestArrived
+
+LATE_MS = 15_000  # after its end, or its deadline, no client waits so long
+
+
+class OneOutcome(Checker):
+    """Every request ends exactly once, and no work is given out for it after that.
+
+    The outcome of an attempt below one that was given out ends nothing, as in
+    `schemas/rules/outcomes.py`.
+    """
+
+    def __init__(self) -> None:
+        self._attempts: dict[str, int] = {}  # the highest that was given out
+        self.accepted: set[str] = set()
+        self.ended: set[str] = set()
+
+    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+        """Count requests in and outcomes out."""
+        if isinstance(event, RequestArrived):
+            self.accepted.add(event.request.request_id)
+        elif isinstance(event, OutcomeArrived):
+            outcome = event.outcome
+            if outcome.attempt >= self._attempts.get(outcome.request_id, 0):
+                self.ended.add(outcome.request_id)
+        for effect in effects:
+            if isinstance(effect, End):
+                request_id = effect.outcome.request_id
+                assert request_id not in self.ended, f"{request_id}: a second outcome"
+                self.ended.add(request_id)
+            elif isinstance(effect, Dispatch) and isinstance(effect.record, Work):
+                request_id = effect.record.request_id
+                assert request_id not in self.ended, f"{request_id}: work after its outcome"
+                self._attempts[request_id] = effect.record.attempt
+
+    def finished(self, cluster: Cluster) -> None:
+        """Everything has ended, at the router and at the clients."""
+        lost = self.accepted - self.ended
+        assert not lost, f"requests without an outcome: {sorted(lost)}"
+        without = [each.request_id for each in cluster.clients.served if each.ended_ms is None]
+        assert not without, f"clients that still wait: {without}"
+        refused = {each.request_id for each in cluster.clients.served if each.refused}
+        assert not refused & self.accepted, "accepted, and refused to the client"
+
+
+class Reasons(Checker):
+    """An attempt has one outcome; nobody cancels or expires what was not, and nobody waits on."""
+
+    def __init__(self) -> None:
+        self._outcomes: dict[tuple[str, int], Outcome] = {}
+        self._deadlines_ms: dict[str, int] = {}
+        self._given_up: set[str] = set()
+
+    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+        """Look at ends."""
+        if isinstance(record, Request):
+            self._deadlines_ms[record.request_id] = record.deadline_ms
+        elif isinstance(record, Cancellation):
+            self._given_up.add(record.request_id)
+        elif isinstance(record, Outcome) and record.request_id in self._deadlines_ms:
+            self._ended(record, now_ms)
+
+    def _ended(self, outcome: Outcome, now_ms: float) -> None:
+        name, request_id = (outcome.request_id, outcome.attempt), outcome.request_id
+        known = self._outcomes.setdefault(name, outcome)
+        assert known == outcome, f"{name}: two outcomes, {known} and {outcome}"
+        if outcome.kind is OutcomeKind.CANCELLED and outcome.error is None:
+            assert request_id in self._given_up, f"{name}: cancelled, and nobody asked for it"
+        if outcome.kind is OutcomeKind.EXPIRED:
+            assert now_ms >= self._deadlines_ms[request_id], f"{name}: expired before its deadline"
+
+    def looked(self, cluster: Cluster) -> None:
+        """Whoever waits has time left."""
+        for served in cluster.clients.waiting:
+            late_ms = cluster.clock.now_ms - self._deadlines_ms[served.request_id]
+            assert late_ms < LATE_MS, f"{served.request_id}: its client waits for ever"

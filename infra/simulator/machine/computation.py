@@ -1,0 +1,77 @@
+"""What a simulated engine keeps of a job."""
+
+from dataclasses import dataclass
+from string import ascii_lowercase
+from zlib import crc32
+
+from infra.simulator.machine.block_cache import Pinned
+from infra.simulator.machine.gpu import Sequence
+from schemas.records import KvHandle, WorkPhase
+from workers.llm.engine import Job, Output
+
+_TOKENS = 1 << 20  # different ones
+_LETTERS = ascii_lowercase * 8_192
+
+
+@dataclass(slots=True, eq=False)
+class Computation:
+    """One job of an engine; `hashes` names the blocks of its prompt and answer.
+
+    The token that stands at some place of an answer depends on the request alone, as a seed has it.
+    """
+
+    job: Job
+    hashes: list[int]
+    prompt_tokens: int
+    output_tokens: int  # of the whole answer
+    pinned: Pinned | None = None
+    sequence: Sequence | None = None
+    cached_tokens: int = 0
+    drawn_before: int = 0  # tokens of the answer before the GPU's first step with it alone
+    said_tokens: int = 0
+    kv_bytes: int = 0
+    buffered_bytes: int = 0  # received outside the engine's memory, until the job ends
+    incoming: bool = False  # KV is under way into its memory
+    computed: bool = False  # prefill is done
+    posted: bool = False  # and its KV is on the way to the decode engine
+    valid_tokens: int | None = None  # that a paired decode engine has; None until it says so
+
+    @property
+    def job_id(self) -> str:
+        return self.job.request_id
+
+    @property
+    def request_id(self) -> str:
+        """Without the attempt."""
+        return self.job.request_id.rpartition(".")[0]
+
+    @property
+    def prefill(self) -> bool:
+        return self.job.phase is WorkPhase.PREFILL
+
+    def say(self, tokens: int, finish_reason: str = "", kv: KvHandle | None = None) -> Output:
+        """The answer up to so many tokens, as far as it was not said."""
+        said, self.said_tokens = self.said_tokens, max(tokens, self.said_tokens)
+        first = crc32(self.request_id.encode()) % _TOKENS
+        at = first % len(ascii_lowercase)
+        return Output(
+            request_id=self.job_id,
+            token_ids=range(first + said, first + self.said_tokens),
+            text=_LETTERS[at + said : at + self.said_tokens],
+            finish_reason=finish_reason,
+            cached_tokens=self.cached_tokens,
+            kv=kv,
+            kv_bytes=self.kv_bytes if self.prefill else 0,  # of a prefix that was read
+        )
+
+    def handle(self, engine_id: str, tokens: int, block_tokens: int, until_ms: int) -> KvHandle:
+        """Where its KV lies."""
+        return KvHandle(
+            worker_id="",  # an engine knows neither its worker nor its life
+            worker_epoch=0,
+            engine_id=engine_id,
+            engine_request_id=self.job_id,
+            tokens=tokens,
+            block_size=block_tokens,
+            expires_at_ms=until_ms,
+        )

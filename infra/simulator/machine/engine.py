@@ -1,0 +1,156 @@
+"""A simulated engine behind the workers' protocol: it knows times and KV, and nothing of workers.
+
+Runs prefill, decode and replica jobs on one GPU with one KV memory. What it has to say is drained
+instead of awaited: `wake` is called when time has brought something; whoever adds or aborts drains
+afterwards.
+"""
+
+from collections.abc import Callable
+
+from infra.simulator.log.clock import Clock
+from infra.simulator.machine.computation import Computation
+from infra.simulator.machine.exchange import Exchange
+from infra.simulator.machine.gpu import Gpu, Sequence
+from infra.simulator.machine.latency import Setup, StepCosts
+from infra.simulator.machine.state import EngineState
+from schemas.errors import PromptTooLong
+from workers.llm.engine import EngineLoad, Job, Output
+
+HANDLE_MS = 30_000  # how long KV is kept for a decode engine that has to come
+Hashes = Callable[[Job], list[int]]  # names of the blocks of a job's prompt and answer
+
+
+class TimedEngine:
+    """One engine from start to end."""
+
+    def __init__(
+        self,
+        engine_id: str,
+        clock: Clock,
+        setup: Setup,
+        exchange: Exchange,
+        hashes: Hashes,
+        wake: Callable[[], None],
+        *,
+        prefill_only: bool,
+    ) -> None:
+        costs = StepCosts(setup)
+        self.gpu = gpu = Gpu(
+            clock, costs, self._prompt_done, self._complete, self._began, self._step_done
+        )
+        gpu.chunk_tokens = setup.prefill_chunk_tokens if prefill_only else setup.mixed_chunk_tokens
+        gpu.send_ms = setup.send_ms if prefill_only else 0.0
+        gpu.steps_max = setup.steps_max
+        self.state = EngineState(engine_id, setup, gpu, self._start, wake)
+        self._clock, self._setup = clock, setup
+        self._exchange, self._hashes = exchange, hashes
+        exchange.engines[engine_id] = self.state
+
+    def add(self, job: Job) -> None:
+        """Take a job."""
+        computation = Computation(
+            job, self._hashes(job), len(job.prompt_tokens), job.sampling.max_tokens
+        )
+        most = self.state.cache.blocks_max
+        if self.state.blocks_of(computation) <= most:
+            self.state.add(computation)
+            return
+        error = PromptTooLong(
+            f"request {computation.request_id}: expected at most {most * self._setup.block_tokens} "
+            f"tokens with the answer, found {computation.prompt_tokens} + "
+            f"{computation.output_tokens}"
+        ).to_wire()
+        self.state.say(Output(request_id=job.request_id, finish_reason="error", error=error))
+
+    def abort(self, request_id: str) -> None:
+        """Stop a job and free what it holds, and what is kept of it for a reader."""
+        computation = self.state.computations.get(request_id)
+        if computation is not None:
+            self.state.drop(computation)
+            self.state.say(Output(request_id=request_id, finish_reason="abort"))
+        self.state.free(request_id)
+
+    def drain(self) -> list[Output]:
+        """What was said since the last time, one after the other."""
+        return self.state.drain()
+
+    def load(self) -> EngineLoad:
+        """Current figures."""
+        return self.state.load()
+
+    def _start(self, computation: Computation) -> None:
+        """A job has its memory."""
+        job, exchange = computation.job, self._exchange
+        if job.is_paired:
+            begin = exchange.start_prefill if computation.prefill else exchange.start_decode
+            begin(self.state, computation)
+        elif job.kv is not None and not computation.prefill:
+            exchange.pull(self.state, computation)
+        else:
+            self.state.compute(computation)
+
+    def _prompt_done(self, sequence: Sequence) -> bool:
+        computation, state = sequence.owner, self.state
+        assert isinstance(computation, Computation)
+        state.name_blocks(computation, computation.prompt_tokens)
+        paired = computation.prefill and computation.job.is_paired
+        if computation.output_tokens == 1 and not paired:
+            self._complete(sequence)
+        elif not computation.prefill:
+            state.say(computation.say(1))
+            return True
+        elif paired:
+            computation.computed = True
+            state.say(computation.say(1))
+            self._exchange.write_when_ready(state, computation)
+        else:
+            self._hand_over(computation)
+        return False
+
+    def _hand_over(self, computation: Computation) -> None:
+        """Keep the KV for whoever decodes, for a while."""
+        state, until_ms = self.state, self._clock.now_ms + HANDLE_MS
+        state.leave(computation)
+        state.handed[computation.job_id] = computation
+        kv = computation.handle(
+            state.engine_id, computation.prompt_tokens, self._setup.block_tokens, int(until_ms)
+        )
+        state.say(computation.say(1, "handover", kv))
+
+        def expire() -> None:
+            state.free(computation.job_id)
+            state.wake()
+
+        self._clock.at(until_ms, expire)
+
+    def _began(self, sequence: Sequence) -> None:
+        """What came with its KV has drawn a token of its own."""
+        computation = sequence.owner
+        assert isinstance(computation, Computation)
+        if self.state.computations.get(computation.job_id) is computation:
+            self.state.say(computation.say(computation.drawn_before + 1))
+
+    def _complete(self, sequence: Sequence) -> None:
+        """The answer is whole."""
+        computation, state = sequence.owner, self.state
+        assert isinstance(computation, Computation)
+        tokens = computation.output_tokens
+        if self._setup.answers_found:
+            state.name_blocks(computation, computation.prompt_tokens + tokens - 1)
+        state.tokens_total += tokens
+        state.say(computation.say(tokens, "length"))
+        state.drop(computation)
+
+    def _step_done(self) -> None:
+        if self._setup.steps_max:
+            self._say_steps()
+        self.state.wake()
+
+    def _say_steps(self) -> None:
+        """What the batch has drawn so far."""
+        for computation in self.state.computations.values():
+            sequence = computation.sequence
+            if sequence is not None and sequence.joined:
+                drawn = computation.drawn_before + self.gpu.steps - sequence.first_step
+                if drawn > max(computation.said_tokens, computation.drawn_before):
+                    self.state.say(computation.say(drawn))

@@ -1,0 +1,236 @@
+"""KV between two simulated engines, for each orchestration; see ARCHITECTURE.md for their order.
+
+prefill_first: the decode engine reads what it lacks. decode_first: the prefill engine reads what
+only the decode engine has, computes, and writes the rest. concurrent: both start at once, the
+decode engine says what it has, the prefill engine writes the rest. Nothing is read from an engine
+that has ended, nor written by one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from infra.simulator.log.clock import Clock
+from infra.simulator.machine.computation import Computation
+from infra.simulator.machine.latency import Setup
+from infra.simulator.machine.links import Links
+from infra.simulator.machine.state import EngineState
+from schemas.records import KvHandle, Orchestration
+from workers.llm.engine import Output
+
+
+class MoveKind(Enum):
+    """How KV moves: by its receiver or by its sender."""
+
+    READ = "read"
+    WRITE = "write"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """KV of a job that begins to move, or has moved (`done`), by a handle."""
+
+    kind: MoveKind
+    job_id: str
+    source: EngineState
+    target: EngineState
+    into: Computation  # whose memory it is for
+    handle: KvHandle
+    done: bool
+    at_ms: float
+
+
+class Exchange:
+    """All engines of a cluster, by id."""
+
+    def __init__(self, clock: Clock, setup: Setup, links: Links) -> None:
+        self.engines: dict[str, EngineState] = {}
+        self.on_move: list[Callable[[Move], None]] = []
+        self.setup = setup
+        self._clock, self._links = clock, links
+
+    def pull(self, here: EngineState, computation: Computation) -> None:
+        """Read a handed-over prompt's KV, but for what is cached here."""
+        kv = computation.job.kv
+        assert kv is not None
+        source = self.engines[kv.engine_id]
+        key = kv.engine_request_id
+        if key not in source.handed:  # expired on the way: compute it here
+            here.compute(computation)
+            return
+        tokens = computation.prompt_tokens - self._kept(computation)
+        computation.kv_bytes = self._bytes(tokens)
+        if not here.buffer(computation):
+            here.wake()
+            return
+
+        def done(took_ms: float) -> None:
+            source.free(key)
+            source.wake()
+            if here.computations.get(computation.job_id) is not computation:
+                return
+            if source.is_dead:
+                here.compute(computation)
+                return
+            _received(here, computation, took_ms)
+            here.decode(computation, drawn_before=1)
+            here.wake()
+
+        self._carry(
+            self._move(MoveKind.READ, kv, source, here, computation), computation.kv_bytes, done
+        )
+
+    def start_decode(self, here: EngineState, computation: Computation) -> None:
+        """Memory is allocated: tell whoever is to write into it."""
+        job, block_tokens = computation.job, self.setup.block_tokens
+        if job.orchestration is Orchestration.DECODE_FIRST:
+            kept = self._kept(computation) // block_tokens * block_tokens
+            kv = computation.handle(here.engine_id, kept, block_tokens, job.deadline_ms)
+            here.say(Output(request_id=job.request_id, kv=kv))
+            return
+        assert job.kv is not None
+        source = self.engines[job.kv.engine_id]
+
+        def want() -> None:
+            partner = source.computations.get(job.request_id)
+            if partner is not None and here.computations.get(job.request_id) is computation:
+                partner.valid_tokens = self._kept(computation)
+                self.write_when_ready(source, partner)
+
+        self._clock.after(self.setup.link.latency_ms, want)
+
+    def start_prefill(self, here: EngineState, computation: Computation) -> None:
+        """Compute for a decode engine that holds memory for it, from what either side has."""
+        target = _target(computation)
+        peer = self.engines[target.engine_id]
+        partner = peer.computations.get(computation.job_id)
+        if computation.job.orchestration is Orchestration.DECODE_FIRST:
+            computation.valid_tokens = target.tokens
+            if target.tokens > computation.cached_tokens:
+                self._read_back(here, computation, peer)
+                return
+        elif partner is not None and partner.pinned is not None:  # its word came first
+            computation.valid_tokens = self._kept(partner)
+        here.compute(computation)
+
+    def _read_back(self, here: EngineState, computation: Computation, peer: EngineState) -> None:
+        """Fetch the history from the decode engine instead of computing it again."""
+        assert computation.valid_tokens is not None
+        kv_bytes = self._bytes(computation.valid_tokens - computation.cached_tokens)
+
+        def done(took_ms: float) -> None:
+            if here.computations.get(computation.job_id) is not computation:
+                return
+            if not peer.is_dead:
+                assert computation.valid_tokens is not None
+                tokens = min(computation.valid_tokens, computation.prompt_tokens - 1)
+                computation.cached_tokens, computation.kv_bytes = tokens, kv_bytes
+                here.name_blocks(computation, computation.valid_tokens)
+            here.compute(computation)
+
+        move = self._move(MoveKind.READ, _target(computation), peer, here, computation)
+        self._carry(move, kv_bytes, done)
+
+    def write_when_ready(self, here: EngineState, computation: Computation) -> None:
+        """Write what the decode engine lacks, once the prompt is computed and its word is here."""
+        if not computation.computed or computation.posted or computation.valid_tokens is None:
+            return
+        computation.posted = True
+        peer = self.engines[_target(computation).engine_id]
+        partner = peer.computations.get(computation.job_id)
+        if partner is None:  # it has given up: nobody has room for this
+            self._written(here, computation, 0, 0.0)
+            return
+        kv_bytes = self._bytes(computation.prompt_tokens - computation.valid_tokens)
+
+        def done(took_ms: float) -> None:
+            if here.is_dead:
+                return
+            if peer.computations.get(partner.job_id) is partner:
+                partner.kv_bytes = kv_bytes
+                _received(peer, partner, 0.0)  # only the writer can measure it
+                peer.decode(partner, drawn_before=0)
+                peer.wake()
+            if here.computations.get(computation.job_id) is computation:
+                self._written(here, computation, kv_bytes, took_ms)
+                here.wake()
+
+        move = self._move(MoveKind.WRITE, _target(computation), here, peer, partner)
+        self._carry(move, kv_bytes, done)
+
+    def _written(
+        self, here: EngineState, computation: Computation, kv_bytes: int, took_ms: float
+    ) -> None:
+        here.say(
+            Output(
+                request_id=computation.job_id,
+                finish_reason="handover",
+                kv_bytes=kv_bytes,
+                transfer_ms=took_ms,
+            )
+        )
+        here.drop(computation)
+
+    def _move(
+        self,
+        kind: MoveKind,
+        handle: KvHandle,
+        source: EngineState,
+        target: EngineState,
+        into: Computation,
+    ) -> Move:
+        return Move(
+            kind=kind,
+            job_id=into.job_id,
+            source=source,
+            target=target,
+            into=into,
+            handle=handle,
+            done=False,
+            at_ms=self._clock.now_ms,
+        )
+
+    def _carry(self, move: Move, kv_bytes: int, done: Callable[[float], None]) -> None:
+        """Move bytes into a job's memory, which is not given to others before they are there."""
+        source, target, into = move.source, move.target, move.into
+        into.incoming = True
+        self._tell(move)
+
+        def arrived(took_ms: float) -> None:
+            self._tell(replace(move, done=True, at_ms=self._clock.now_ms))
+            target.arrived(into)
+            done(took_ms)
+
+        request_id = into.request_id
+        self._links.move(request_id, source.engine_id, target.engine_id, kv_bytes, arrived)
+
+    def _tell(self, move: Move) -> None:
+        for moved in self.on_move:
+            moved(move)
+
+    def _kept(self, computation: Computation) -> int:
+        """Prompt tokens that need not be sent: whole cached blocks, where the setup keeps them."""
+        if not self.setup.receiver_keeps or computation.pinned is None:
+            return 0
+        cached = len(computation.pinned.hashes) * self.setup.block_tokens
+        return min(cached, computation.prompt_tokens)
+
+    def _bytes(self, tokens: int) -> int:
+        return max(0, tokens) * self.setup.model.kv_bytes_per_token
+
+
+def _target(computation: Computation) -> KvHandle:
+    target = computation.job.kv_target
+    assert target is not None
+    return target
+
+
+def _received(here: EngineState, computation: Computation, took_ms: float) -> None:
+    here.say(
+        Output(
+            request_id=computation.job_id,
+            cached_tokens=computation.cached_tokens,
+            kv_bytes=computation.kv_bytes,
+            transfer_ms=took_ms,
+        )
+    )

@@ -1,0 +1,177 @@
+"""What a simulated engine holds: its jobs, the memory and the GPU they use, and what is to be said.
+
+Prompts start in order of arrival as slots and memory allow. When a job starts, and what follows
+from a prompt or an answer that is done, is `engine.py`'s; `exchange.py` moves KV between two.
+"""
+
+from collections import deque
+from collections.abc import Callable
+
+from infra.simulator.machine.block_cache import BlockCache
+from infra.simulator.machine.computation import Computation
+from infra.simulator.machine.gpu import Gpu, Sequence
+from infra.simulator.machine.latency import Setup
+from schemas.records import WorkPhase
+from workers.llm.engine import EngineLoad, Output
+
+
+class EngineState:
+    """`start` is called for a job that has its memory, `wake` when time has brought something."""
+
+    def __init__(
+        self,
+        engine_id: str,
+        setup: Setup,
+        gpu: Gpu,
+        start: Callable[[Computation], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self.engine_id, self.setup, self.gpu, self.wake = engine_id, setup, gpu, wake
+        self.cache = BlockCache(setup.kv_blocks)
+        self.computations: dict[str, Computation] = {}  # by job id
+        self.handed: dict[str, Computation] = {}  # prefill is done, the KV waits for its reader
+        self.pending: deque[Computation] = deque()
+        self.running = 0  # computations that hold memory
+        self.is_dead = False
+        self.tokens_total = 0
+        self.buffered_bytes = self.buffered_bytes_max = 0
+        self.blocks_max = 0  # most that were pinned at a time
+        self._start = start
+        self._said: list[Output] = []
+
+    def load(self) -> EngineLoad:
+        """Current figures."""
+        waiting_tokens = sum([each.prompt_tokens for each in self.pending])
+        return EngineLoad(
+            running=self.gpu.batch,
+            waiting=len(self.computations) - self.gpu.batch,
+            queued_tokens=self.gpu.queued_tokens + waiting_tokens,
+            step_ms=self.gpu.step_ms,
+            kv_blocks_used=self.cache.pinned,
+            kv_blocks_total=self.cache.blocks_max,
+            tokens_total=self.tokens_total,
+        )
+
+    def stop(self) -> None:
+        """End with all that it holds, without a word."""
+        self.is_dead = True
+        self.gpu.stop()
+        self.cache.clear()
+        for held in (self.computations, self.handed, self.pending, self._said):
+            held.clear()
+        self.running = self.buffered_bytes = 0
+
+    def say(self, output: Output) -> None:
+        """Have the worker hear it, the next time that it drains."""
+        self._said.append(output)
+
+    def drain(self) -> list[Output]:
+        """What was said since the last time."""
+        said, self._said = self._said, []
+        return said
+
+    # Memory
+
+    def add(self, computation: Computation) -> None:
+        """One more job, behind all others."""
+        self.computations[computation.job_id] = computation
+        self.pending.append(computation)
+        self.admit()
+
+    def admit(self) -> None:
+        """Start waiting jobs, in order, as slots and memory allow."""
+        while self.pending and self.running < self.setup.running_max:
+            computation = self.pending[0]
+            prompt_blocks = computation.prompt_tokens // self.setup.block_tokens
+            hashes = computation.hashes[:prompt_blocks]
+            pinned = self.cache.hold(hashes, self.blocks_of(computation))
+            if pinned is None:
+                return
+            computation.pinned = pinned
+            self.blocks_max = max(self.blocks_max, self.cache.pinned)
+            self.pending.popleft()
+            self.running += 1
+            found = len(pinned.hashes) * self.setup.block_tokens
+            computation.cached_tokens = min(found, computation.prompt_tokens - 1)
+            self._start(computation)
+
+    def blocks_of(self, computation: Computation) -> int:
+        """What it will have filled at its end; a prefill job makes one token."""
+        answer = 1 if computation.job.phase is WorkPhase.PREFILL else computation.output_tokens
+        return -(-(computation.prompt_tokens + answer) // self.setup.block_tokens)
+
+    def buffer(self, computation: Computation) -> bool:
+        """Take room for a job's KV outside the memory; False where that ends the engine."""
+        room = self.setup.receive_buffer_bytes
+        if room is None:
+            return True
+        computation.buffered_bytes = computation.kv_bytes
+        self.buffered_bytes += computation.kv_bytes
+        self.buffered_bytes_max = max(self.buffered_bytes_max, self.buffered_bytes)
+        if self.buffered_bytes <= room:
+            return True
+        self.stop()
+        return False
+
+    def name_blocks(self, computation: Computation, tokens: int) -> None:
+        """KV of the first tokens is complete: others may use it."""
+        if computation.pinned is not None:
+            blocks = tokens // self.setup.block_tokens
+            self.cache.commit(computation.pinned, computation.hashes[:blocks])
+
+    def leave(self, computation: Computation) -> None:
+        """A job is over; its memory may be kept."""
+        del self.computations[computation.job_id]
+        if computation.sequence is not None:
+            self.gpu.remove(computation.sequence)
+        if computation.pinned is None:
+            self.pending.remove(computation)
+
+    def drop(self, computation: Computation) -> None:
+        """A job is over, and all that it holds is free: but not what somebody writes to."""
+        self.leave(computation)
+        if not computation.incoming:
+            self._release(computation)
+        self.admit()
+
+    def arrived(self, computation: Computation) -> None:
+        """Nobody writes to its memory any more."""
+        computation.incoming = False
+        if self.is_dead:
+            return
+        if self.computations.get(computation.job_id) is not computation:
+            self._release(computation)
+            self.admit()
+
+    def free(self, job_id: str) -> None:
+        """The KV that was kept for a reader is needed no longer."""
+        computation = self.handed.pop(job_id, None)
+        if computation is not None:
+            self._release(computation)
+            self.admit()
+
+    def _release(self, computation: Computation) -> None:
+        if computation.pinned is not None:
+            self.cache.release(computation.pinned)
+            computation.pinned = None
+            self.running -= 1
+            self.buffered_bytes -= computation.buffered_bytes
+            computation.buffered_bytes = 0
+
+    # The GPU
+
+    def compute(self, computation: Computation) -> None:
+        """Compute the prompt here, from what is cached on."""
+        prompt, cached = computation.prompt_tokens, computation.cached_tokens
+        computation.drawn_before = 1
+        computation.sequence = Sequence(computation, prompt, cached, computation.output_tokens)
+        self.gpu.add_prompt(computation.sequence)
+
+    def decode(self, computation: Computation, *, drawn_before: int) -> None:
+        """Decode; all KV is here. The first step draws so many tokens again beside its own."""
+        prompt = computation.prompt_tokens
+        self.name_blocks(computation, prompt)
+        computation.drawn_before = drawn_before
+        tokens = computation.output_tokens - drawn_before
+        computation.sequence = Sequence(computation, prompt, prompt, tokens)
+        self.gpu.add_answer(computation.sequence)

@@ -1,0 +1,210 @@
+"""Gateways of a simulated cluster: processes that accept requests, read answers, die, start again.
+
+Answers are put together by the gateway's own code: `Hub` and `Stream` cut what is repeated, compare
+it, and know when an answer is whole. What is read at a lost gateway is read at another where its
+client resumes, from the log, behind what it has; and by nobody else.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from infra.simulator.log.clock import Clock
+from schemas.records import (
+    Heartbeat,
+    Load,
+    MemberKind,
+    MemberState,
+    Registration,
+    Request,
+    Resumption,
+    TokenFrame,
+)
+from streams.gateway.stream.event_id import Position, StreamKey
+from streams.gateway.stream.hub import Call, CallStream, Hub
+
+KEEPS_RUNNING_EVERY = 5  # so many requests, one asks to go on without its client
+
+
+class Answer(Call):
+    """One request's answer on its way to the client; `touched` collects those that have news."""
+
+    __slots__ = ("request", "touched")
+
+    def __init__(
+        self,
+        request: Request,
+        touched: dict[str, "Answer"],
+        offset: int,
+        now_ms: float,
+        has: Position | None = None,
+    ) -> None:
+        key = StreamKey(
+            parent_id=request.request_id,
+            session_id=request.session_id,
+            model=request.model,
+            endpoint=request.endpoint,
+            partition=request.gateway_partition,
+            offset=offset,
+            created_s=0,
+            deadline_ms=request.deadline_ms,
+            choices=1,
+            token_ids=True,
+        )
+        super().__init__(
+            key, deadline_ms=request.deadline_ms, arrived_s=now_ms / 1000, only_end=False
+        )
+        self.request, self.touched = request, touched
+        self.add(request.request_id, 0, has)
+
+    @property
+    def stream(self) -> CallStream:
+        return self.streams[0]
+
+    def wake(self) -> None:
+        """It has news."""
+        self.touched[self.request.request_id] = self
+
+
+@dataclass(slots=True, eq=False)
+class SimGateway:
+    """One process of a gateway."""
+
+    gateway_id: str
+    started_ms: int
+    partition: int = 0
+    epoch: int = 1
+    alive: bool = True
+    hub: Hub = field(default_factory=Hub)
+
+    def registration(self) -> Registration:
+        """It joins the fleet."""
+        return Registration(
+            member_id=self.gateway_id,
+            epoch=self.epoch,
+            kind=MemberKind.GATEWAY,
+            started_ms=self.started_ms,
+        )
+
+    def heartbeat(self, seq: int, now_ms: float) -> Heartbeat:
+        """It lives."""
+        return Heartbeat(
+            member_id=self.gateway_id,
+            epoch=self.epoch,
+            seq=seq,
+            at_ms=int(now_ms),
+            state=MemberState.READY,
+            load=Load(),
+        )
+
+
+class Gateways:
+    """All of them. With a count of 0 there is one that nobody hears of, and that never dies."""
+
+    def __init__(self, clock: Clock, count: int, told: Callable[[Answer], None]) -> None:
+        """`told` is called for each answer that has grown or ended."""
+        self._clock, self._told = clock, told
+        self._accepted = 0
+        self._touched: dict[str, Answer] = {}
+        self._logged: defaultdict[int, list[TokenFrame]] = defaultdict(list)
+        self._alone = None if count else SimGateway("clients", 0)
+        self.by_id = {
+            f"gateway-{number}": SimGateway(f"gateway-{number}", number + 1, number)
+            for number in range(count)
+        }
+
+    @property
+    def living(self) -> list[SimGateway]:
+        """Those that take calls and are members of the fleet."""
+        return [gateway for gateway in self.by_id.values() if gateway.alive]
+
+    def accept(self, request: Request) -> Request:
+        """The next of them in turn takes the call."""
+        gateway, found = self._alone, request
+        if gateway is None:
+            self._accepted += 1
+            gateway = self.living[self._accepted % len(self.living)]
+            found = replace(
+                request,
+                gateway_id=gateway.gateway_id,
+                gateway_partition=gateway.partition,
+                gateway_started_ms=gateway.started_ms,
+                keeps_running=not self._accepted % KEEPS_RUNNING_EVERY,
+            )
+        offset = len(self._logged[gateway.partition]) if self._alone is None else 0
+        gateway.hub.add(Answer(found, self._touched, offset, self._clock.now_ms))
+        return found
+
+    def refused(self, request: Request) -> None:
+        """It could not be put into the log."""
+        self.hang_up(request.request_id)
+
+    def hang_up(self, request_id: str) -> Request | None:
+        """Nobody listens to an answer any more; the request, if it was read at all."""
+        for gateway in [self._alone] if self._alone is not None else self.living:
+            answer = gateway.hub.find(request_id)
+            if isinstance(answer, Answer):
+                gateway.hub.remove(answer)
+                return answer.request
+        return None
+
+    def frame(self, partition: int, frame: TokenFrame) -> None:
+        """A frame stands in the log: whoever reads its partition takes what it waits for."""
+        if self._alone is not None:
+            self._take(self._alone, frame)
+            return
+        self._logged[partition].append(frame)
+        for gateway in self.living:
+            if gateway.hub.waits_on(partition):
+                self._take(gateway, frame)
+
+    def _take(self, gateway: SimGateway, frame: TokenFrame) -> None:
+        gateway.hub.apply(frame, self._clock.now_ms / 1000)
+        touched = self._touched
+        while touched:
+            _, answer = touched.popitem()
+            self._told(answer)
+            if not answer.open or answer.failure is not None:
+                self._forget(gateway, answer.request.request_id)
+
+    def _forget(self, gateway: SimGateway, request_id: str) -> None:
+        answer = gateway.hub.find(request_id)
+        if answer is not None:
+            gateway.hub.remove(answer)
+
+    def reading(self, gateway_id: str) -> list[Answer]:
+        """What is read there."""
+        return [call for call in self.by_id[gateway_id].hub.calls() if isinstance(call, Answer)]
+
+    def resume(self, answer: Answer) -> Resumption:
+        """The client of a gateway that was lost goes on at one that lives, behind what it has."""
+        gateway, request, key = self.living[0], answer.request, answer.key
+        now_ms = self._clock.now_ms
+        again = Answer(request, self._touched, key.offset, now_ms, answer.stream.position())
+        gateway.hub.add(again)
+        for frame in self._logged[key.partition][key.offset :]:
+            self._take(gateway, frame)
+        return Resumption(
+            request_id=request.request_id,
+            session_id=request.session_id,
+            gateway_id=gateway.gateway_id,
+            gateway_started_ms=gateway.started_ms,
+            at_ms=int(now_ms),
+        )
+
+    def join_again(self, gateway_id: str) -> SimGateway:
+        """It was only cut off: the same process, in another epoch, which reads what it missed."""
+        gateway = self.by_id[gateway_id]
+        gateway.epoch, gateway.alive = gateway.epoch + 1, True
+        for partition, frames in self._logged.items():
+            for frame in frames:
+                if gateway.hub.waits_on(partition):
+                    self._take(gateway, frame)
+        return gateway
+
+    def restart(self, gateway_id: str) -> SimGateway:
+        """Another process takes the name."""
+        former = self.by_id[gateway_id]
+        found = SimGateway(gateway_id, int(self._clock.now_ms), former.partition, former.epoch + 1)
+        self.by_id[gateway_id] = found
+        return found

@@ -1,0 +1,173 @@
+"""One life of a simulated worker: the rules of `workers/`, between a simulated engine and log.
+
+What `workers/loops.py` and `workers/outbox.py` await is a call on the virtual clock here. Which
+record is due when is decided by the code that runs: held requests, frames, their pacing, reports.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from infra.simulator.log.clock import Clock
+from infra.simulator.machine.engine import TimedEngine
+from schemas.errors import RecordTooLarge, WorkerRefused
+from schemas.records import CancelWork, Outcome, Phase, TokenFrame, Work
+from workers.config import WorkerSettings
+from workers.llm.frames import Frames, OutgoingFrame
+from workers.llm.held import HeldRequests, Limits
+from workers.llm.peers import Peers
+from workers.llm.stream import Identity
+from workers.pacing import Intervals, Pacing
+from workers.reports import Report, Reports
+
+_SETTINGS = WorkerSettings()
+_INTERVALS = Intervals(
+    shortest_ms=_SETTINGS.frame_interval_ms,
+    longest_ms=_SETTINGS.frame_interval_ms_max,
+    at_once_max=_SETTINGS.frame_at_once_max,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """The log; raises RecordTooLarge. `ack_ms` later a writer knows that its record is there."""
+
+    frame: Callable[[int, TokenFrame], None]  # to a gateway's partition
+    report: Callable[[Phase | Outcome], None]
+    blocks_changed: Callable[[str], None]  # what the prefix cache of a worker holds
+    ack_ms: float
+
+
+class Life:
+    """Serves from its making until `end`. `make_engine` gets what the engine is to wake."""
+
+    def __init__(
+        self,
+        me: Identity,
+        clock: Clock,
+        limits: Limits,
+        make_engine: Callable[[Callable[[], None]], TimedEngine],
+        known: Peers,
+        ports: Ports,
+    ) -> None:
+        self.alive = True
+        self.engine = make_engine(self._wake)
+        frames = Frames(me.worker_id)
+        self._pacing = Pacing(frames, _INTERVALS)
+        self._reports = Reports(
+            pending_max=_SETTINGS.reports_pending_max, tries_max=_SETTINGS.report_tries_max
+        )
+        self.held = HeldRequests(self.engine, me, limits, frames, self._reports.add, known)
+        self._me, self._clock, self._ports = me, clock, ports
+        self._at_work = False
+        self._expiry_ms: int | None = None  # when deadlines are looked at
+        self._interval_ms: float | None = None  # when frames are, that wait for time
+
+    def take(self, work: Work) -> None:
+        """A piece of work comes from the log."""
+        if self.alive:
+            self.held.take(work, (), int(self._clock.now_ms))
+            self._go_on()
+
+    def cancel(self, order: CancelWork) -> None:
+        """So does an order to stop."""
+        if self.alive:
+            self.held.cancel(order, int(self._clock.now_ms))
+            self._go_on()
+
+    def drain(self) -> None:
+        """Take nothing new, and finish what is held."""
+        self.held.draining = True
+
+    def leave(self) -> None:
+        """Give back what is still held; another life may follow."""
+        error = WorkerRefused(f"worker {self._me.worker_id} is shutting down").to_wire()
+        self.held.give_back(error, int(self._clock.now_ms))
+        self._go_on()
+        self.end()
+
+    def end(self) -> None:
+        """Whatever it held is gone, without a word."""
+        self.alive = False
+        self.engine.state.stop()
+
+    def _wake(self) -> None:
+        """Time has brought something."""
+        if self.engine.state.is_dead:
+            self.alive = False
+        if self.alive and not self._at_work:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Take in what the engine has said, and send what is due."""
+        if not self.alive:  # its engine has ended over what it was given
+            return
+        self._at_work = True
+        while outputs := self.engine.drain():
+            self.held.step(outputs, int(self._clock.now_ms))
+        self._at_work = False
+        self._send_frames()
+        self._send_reports()
+        self._watch_deadlines()
+        if self.engine.state.cache.has_changed:
+            self._ports.blocks_changed(self._me.worker_id)
+
+    def _acknowledge(self, call: Callable[[], None]) -> None:
+        if self._ports.ack_ms:
+            self._clock.after(self._ports.ack_ms, call)
+        else:
+            call()
+
+    def _send_frames(self) -> None:
+        pacing, now_ms = self._pacing, self._clock.now_ms
+        due = pacing.due(now_ms, len(self.held))
+        while due is not None:
+            for batch in pacing.take(due, int(now_ms)):
+                self._send_frame(batch)
+            due = pacing.due(now_ms, len(self.held))
+        if pacing.alarm_ms is not None and self._interval_ms is None:
+            self._interval_ms = pacing.alarm_ms
+            self._clock.at(pacing.alarm_ms, self._interval_over)
+
+    def _send_frame(self, batch: OutgoingFrame) -> None:
+        self._ports.frame(batch.partition, batch.frame)
+
+        def acknowledged() -> None:
+            if not self.alive:
+                return
+            self._pacing.acknowledged(batch.partition)
+            for record, headers in batch.reports:
+                self._reports.add(record, headers)
+            if self._ports.ack_ms:
+                self._go_on()
+
+        self._acknowledge(acknowledged)
+
+    def _interval_over(self) -> None:
+        self._interval_ms = self._pacing.alarm_ms = None
+        if self.alive:
+            self._go_on()
+
+    def _send_reports(self) -> None:
+        reports = self._reports
+        while reports.is_due:
+            self._send_report(reports.next())
+
+    def _send_report(self, report: Report) -> None:
+        try:
+            self._ports.report(report.record)
+        except RecordTooLarge as error:
+            self._reports.too_large(report, error)
+        else:
+            self._acknowledge(lambda: self._reports.acknowledged(report))
+
+    def _watch_deadlines(self) -> None:
+        due_ms = self.held.next_deadline_ms
+        if due_ms is not None and (self._expiry_ms is None or due_ms < self._expiry_ms):
+            self._expiry_ms = due_ms
+            self._clock.at(due_ms, lambda: self._expire(due_ms))
+
+    def _expire(self, due_ms: int) -> None:
+        if self.alive and self._expiry_ms == due_ms:
+            self._expiry_ms = None
+            self.held.expire(int(self._clock.now_ms))
+            self._go_on()
