@@ -15,14 +15,8 @@ from typing import Any
 
 from infra.broker.settings import BrokerSettings
 from schemas.errors import ConfigError
-from schemas.settings import (
-    ENV_PREFIX,
-    LogSettings,
-    ModelSettings,
-    build,
-    read_toml,
-    secrets_of,
-)
+from schemas.sections import ENV_PREFIX, build, read_toml, secrets_of
+from schemas.settings import LogSettings, ModelSettings
 from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
 from workers.config import WorkerSettings

@@ -6,7 +6,7 @@ Decides only; `infra/launcher.py` starts them.
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -14,31 +14,28 @@ from infra.config import ENGINE_SECTIONS, Settings, without_sections
 from infra.supervisor import ProcessSpec
 from schemas.errors import ConfigError
 from schemas.records import MemberKind
-from schemas.settings import build
+from schemas.sections import Natural, Positive, build, section
 
 # One thread each, or the libraries of every process start as many as there are cores.
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _WORKER_ROLES = ("prefill", "decode", "replica")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section("plan")
 class Plan:
     """Counts by kind. `broker` is False where the cluster is external."""
 
-    prefill: int = 1
-    decode: int = 1
-    replica: int = 0
-    retrieval: int = 0  # workers, dealt to the shards in turn
-    shards: int = 1
-    routers: int = 1
-    gateways: int = 1
+    prefill: Natural = 1
+    decode: Natural = 1
+    replica: Natural = 0
+    retrieval: Natural = 0  # workers, dealt to the shards in turn
+    shards: Positive = 1
+    routers: Natural = 1
+    gateways: Natural = 1
     broker: bool = True
 
     def __post_init__(self) -> None:
-        for name in (*_WORKER_ROLES, "retrieval", "routers", "gateways"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}: expected at least 0, found {getattr(self, name)}")
-        if self.shards < 1 or 0 < self.retrieval < self.shards:
+        if 0 < self.retrieval < self.shards:
             raise ConfigError(
                 f"shards: expected 1 to {max(1, self.retrieval)}, as many as there are retrieval "
                 f"workers at most, found {self.shards}"

@@ -23,7 +23,8 @@ from aiohttp import web
 from schemas.codec import to_dict
 from schemas.log.clock import wall_ms
 from schemas.records import KvHandle, Sampling, WorkPhase
-from schemas.settings import ModelSettings, build
+from schemas.sections import build
+from schemas.settings import ModelSettings
 from streams.gateway.request.tokenizer import Tokenizer
 from workers.llm.engine import Engine, Job, Output
 from workers.llm.sim.engine import start

@@ -10,7 +10,8 @@ from typing import Any
 from infra.config import ENGINE_SECTIONS, Settings
 from schemas.errors import ConfigError
 from schemas.records import Role
-from schemas.settings import ModelSettings, build
+from schemas.sections import build
+from schemas.settings import ModelSettings
 from workers.config import ENGINES, engine_start
 from workers.llm.engine import Engine
 

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -56,7 +56,8 @@ def write_files(folder: Path) -> None:
 def environ(running: Stack) -> dict[str, str]:
     """Variables with which `trivium` finds the stack."""
     log = running.settings.log
-    named = {name: getattr(log, name) for name in log.__slots__ if name.endswith("_partitions")}
+    values = asdict(log)
+    named = {name: value for name, value in values.items() if name.endswith("_partitions")}
     named |= {"bootstrap": log.bootstrap, "topic_prefix": log.topic_prefix}
     found = {f"TRIVIUM_LOG_{name.upper()}": str(value) for name, value in named.items()}
     return found | {"TRIVIUM_HOME": str(running.folder)}

@@ -76,7 +76,7 @@ def test_secrets_can_be_in_files_of_their_own(tmp_path: Path) -> None:
         ("[log]\nsasl_password_file = '/absent'", "expected a file with the secret: .*No such"),
         ("[log]\nsasl_password_file = '/dev/null'", "expected one line, found 0 in /dev/null"),
         ("[log]\nbootstrap_file = 'x'", "log.bootstrap_file: unknown"),
-        ("[log]\nsasl_password = 12345", "log.sasl_password: expected str, found something else"),
+        ("[log]\nsasl_password = 12345", "sasl_password: expected a valid string, found something"),
         ("[gateway]\napi_keys = ['a,b']", "gateway.api_keys: expected no commas"),
     ],
 )

@@ -10,18 +10,22 @@ the moves.
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat
 
 from schemas.errors import ConfigError
+from schemas.sections import section
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section("search")
 class ControlSettings:
     """Targets, weights and limits."""
 
     interval_ms: int = 300
     link_target_bytes_per_s: float = 0.0  # of all KV links together; 0: not watched
-    wait_target_ms: float = 2.0  # prefill, 95th percentile
-    stall_target: float = 0.05  # share of decode time
+    wait_target_ms: PositiveFloat = 2.0  # prefill, 95th percentile
+    stall_target: PositiveFloat = 0.05  # share of decode time
     link_weight: float = 1.0
     wait_weight: float = 1.0
     stall_weight: float = 1.0
@@ -33,7 +37,7 @@ class ControlSettings:
     flush_max_ms: float = 50.0
     dead_band: float = 0.1  # of the error
     share_step_max: float = 0.1  # a move
-    flush_factor_max: float = 2.0  # a move
+    flush_factor_max: Annotated[float, Field(ge=1)] = 2.0  # a move
 
     def __post_init__(self) -> None:
         if not 0 <= self.share_min <= self.share_max <= 1:
@@ -46,8 +50,6 @@ class ControlSettings:
                 "search.flush_min_ms and flush_max_ms: expected 0 < min <= max, "
                 f"found {self.flush_min_ms} and {self.flush_max_ms}"
             )
-        if self.wait_target_ms <= 0 or self.stall_target <= 0 or self.flush_factor_max < 1:
-            raise ConfigError("search: expected targets above 0 and flush_factor_max of at least 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

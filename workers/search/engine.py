@@ -16,6 +16,7 @@ import numpy as np
 
 from schemas.errors import ConfigError, QueueFull, TriviumError
 from schemas.log.clock import wall_ms
+from schemas.sections import Positive, section
 from workers.search import admission, backend, bulk, metrics
 from workers.search.cuda.batch import BatchSettings
 from workers.search.cuda.lanes import CudaLanes
@@ -36,26 +37,23 @@ _CHUNKS_PER_PLACE = 2
 _LINKED_TOGETHER = 8  # rows that are linked in one place before it is somebody else's turn
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section("engine")
 class EngineSettings:
     """Sizes of an engine."""
 
     lanes: int = 0  # threads; 0: as many as there are cores
-    places: int = 12  # searches that a lane advances together
+    places: Positive = 12  # searches that a lane advances together
     slots: int = 32  # of a lane: places, and room for searches that gave theirs away
-    extends_max: int = 64  # of a lane, before it looks what it has been told
-    inbox_max: int = 8_192  # searches that wait, over all lanes
-    top_m_max: int = admission.TOP_M_MAX
-    k_max: int = admission.K_MAX
+    extends_max: Positive = 64  # of a lane, before it looks what it has been told
+    inbox_max: Positive = 8_192  # searches that wait, over all lanes
+    top_m_max: Positive = admission.TOP_M_MAX
+    k_max: Positive = admission.K_MAX
     scanned_rows_max: int = admission.SCANNED_ROWS_MAX
     device: str = "cpu"  # or cuda, or auto
     cuda: BatchSettings = field(default_factory=BatchSettings)  # in place of lanes, places, slots
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
 
     def __post_init__(self) -> None:
-        for name in ("places", "extends_max", "inbox_max", "top_m_max", "k_max"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"engine.{name}: expected >= 1, found {getattr(self, name)}")
         if self.slots < self.places or self.slots & (self.slots - 1):
             raise ConfigError(
                 f"engine.slots: expected a power of two, and at least engine.places "

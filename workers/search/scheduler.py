@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from schemas.errors import ConfigError
+from schemas.sections import Natural, NonNegative, Positive, Share, section
 from workers.search.query import Kind
 from workers.search.queues import NEVER_MS, BySlack, Deadlines, InOrder, Item
 
@@ -33,32 +33,20 @@ _ROUNDING = 1e-9
 _PREFILL, _DECODE, _LINK = Kind.PREFILL, Kind.DECODE, Kind.LINK  # looked up often
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section("search")
 class SchedulerSettings:
     """Bounds and shares; `share` and `flush_ms` are what the control loop moves."""
 
-    share: float = 0.5  # of free places, reserved for prefill
-    flush_ms: float = 5.0  # the longest a prefill search waits before it takes a decode place
-    global_flush_ms: float = 20.0  # the longest any search waits for others to be admitted with
-    gather_min: int = 1  # searches that are admitted together where places are free
-    queue_max: int = 4_096  # waiting searches of a class; more are refused
+    share: Share = 0.5  # of free places, reserved for prefill
+    # the longest a prefill search waits before it takes a decode place
+    flush_ms: NonNegative = 5.0
+    # the longest any search waits for others to be admitted with
+    global_flush_ms: NonNegative = 20.0
+    gather_min: Positive = 1  # searches that are admitted together where places are free
+    queue_max: Positive = 4_096  # waiting searches of a class; more are refused
     drops_late: bool = False  # refuse prefill searches that can no longer meet their deadline
-    parked_max: int = 64
-    ms_per_extend: float = 0.05  # until it is measured
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.share <= 1:
-            raise ConfigError(f"search.share: expected 0 to 1, found {self.share}")
-        for name in ("gather_min", "queue_max"):
-            if getattr(self, name) < 1:
-                raise ConfigError(
-                    f"search.{name}: expected at least 1, found {getattr(self, name)}"
-                )
-        for name in ("flush_ms", "global_flush_ms", "parked_max", "ms_per_extend"):
-            if getattr(self, name) < 0:
-                raise ConfigError(
-                    f"search.{name}: expected at least 0, found {getattr(self, name)}"
-                )
+    parked_max: Natural = 64
+    ms_per_extend: NonNegative = 0.05  # until it is measured
 
 
 class Drop(StrEnum):

@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from schemas.errors import ConfigError
+from schemas.sections import Natural, NonNegative, Positive, Share, Texts, one_of, section
 from workers.search.control import ControlSettings
 
 if TYPE_CHECKING:
@@ -17,95 +20,60 @@ SHARDS_MAX = 1_024  # of schemas/retrieval.py
 TASKS_MAX = 4_096  # of slots.py
 METRICS = ("sqeuclidean", "inner_product", "cosine")  # of metrics.py, whose import takes a second
 
-_AT_LEAST = {
-    "degree": 2,
-    "top_m": 1,
-    "width": 1,
-    "patience": 0,
-    "places": 1,
-    "gather_min": 1,
-    "queue_max": 1,
-    "parked_max": 0,
-    "global_flush_ms": 0,
-    "share_gain": 0,
-    "flush_gain": 0,
-    "dead_band": 0,
-    "share_step_max": 0,
-    "link_weight": 0,
-    "wait_weight": 0,
-    "stall_weight": 0,
-    "pending_max": 1,
-    "collections_max": 1,
-    "snapshot_interval_s": 1,
-    "drain_timeout_ms": 0,
-    "close_timeout_ms": 1,
-    "upkeep_interval_ms": 1,
-    "control_interval_ms": 1,
-    "link_target_bytes_per_s": 0,
-    "compact_share": 0,
-    "flush_ms": 0,
-    "share": 0,
-}
-_AT_MOST = {"degree": DEGREE_MAX, "top_m": TOP_M_MAX}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section("retrieval")
 class RetrievalSettings:
     """Of every retrieval worker; which shard it holds is told on its command line."""
 
-    metrics: tuple[str, ...] = ()  # "collection=metric"; other collections are cosine
-    device: str = "cpu"  # where searches run; cuda needs CuPy, auto takes cuda where it can
-    degree: int = 32  # edges of a row in the graph
-    top_m: int = 64  # length of the routing list where a retrieval names none
-    width: int = 1  # entries expanded per extend where a retrieval names none
-    collections_max: int = 256
-    pending_max: int = 4_096  # retrievals taken and not acknowledged; then the log waits
-    patience: int = 0  # extends without change after which a search stops, likewise; 0: never
-    places: int = 12  # searches that a core advances together; of device cpu, as slots are
+    metrics: Texts = ()  # "collection=metric"; other collections are cosine
+    # where searches run; cuda needs CuPy, auto takes cuda where it can
+    device: Annotated[str, one_of(*DEVICES)] = "cpu"
+    degree: Annotated[int, Field(ge=2, le=DEGREE_MAX)] = 32  # edges of a row in the graph
+    # length of the routing list where a retrieval names none
+    top_m: Annotated[int, Field(ge=1, le=TOP_M_MAX)] = 64
+    width: Positive = 1  # entries expanded per extend where a retrieval names none
+    collections_max: Positive = 256
+    pending_max: Positive = 4_096  # retrievals taken and not acknowledged; then the log waits
+    # extends without change after which a search stops, likewise; 0: never
+    patience: Natural = 0
+    places: Positive = 12  # searches that a core advances together; of device cpu, as slots are
     slots: int = 32  # of a core: places, and room for searches that gave theirs away
     # Half of the places for prefill, and 5 ms, missed four times as many deadlines: a prefill
     # search takes a place in time by its slack (LOG.md, "What the reserved share costs").
-    share: float = 0.0  # of free places, reserved for prefill, until the control loop moves it
-    flush_ms: float = 50.0  # the longest that a prefill search waits, until the loop moves it
-    gather_min: int = 1  # searches that are admitted together where places are free
-    global_flush_ms: float = 20.0  # the longest that any search waits for others to gather
-    queue_max: int = 4_096  # waiting searches of a class
-    parked_max: int = 64
+    share: Share = 0.0  # of free places, reserved for prefill, until the control loop moves it
+    # the longest that a prefill search waits, until the loop moves it
+    flush_ms: NonNegative = 50.0
+    gather_min: Positive = 1  # searches that are admitted together where places are free
+    # the longest that any search waits for others to gather
+    global_flush_ms: NonNegative = 20.0
+    queue_max: Positive = 4_096  # waiting searches of a class
+    parked_max: Natural = 64
     drops_late: bool = False  # refuse prefill searches that can no longer meet their deadline
-    control_interval_ms: int = 300
-    link_target_bytes_per_s: float = 0.0  # of all KV moved between workers; 0: not watched
+    control_interval_ms: Positive = 300
+    # of all KV moved between workers; 0: not watched
+    link_target_bytes_per_s: NonNegative = 0.0
     wait_target_ms: float = 20.0  # prefill's wait for a slot, 95th percentile
     stall_target: float = 0.2  # share of decode time that waits for retrievals
-    link_weight: float = 1.0  # of each signal's excess over its target
-    wait_weight: float = 1.0
-    stall_weight: float = 1.0
-    share_gain: float = 0.1  # of the share, per error
-    flush_gain: float = 0.3  # of the flush timeout's logarithm
+    link_weight: NonNegative = 1.0  # of each signal's excess over its target
+    wait_weight: NonNegative = 1.0
+    stall_weight: NonNegative = 1.0
+    share_gain: NonNegative = 0.1  # of the share, per error
+    flush_gain: NonNegative = 0.3  # of the flush timeout's logarithm
     share_min: float = 0.0
     share_max: float = 0.9
     flush_min_ms: float = 0.2
     flush_max_ms: float = 50.0
-    dead_band: float = 0.1  # of the error
-    share_step_max: float = 0.1  # slew: of one move
+    dead_band: NonNegative = 0.1  # of the error
+    share_step_max: NonNegative = 0.1  # slew: of one move
     flush_factor_max: float = 2.0  # likewise
-    upkeep_interval_ms: int = 500  # between looks for documents to link
-    compact_share: float = 0.2  # of deleted rows, from which an index is compacted
+    upkeep_interval_ms: Positive = 500  # between looks for documents to link
+    compact_share: NonNegative = 0.2  # of deleted rows, from which an index is compacted
     snapshot_folder: str = ""  # empty: no snapshots, an index is rebuilt from `documents`
-    snapshot_interval_s: int = 300
-    drain_timeout_ms: int = 10_000
-    close_timeout_ms: int = 10_000
+    snapshot_interval_s: Positive = 300
+    drain_timeout_ms: Natural = 10_000
+    close_timeout_ms: Positive = 10_000
 
     def __post_init__(self) -> None:
-        for name, least in _AT_LEAST.items():
-            if getattr(self, name) < least:
-                raise ConfigError(
-                    f"retrieval.{name}: expected at least {least}, found {getattr(self, name)}"
-                )
-        for name, most in _AT_MOST.items():
-            if getattr(self, name) > most:
-                raise ConfigError(
-                    f"retrieval.{name}: expected at most {most}, found {getattr(self, name)}"
-                )
         if self.width * self.degree > TASKS_MAX:
             raise ConfigError(
                 f"retrieval.width: expected at most {TASKS_MAX // self.degree} with degree "
@@ -116,10 +84,6 @@ class RetrievalSettings:
                 f"retrieval.slots: expected a power of two, and at least retrieval.places "
                 f"({self.places}), found {self.slots}"
             )
-        if self.device not in DEVICES:
-            raise ConfigError(
-                f"retrieval.device: expected one of {', '.join(DEVICES)}, found {self.device!r}"
-            )
         for each in self.metrics:
             name, _, metric = each.partition("=")
             if not name or metric not in METRICS:
@@ -127,8 +91,6 @@ class RetrievalSettings:
                     f"retrieval.metrics: expected collection=metric with a metric of "
                     f"{', '.join(METRICS)}, found {each!r}"
                 )
-        if self.share > 1:
-            raise ConfigError(f"retrieval.share: expected 0 to 1, found {self.share}")
         self.control()
 
     def metric_of(self, collection: str) -> str:

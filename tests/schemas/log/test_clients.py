@@ -237,7 +237,7 @@ def test_acknowledged_means_on_most_replicas(copies: int, named: int, least: str
 
 
 def test_more_copies_than_there_are_brokers_to_hold_them_are_refused() -> None:
-    with pytest.raises(ConfigError, match="min_insync_replicas: expected 0 to replication_factor"):
+    with pytest.raises(ConfigError, match="min_insync_replicas: expected at most replication_f"):
         LogSettings(replication_factor=2, min_insync_replicas=3)
 
 

@@ -241,7 +241,7 @@ def test_settings_are_checked() -> None:
         ({"top_m": 513}, "top_m: expected at most 512, found 513"),
         ({"degree": 342}, "degree: expected at most 341, found 342"),
         ({"degree": 64, "width": 65}, "width: expected at most 64 with degree 64, found 65"),
-        ({"share": 2.0}, "share: expected 0 to 1"),
+        ({"share": 2.0}, "share: expected at most 1"),
         ({"control_interval_ms": 0}, "control_interval_ms: expected at least 1"),
     ]
     for wrong, said in cases:

@@ -330,7 +330,7 @@ def test_the_loop_keeps_its_bounds(
 
 
 def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(ConfigError, match="search.share: expected 0 to 1, found 2"):
+    with pytest.raises(ConfigError, match="search.share: expected at most 1, found 2"):
         SchedulerSettings(share=2)
     with pytest.raises(ConfigError, match="search.queue_max: expected at least 1, found 0"):
         SchedulerSettings(queue_max=0)

@@ -3,10 +3,13 @@
 Nothing here is shared with the router's estimates: a simulation must not agree with itself.
 """
 
-from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import PositiveFloat
 
 from schemas.errors import ConfigError
 from schemas.records import Orchestration
+from schemas.sections import Positive, one_of, section
 
 TRANSFERS = ("nixl", "memory", "none")
 ORCHESTRATIONS = (
@@ -16,7 +19,7 @@ ORCHESTRATIONS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section("sim")
 class SimSettings:
     """Section [sim]; the default profile is 20 ms prefill and 5 ms per token."""
 
@@ -24,28 +27,27 @@ class SimSettings:
     prefill_ms_per_token: float = 0.0  # of tokens not cached
     append_base_ms: float = -1.0  # for prompts whose beginning is cached; below 0: as prefill
     append_ms_per_token: float = -1.0
-    decode_step_ms: float = 5.0
+    decode_step_ms: PositiveFloat = 5.0
     decode_ms_per_request: float = 0.0  # added to a step for each running request
     prefill_interference: float = 0.0  # share by which each prefill under way lengthens a step
-    running_max: int = 64
-    prefill_running_max: int = 8  # prefills under way at once
-    waiting_max: int = 1_024  # jobs beyond this are refused
+    running_max: Positive = 64
+    prefill_running_max: Positive = 8  # prefills under way at once
+    waiting_max: Positive = 1_024  # jobs beyond this are refused
     backlog_steps_max: int = 64  # steps that nobody has collected before stepping pauses
-    block_size: int = 16
-    kv_blocks: int = 8_192
+    block_size: Positive = 16
+    kv_blocks: Positive = 8_192
     bytes_per_token: int = 256
     kv_heads: int = 4
-    tensor_parallel: int = 1  # ranks that share the KV heads of every block
+    tensor_parallel: Positive = 1  # ranks that share the KV heads of every block
     handle_ttl_ms: int = 30_000  # how long KV waits for its peer
     handle_margin_ms: int = 1_000  # a handle says that it expires this much earlier
     kv_devices: str = "lo"  # UCX's names of network devices on which KV moves, with commas; or all
-    transfer: str = "nixl"  # or memory (inside one process), none
+    transfer: Annotated[str, one_of(*TRANSFERS)] = "nixl"  # memory: inside one process
     transfer_timeout_ms: int = 2_000
-    transfer_tries_max: int = 4  # of one move or notice
+    transfer_tries_max: Positive = 4  # of one move or notice
     transfer_retry_ms: float = 5.0  # pause before the second try; it doubles with every further one
-    reconnect_ms: float = (
-        50.0  # pause before a peer that was not reached is tried again; it doubles
-    )
+    # pause before a peer that was not reached is tried again; it doubles
+    reconnect_ms: float = 50.0
     reconnect_max_ms: float = 5_000.0
     warm_up: bool = True  # connect to a peer when the fleet shows it, not when it is first used
     answer_tokens: int = 0  # answers end by themselves after this many tokens; 0: at max_tokens
@@ -53,35 +55,20 @@ class SimSettings:
     vocabulary: int = 4_096  # tokens to draw from, at most
 
     def __post_init__(self) -> None:
-        for name in (
-            "running_max",
-            "prefill_running_max",
-            "waiting_max",
-            "block_size",
-            "kv_blocks",
-            "transfer_tries_max",
-        ):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"sim.{name}: expected at least 1, found {getattr(self, name)}")
         if self.kv_heads < 4 or self.kv_heads & (self.kv_heads - 1):
             raise ConfigError(
                 f"sim.kv_heads: expected a power of two of at least 4, found {self.kv_heads}"
             )
-        if self.tensor_parallel < 1 or self.kv_heads % self.tensor_parallel:
+        if self.kv_heads % self.tensor_parallel:
             raise ConfigError(
                 f"sim.tensor_parallel: expected a divisor of kv_heads {self.kv_heads}, "
                 f"found {self.tensor_parallel}"
             )
-        if self.transfer not in TRANSFERS:
-            expected = ", ".join(TRANSFERS)
-            raise ConfigError(f"sim.transfer: expected one of {expected}, found {self.transfer!r}")
         if not 0 <= self.handle_margin_ms < self.handle_ttl_ms:
             raise ConfigError(
                 f"sim.handle_margin_ms: expected under handle_ttl_ms {self.handle_ttl_ms}, "
                 f"found {self.handle_margin_ms}"
             )
-        if self.decode_step_ms <= 0:
-            raise ConfigError(f"sim.decode_step_ms: expected above 0, found {self.decode_step_ms}")
 
     @property
     def orchestrations(self) -> tuple[Orchestration, ...]:

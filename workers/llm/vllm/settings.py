@@ -1,68 +1,51 @@
 """Section [vllm]: what the vLLM engine is told. Imports nothing of vLLM."""
 
 import json
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from schemas.errors import ConfigError
 from schemas.records import Orchestration
+from schemas.sections import Natural, Positive, one_of, section
 
-TRANSFERS = ("pull", "push", "off")
 _ORCHESTRATIONS = {
     "pull": (Orchestration.PREFILL_FIRST,),
     "push": (Orchestration.PREFILL_FIRST, Orchestration.CONCURRENT),
 }
 _KEEP_LEAST_MS = 5_000  # vLLM reads nothing that expires sooner
-_AT_LEAST = {
-    "running_max": 1,
-    "kv_lease_s": 2,
-    "handle_margin_ms": 0,
-    "keep_decoded_kv_ms": 0,
-    "side_channel_port": 0,
-    "first_token_timeout_ms": 1,
-    "progress_timeout_ms": 1,
-    "shutdown_timeout_s": 1,
-    "kv_cache_bytes": 0,
-    "block_size": 1,
-    "nice": 0,
-}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@section("vllm")
 class VllmSettings:
     """Section [vllm]; the defaults suit the tiny model on a small machine without a GPU."""
 
     dtype: str = "auto"  # float32 on CPU, where bfloat16 is slow or worse; else the model's own
-    block_size: int = 32  # tokens per KV block; equal on workers that exchange KV
-    kv_cache_bytes: int = 256 << 20  # 0: vLLM takes its share of the memory
-    running_max: int = 64  # most requests in the batch
+    block_size: Positive = 32  # tokens per KV block; equal on workers that exchange KV
+    kv_cache_bytes: Natural = 256 << 20  # 0: vLLM takes its share of the memory
+    running_max: Positive = 64  # most requests in the batch
     enforce_eager: bool = True  # no compilation: a quick start, slower steps on GPUs
     cpu_bind: str = ""  # cores of the compute threads, as VLLM_CPU_OMP_THREADS_BIND; "": as set
     spin_ms: int = 0  # how long idle processes spin between steps; below 0: vLLM's second
-    nice: int = 10  # of the engine's processes, up to 19: whoever keeps leases goes first
-    kv_transfer: str = "pull"  # decode reads; push: prefill writes; off. Replicas have none
-    kv_lease_s: int = 30  # how long a prefilled prompt waits for its peer
-    handle_margin_ms: int = 5_000  # a handle says that it expires this much earlier
-    keep_decoded_kv_ms: int = 0  # how long KV waits for the next turn after a hand-over; pull only
+    # of the engine's processes, up to 19: whoever keeps leases goes first
+    nice: Natural = 10
+    # pull: decode reads; push: prefill writes. Replicas have none
+    kv_transfer: Annotated[str, one_of("pull", "push", "off")] = "pull"
+    kv_lease_s: Annotated[int, Field(ge=2)] = 30  # how long a prefilled prompt waits for its peer
+    handle_margin_ms: Natural = 5_000  # a handle says that it expires this much earlier
+    # how long KV waits for the next turn after a hand-over; pull only
+    keep_decoded_kv_ms: Natural = 0
     kv_events: bool = True  # tell what the prefix cache holds
     kv_devices: str = "lo"  # UCX's names of network devices on which KV moves, with commas; or all
     side_channel_host: str = "localhost"  # where peers ask for NIXL metadata
-    side_channel_port: int = 0  # 0: a free one
-    first_token_timeout_ms: int = 30_000  # with no other request in the way
-    progress_timeout_ms: int = 15_000  # silence of the engine while it has requests
-    shutdown_timeout_s: int = 5  # then processes are killed
+    side_channel_port: Natural = 0  # 0: a free one
+    first_token_timeout_ms: Positive = 30_000  # with no other request in the way
+    progress_timeout_ms: Positive = 15_000  # silence of the engine while it has requests
+    shutdown_timeout_s: Positive = 5  # then processes are killed
     extra: str = "{}"  # more arguments of vLLM's AsyncEngineArgs, as a JSON object
 
     def __post_init__(self) -> None:
-        for name, least in _AT_LEAST.items():
-            if getattr(self, name) < least:
-                raise ConfigError(
-                    f"vllm.{name}: expected at least {least}, found {getattr(self, name)}"
-                )
-        if self.kv_transfer not in TRANSFERS:
-            raise ConfigError(
-                f"vllm.kv_transfer: expected {' or '.join(TRANSFERS)}, found {self.kv_transfer!r}"
-            )
         if self.keep_decoded_kv_ms:
             self._check_keeping()
         if self.handle_margin_ms >= self.kv_lease_s * 1_000:

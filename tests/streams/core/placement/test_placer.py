@@ -276,13 +276,13 @@ def test_weights_of_request_class_and_deployment() -> None:
     [
         ({"policy": "best"}, "router.policy: expected one of learned, .* found 'best'"),
         ({"orchestration": "both"}, "router.orchestration: expected one of auto"),
-        ({"local_share": 1.5}, "router.local_share: expected 0 to 1, found 1.5"),
+        ({"local_share": 1.5}, "router.local_share: expected at most 1, found 1.5"),
         ({"weights_batch": "1"}, "router.weights_batch: expected two weights .* found '1'"),
         ({"weights_batch": "1/-1"}, "router.weights_batch: expected two weights"),
         ({"weights_batch": "1/inf"}, "router.weights_batch: expected two weights"),
         ({"w_ttft": -1.0}, "router.w_ttft: expected at least 0, found -1.0"),
         ({"w_ttft": float("nan")}, "router.w_ttft: expected a finite number, found nan"),
-        ({"tick_ms": 0}, "router.tick_ms: expected a positive number, found 0"),
+        ({"tick_ms": 0}, "router.tick_ms: expected at least 1, found 0"),
     ],
 )
 def test_settings_are_checked(changes: dict[str, Any], message: str) -> None:

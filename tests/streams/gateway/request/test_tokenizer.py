@@ -189,7 +189,7 @@ def test_a_broken_template_stops_the_start() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"port": 70_000}, "gateway.port: expected 0 to 65535, found 70000"),
+        ({"port": 70_000}, "gateway.port: expected at most 65535, found 70000"),
         ({"in_flight_max": 0}, "gateway.in_flight_max: expected at least 1, found 0"),
         ({"prompt_tokens_max": -1}, "gateway.prompt_tokens_max: expected at least 0, found -1"),
         ({"deadline_ms": 4_000_000}, "gateway.deadline_ms: expected at most deadline_ms_max"),

@@ -11,7 +11,7 @@ from workers.llm.vllm.settings import VllmSettings
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"kv_transfer": "both"}, "expected pull or push or off"),
+        ({"kv_transfer": "both"}, "expected one of pull, push, off"),
         ({"keep_decoded_kv_ms": 5_000}, "expected 0 or more than 5000 ms"),
         ({"keep_decoded_kv_ms": 9_000, "kv_transfer": "push"}, "expected 0 where kv_transfer"),
         ({"running_max": 0}, "vllm.running_max: expected at least 1"),

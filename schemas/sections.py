@@ -1,0 +1,170 @@
+"""What a section of the settings is, and how it is filled: from a file, the environment and flags.
+
+Later sources win; `TRIVIUM_<SECTION>_<FIELD>` overrides a field of the TOML file. Types and ranges
+stand with the fields and pydantic checks them; an unknown name or a wrong value stops the start
+with the name, what was expected and what was found. A secret can be in a file of its own, named by
+the field's name and `_file`; a list has one in each line. Secrets are never shown, nor written.
+The sections themselves live beside the processes that they configure.
+"""
+
+import dataclasses
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, cast, dataclass_transform, get_origin, get_type_hints
+
+from pydantic import AfterValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+from pydantic_core import PydanticCustomError
+
+from schemas.errors import ConfigError
+
+Section = TypeVar("Section")
+Natural = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Port = Annotated[int, Field(ge=0, le=65_535)]  # 0: any free one
+Texts = Annotated[tuple[str, ...], Strict(False)]  # in a file it is a list
+ENV_PREFIX = "TRIVIUM_"
+_CHECKS = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+_SECRET = "secret"
+_FILE = "_file"
+_WORDS = {  # pydantic's, and ours
+    "Input should be": "expected",
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "above",
+    "less than": "below",
+}
+
+
+def one_of(*texts: str) -> AfterValidator:
+    """Of a field that has one of these texts: `Annotated[str, one_of("a", "b")]`."""
+
+    def check(text: str) -> str:
+        if text not in texts:
+            raise PydanticCustomError(
+                "one_of", "expected one of {texts}", {"texts": ", ".join(texts)}
+            )
+        return text
+
+    return AfterValidator(check)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def section(name: str) -> Callable[[type[Section]], type[Section]]:
+    """Class decorator: a frozen dataclass that raises ConfigError for wrong values, whoever makes
+    it. What concerns several fields is checked in `__post_init__`."""
+
+    def made(cls: type[Section]) -> type[Section]:
+        kind: Any = dataclass(cls, frozen=True, slots=True, kw_only=True, config=_CHECKS)
+        checked_init = kind.__init__
+
+        def __init__(self: Any, **values: Any) -> None:
+            try:
+                checked_init(self, **values)
+            except ValidationError as error:
+                raise ConfigError(_faults(f"{name}.", error, _secret_names(kind))) from None
+
+        kind.__init__ = __init__  # the same, with our errors
+        return cast(type[Section], kind)
+
+    return made
+
+
+def _faults(prefix: str, error: ValidationError, secret_names: frozenset[str]) -> str:
+    """All that is wrong: of each value its name, what was expected and what was found."""
+    faults = []
+    for each in error.errors(include_url=False):
+        expected = each["msg"]
+        for word, ours in _WORDS.items():
+            expected = expected.replace(word, ours)
+        field, *items = each["loc"] or ("",)
+        place = f"{prefix}{field}" + "".join(f"[{item}]" for item in items)
+        found = "something else" if field in secret_names else repr(each["input"])
+        faults.append(f"{place}: {expected}, found {found}")
+    return "; ".join(faults)
+
+
+def secret(default: Any) -> Any:
+    """A field that no message, `repr` or file of ours shows."""
+    return dataclasses.field(default=default, repr=False, metadata={_SECRET: True})
+
+
+def _secret_names(kind: Any) -> frozenset[str]:
+    return frozenset(f.name for f in dataclasses.fields(kind) if _SECRET in f.metadata)
+
+
+def secrets_of(section: Any) -> dict[str, Any]:
+    """The secrets of a section that are set, by field."""
+    values = {name: getattr(section, name) for name in sorted(_secret_names(section))}
+    return {name: value for name, value in values.items() if value}
+
+
+def read_toml(path: Path | None) -> dict[str, dict[str, Any]]:
+    """Sections of the file; an absent path is an empty file."""
+    if path is None:
+        return {}
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such settings file") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: expected TOML: {error}") from error
+
+
+def build(
+    section: str,
+    kind: type[Section],
+    file: Mapping[str, Any],
+    *,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+) -> Section:
+    """One section: file values, then environment, then flags that are not None.
+
+    Raises ConfigError for unknown names and for values that the section does not take.
+    """
+    values: dict[str, Any] = {}
+    for name, value in file.items():
+        values |= _read(f"{section}.{name}", name, value, kind, is_text=False)
+    prefix = f"{ENV_PREFIX}{section}_".upper()
+    for variable, text in (os.environ if environ is None else environ).items():
+        if variable.startswith(prefix):
+            name = variable.removeprefix(prefix).lower()
+            values |= _read(variable, name, text, kind, is_text=True)
+    values |= {name: value for name, value in (flags or {}).items() if value is not None}
+    return kind(**values)
+
+
+def _read(place: str, name: str, value: Any, kind: Any, *, is_text: bool) -> dict[str, Any]:
+    """The field that a name means, with its value; the environment has text for every type."""
+    types, own = get_type_hints(kind), name.removesuffix(_FILE)
+    if own != name and own in _secret_names(kind):
+        return {own: _from_file(place, value, is_list=get_origin(types[own]) is tuple)}
+    if name not in types:
+        raise ConfigError(f"{place}: unknown; expected one of {', '.join(sorted(types))}")
+    if not is_text:
+        return {name: value}
+    if get_origin(types[name]) is tuple:
+        return {name: tuple(part.strip() for part in value.split(",") if part.strip())}
+    try:
+        adapter = TypeAdapter(get_type_hints(kind, include_extras=True)[name], config=_CHECKS)
+        return {name: adapter.validate_strings(value, strict=False)}
+    except ValidationError as error:
+        raise ConfigError(_faults(place, error, frozenset())) from None
+
+
+def _from_file(place: str, path: Any, *, is_list: bool) -> str | tuple[str, ...]:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{place}: expected a file with the secret: {error}") from error
+    found = tuple(line.strip() for line in lines if line.strip())
+    if is_list:
+        return found
+    if len(found) != 1:
+        raise ConfigError(f"{place}: expected one line, found {len(found)} in {path}")
+    return found[0]
