@@ -86,6 +86,18 @@ def pages_name_files_that_exist() -> Found:
                     yield f"{name}:{number}: {path} is not there"
 
 
+def sources_name_pages_that_exist() -> Found:
+    sources = (
+        path
+        for top in ("schemas", "streams", "workers", "infra")
+        for path in (ROOT / top).rglob("*.py")
+    )
+    for path in sorted(sources):
+        for page in re.findall(r"\b[\w/]*[A-Za-z]+\.md\b", path.read_text(encoding="utf-8")):
+            if not (ROOT / page).is_file():
+                yield f"{path.relative_to(ROOT)}: {page} is not there"
+
+
 def links_lead_somewhere() -> Found:
     for name, text in pages().items():
         for number, line in without_code(text):
@@ -134,6 +146,7 @@ RULES: tuple[Callable[[], Found], ...] = (
     pages_are_short,
     pages_have_one_title,
     pages_name_files_that_exist,
+    sources_name_pages_that_exist,
     links_lead_somewhere,
     the_way_of_a_request_is_short,
     experiments_have_verdicts,

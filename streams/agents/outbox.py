@@ -2,7 +2,7 @@
 
 A record that caused effects is acknowledged to Faust when the broker has acknowledged all of them,
 and never before an earlier record of its topic: Faust would commit past what is still in flight
-(ARCHITECTURE.md names the defect). A send that fails is fatal to the process, unless it is of work
+(DECISIONS.md, 4, names the defect). A send that fails is fatal to the process, unless it is of work
 that is too large: then a phase says so for the worker, and only the attempt fails.
 
 Order between partitions. What was decided goes first, what workers are told after it. Nothing waits

@@ -1,8 +1,8 @@
 """Which network devices KV moves over: environment variables of the libraries below NIXL.
 
 By default UCX listens on every interface, and whoever reaches it can read and write KV. So it is
-limited to loopback or to the devices of a private network (ARCHITECTURE.md, Private network).
-Variables that are set already win.
+limited to loopback or to the devices of a private network (infra/docs/operate.md, "Keep the
+network private"). Variables that are set already win.
 """
 
 import os

@@ -2,8 +2,8 @@
 
 What is forged is about work that some worker has at that time, and passes every check of form; only
 what it says is wrong. Nothing here forges what nobody could tell from the truth: who may write to
-a topic is trusted that far (ARCHITECTURE.md, "Who may write"); so no later life or heartbeat of a
-worker that is there, and no order about a request that is.
+a topic is trusted that far (infra/docs/operate.md, "Say who may write"); so no later life or
+heartbeat of a worker that is there, and no order about a request that is.
 """
 
 from collections.abc import Callable

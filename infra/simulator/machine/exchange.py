@@ -1,4 +1,4 @@
-"""KV between two simulated engines, for each orchestration; see ARCHITECTURE.md for their order.
+"""KV between two simulated engines, for each orchestration (their order: streams/core/README.md).
 
 prefill_first: the decode engine reads what it lacks. decode_first: the prefill engine reads what
 only the decode engine has, computes, and writes the rest. concurrent: both start at once, the

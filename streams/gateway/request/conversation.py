@@ -8,7 +8,8 @@ said the same words: they stand in a queue under the same hash, and a next turn 
 was taken longest ago.
 
 What nobody remembers (it is too old, or was changed by its client) gets an id from the hash up to
-its last answer: every gateway finds the same one, and `ARCHITECTURE.md` says where that ends.
+its last answer: every gateway finds the same one. `streams/gateway/README.md` says where that
+ends.
 """
 
 from collections import OrderedDict, deque
