@@ -52,7 +52,7 @@ class Fleet:
 
     def any_lives(self, role: Role, now_ms: int) -> bool:
         """Whether a worker of the role lives, credits or not."""
-        return self.pools[role].any_lives(now_ms)
+        return self.pools[role].living_count(now_ms) > 0
 
     def is_lost(self, life: Life, now_ms: int) -> bool:
         """Whether what this life of a worker held must be placed again.

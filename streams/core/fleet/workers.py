@@ -94,6 +94,8 @@ class Pool:
         self.busy_until_ms = np.zeros(rows)
         self.pace = np.ones(rows)
         self.taken = np.zeros(rows)  # number of the last request that a row was given
+        self._living: Flags = np.zeros(rows, np.bool_)
+        self._living_at_ms: int | None = None  # none where a row has changed since
         for row, worker in enumerate(self.workers):
             worker.row = row
             self.update(worker)
@@ -103,6 +105,7 @@ class Pool:
         row = worker.row
         if row == NOT_LISTED:
             return
+        self._living_at_ms = None
         member = worker.member
         ready = member.state is MemberState.READY
         self.seen_ms[row] = member.seen_ms if ready else _NEVER_MS
@@ -115,13 +118,22 @@ class Pool:
         self.taken[row] = worker.taken
 
     def living(self, now_ms: int) -> Flags:
-        """Which rows are ready and were heard of within their lease."""
-        found: Flags = self.seen_ms >= now_ms - LEASE_MS
-        return found
+        """Which rows are ready and were heard of within their lease; not to be written to.
 
-    def any_lives(self, now_ms: int) -> bool:
-        """Whether some row is ready and was heard of within its lease."""
-        return bool(self.living(now_ms).any())
+        A placement asks several times (`make bench-decisions`), so the answer is kept meanwhile.
+        """
+        if now_ms != self._living_at_ms:
+            self._living = self.seen_ms >= now_ms - LEASE_MS
+            self._living_at_ms = now_ms
+        return self._living
+
+    def living_count(self, now_ms: int) -> int:
+        """How many rows are ready and were heard of within their lease."""
+        return int(np.count_nonzero(self.living(now_ms)))
+
+    def living_requests(self, now_ms: int) -> float:
+        """Requests that these hold, of all routers."""
+        return float(self.requests @ self.living(now_ms))
 
     def open(self, now_ms: int) -> Flags:
         """Which rows take one more request."""

@@ -123,10 +123,9 @@ class Placer:
             self._tickets += 1
             case.ticket = self._tickets
         pool = view.fleet.pools[Role.PREFILL]
-        living = pool.living(view.now_ms)
-        prefill = view.prefill(living)
+        prefill = view.prefill(pool.living(view.now_ms))
         assert prefill is not None
-        waiting = float(pool.requests @ living) + max(0, case.waiting - 1)
+        waiting = pool.living_requests(view.now_ms) + max(0, case.waiting - 1)
         w_ttft, w_tpot = self._weights_of(case)
         append_tokens = view.to_compute_at(local)
         prefill_tokens = view.to_compute_at(prefill)
@@ -150,7 +149,7 @@ class Placer:
             append_tokens=append_tokens,
             prefill_tokens=prefill_tokens,
             max_tokens=case.max_tokens,
-            prefill_queue=waiting / int(living.sum()),
+            prefill_queue=waiting / pool.living_count(view.now_ms),
             load=view.load,
             slack_ms=case.request.deadline_ms - view.now_ms,
             w_ttft=w_ttft,

@@ -200,9 +200,8 @@ def load(fleet: Fleet, now_ms: int) -> float:
         requests, workers = 0.0, 0
         for role in roles:
             pool = fleet.pools[role]
-            living = pool.living(now_ms)
-            requests += float(pool.requests @ living)
-            workers += int(np.count_nonzero(living))
+            requests += pool.living_requests(now_ms)
+            workers += pool.living_count(now_ms)
         if workers:
             return requests / workers
     return 0.0

@@ -5,7 +5,7 @@ path and the rebuild use the same two. Keeps indexes consistent and bounded; dec
 Only `streams/core/handlers` and `router.py` change what is here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, TypeVar
@@ -91,7 +91,7 @@ class LiveRequest:
     @property
     def holders(self) -> tuple[Life, ...]:
         """The workers with which the attempt stands and falls, the one that will end it last."""
-        return tuple(self.life_on(side) for side in self.sides)
+        return tuple([self.life_on(side) for side in self.sides])
 
     def life_on(self, side: Side) -> Life:
         """The worker that was chosen for a side."""
@@ -248,12 +248,17 @@ class LiveRequests:
 
     def move(self, live: LiveRequest, state: State) -> None:
         """Change a request's state, and with it its place in all indexes."""
-        before, holders = live.state, live.holders
+        before, left = live.state, live.holders
         live.enter(state)
-        _leave(self._by_life, tuple(life for life in holders if life not in live.holders), live)
-        _enter(self._by_life, live.holders, live)
-        self.before_decode += (state in _BEFORE_DECODE) - (before in _BEFORE_DECODE)
-        self.handovers.pop(live.request_id, None)
+        holders = live.holders
+        if holders != left:
+            _leave(self._by_life, [life for life in left if life not in holders], live)
+            _enter(self._by_life, holders, live)
+        if before in _BEFORE_DECODE:
+            self.before_decode -= 1
+            self.handovers.pop(live.request_id, None)
+        if state in _BEFORE_DECODE:
+            self.before_decode += 1
         if state is State.HANDING_OVER:
             self.handovers[live.request_id] = live
         session_id = live.request.session_id
@@ -276,14 +281,14 @@ class LiveRequests:
 
 
 def _enter(
-    index: dict[Key, dict[str, LiveRequest]], keys: tuple[Key, ...], live: LiveRequest
+    index: dict[Key, dict[str, LiveRequest]], keys: Iterable[Key], live: LiveRequest
 ) -> None:
     for key in keys:
         index.setdefault(key, {})[live.request_id] = live
 
 
 def _leave(
-    index: dict[Key, dict[str, LiveRequest]], keys: tuple[Key, ...], live: LiveRequest
+    index: dict[Key, dict[str, LiveRequest]], keys: Iterable[Key], live: LiveRequest
 ) -> None:
     for key in keys:
         del index[key][live.request_id]

@@ -371,7 +371,7 @@ def test_remembered_lives_are_those_of_the_workers(
         for at_ms in (scene.now_ms, scene.now_ms + 1_700):
             expected = [worker.lives(at_ms) for worker in pool.workers]
             assert pool.living(at_ms).tolist() == expected
-            assert pool.any_lives(at_ms) == any(expected)
+            assert pool.living_count(at_ms) == sum(expected)
             assert pool.open(at_ms).tolist() == [
                 w.lives(at_ms) and w.free > 0 for w in pool.workers
             ]
