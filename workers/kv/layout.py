@@ -39,6 +39,7 @@ class Card:
     agent: bytes
 
     def pack(self) -> bytes:
+        """As `unpack` reads it: what an engine publishes as `Capability.nixl_metadata`."""
         name = self.name.encode()
         head = _HEAD.pack(self.block_bytes, self.block_count, len(self.regions), len(name))
         return head + struct.pack(f"<{len(self.regions)}Q", *self.regions) + name + self.agent
@@ -96,7 +97,9 @@ def pieces_of(one: Card, other: Card) -> int:
 
 
 def elements(blocks: Sequence[int], pieces: int, block_count: int) -> "np.ndarray[Any, Any]":
-    """Numbers of these blocks' pieces in the list of all rows' elements, row by row."""
+    """Where these blocks' pieces lie in a list with `block_count` elements for each of `pieces`
+    rows: int32, row by row, so `pieces` times as many as there are blocks.
+    """
     rows = np.arange(pieces, dtype=np.int32)[:, None] * np.int32(block_count)
     numbers: np.ndarray[Any, Any] = (rows + np.asarray(blocks, np.int32)).ravel()
     return numbers

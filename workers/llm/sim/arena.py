@@ -101,19 +101,19 @@ class KvArena:
         return Digest(chain.tolist(), tail, len(values) - first)
 
     def write(self, blocks: Any, values: Words) -> None:
-        """Fill whole blocks with their values."""
+        """Fill whole blocks: `values[i]`, a uint64, goes into block `blocks[i]`."""
         for region, spread, _ in self._ranks:
             region[blocks] = values[:, None] * spread
 
     def read(self, blocks: Any) -> Words:
-        """The values that the blocks hold, from all of their bytes."""
+        """The value that each block holds, as uint64, from all of its bytes."""
         values: Words = np.zeros(len(blocks), np.uint64)
         for region, _, gather in self._ranks:
             values += region[blocks] @ gather
         return values
 
     def copy(self, source: Sequence[int], to: Sequence[int]) -> None:
-        """Blocks within the arena."""
+        """Copy block `source[i]` of this arena into its block `to[i]`."""
         self.regions[:, list(to)] = self.regions[:, list(source)]
 
     def state(self, blocks: Sequence[int], tail_tokens: int) -> tuple[int, int, int]:

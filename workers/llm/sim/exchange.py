@@ -51,22 +51,27 @@ class KvExchange:
 
     @property
     def bytes_sent(self) -> int:
+        """Of KV that peers have, by their reads or by writes of this engine."""
         return self._bytes_read + self.pushes.bytes_sent + self.allocations.bytes_read
 
     @property
     def bytes_received(self) -> int:
+        """Of KV from peers, by reads of this engine or by their writes."""
         return self._bytes_fetched + self.allocations.bytes_received + self.pushes.bytes_read
 
     @property
     def failures_total(self) -> int:
+        """Tries of moves that failed."""
         return self._moves.failures_total
 
     @property
     def fetching(self) -> int:
+        """Jobs whose KV is being read from a peer."""
         return len(self._fetching)
 
     @property
     def held(self) -> int:
+        """Prompts whose KV waits for its peer."""
         return len(self._held)
 
     @property
@@ -187,6 +192,7 @@ class KvExchange:
         return ended
 
     def close(self) -> None:
+        """Free the transfer; moves under way are abandoned."""
         self._moves.transfer.close()
 
     def _lost(self, engine_id: str) -> None:

@@ -43,6 +43,7 @@ class PinnedKv:
         return len(self._held)
 
     def hold(self, engine_request_id: str, held: Pinned) -> None:
+        """Keep one until it is taken or expires."""
         self._held[engine_request_id] = held
 
     def blocks_of(self, engine_request_id: str) -> Sequence[int]:
@@ -64,6 +65,7 @@ class PinnedKv:
             yield held
 
     def of_request(self, request_id: str) -> list[str]:
+        """The `engine_request_id`s of a request."""
         return [key for key, held in self._held.items() if held.request_id == request_id]
 
 

@@ -82,6 +82,7 @@ class Moves:
 
     @property
     def busy(self) -> bool:
+        """Whether a move is under way or waits for its next try."""
         return bool(self._flying or self._retries)
 
     def begin(self, moving: Moving, now_s: float, now_ms: int) -> None:

@@ -32,6 +32,7 @@ class Notice:
     error: WireError | None = None
 
     def pack(self) -> bytes:
+        """JSON, as `unpack` reads it."""
         fields: dict[str, Any] = {"kind": self.kind, "key": self.key, "kv_bytes": self.kv_bytes}
         if self.target is not None:
             fields["target"] = {**asdict(self.target), "params": self.target.params.hex()}

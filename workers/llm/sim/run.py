@@ -90,6 +90,7 @@ class Deadlines:
         self._heap: list[tuple[int, str]] = []
 
     def add(self, run: SimRun) -> None:
+        """Watch a run's deadline."""
         heapq.heappush(self._heap, (run.job.deadline_ms, run.request_id))
         if len(self._heap) > 4 * len(self._runs) + _STALE_MIN:  # mostly of runs that have ended
             self._heap = [pair for pair in self._heap if pair[1] in self._runs]

@@ -64,6 +64,7 @@ class Schedule:
 
     @property
     def waiting(self) -> int:
+        """Jobs in the queues: for room to fetch, or to be computed."""
         return len(self._to_fetch) + len(self._to_prefill)
 
     @property

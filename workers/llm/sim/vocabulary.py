@@ -99,6 +99,7 @@ class Writer:
 
     @staticmethod
     def is_needed(sampling: Sampling) -> bool:
+        """Whether an answer needs one: it has stop conditions or log-probabilities."""
         return bool(sampling.stop or sampling.stop_token_ids or sampling.logprobs is not None)
 
     def feed(self, pick: int, drawn: int) -> tuple[str, str | None]:

@@ -169,6 +169,7 @@ class EventSubscription:
         self._reading = asyncio.get_running_loop().create_task(self._read())
 
     async def close(self) -> None:
+        """Stop reading, and remove the endpoint's folder."""
         if self._reading is not None:
             self._reading.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -127,6 +127,7 @@ class Releases:
         return len(self._timers)
 
     def cancel(self) -> None:
+        """Release nothing any more; the engine ends."""
         for timer in self._timers.values():
             timer.cancel()
         for task in self._tasks:

@@ -91,6 +91,7 @@ class Receiver:
         return True
 
     def note_late(self, run: VllmRun) -> None:
+        """Count a run whose KV came too late."""
         self.counts["late"] += 1
         log.warning("request %s: its KV came too late; computed in place", run.job.request_id)
 

@@ -55,6 +55,7 @@ class Runs:
         return iter(tuple(self.active.values()))
 
     def add(self, run: VllmRun, now_s: float) -> None:
+        """A run that is given to the engine now."""
         if not self.active:
             self.since_s = now_s
         self.active[run.job.request_id] = run
@@ -69,6 +70,7 @@ class Runs:
         self._move(run, now_s)
 
     def remove(self, run: VllmRun, now_s: float) -> None:
+        """A run that has ended; the queue moves for those behind it."""
         self._move(run, now_s)
         del self.active[run.job.request_id]
 
@@ -114,6 +116,7 @@ class Mailbox:
         return len(self._outputs)
 
     def put(self, output: Output) -> None:
+        """Add what the engine said."""
         self._outputs.append(output)
 
     def take(self) -> list[Output]:

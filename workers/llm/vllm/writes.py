@@ -72,6 +72,7 @@ class Writes:
             self._put(Output(request_id=request_id, finish_reason="abort"))
 
     def cancel(self) -> None:
+        """Wait for no write any more; the engine ends."""
         for request_id in tuple(self._waiting):
             self._forget(request_id)
         if self._asking is not None:
