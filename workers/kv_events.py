@@ -18,7 +18,7 @@ from schemas.log.clock import wall_ms
 from schemas.records import KvEvents
 from workers.config import WorkerSettings
 from workers.kv.block_log import BlockLog
-from workers.llm.stream import Identity
+from workers.llm.stream import WorkerIdentity
 
 log = logging.getLogger("trivium.worker")
 
@@ -30,7 +30,7 @@ class KvEventsPublisher:
         self,
         blocks: BlockLog,
         producer: LogProducer,
-        me: Identity,
+        me: WorkerIdentity,
         is_valid: Callable[[], bool],
         settings: WorkerSettings,
     ) -> None:

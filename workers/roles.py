@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from schemas.errors import ConfigError, LeaseError
 from schemas.records import AssignRoles, Capability, Role
 from schemas.topics import WORK_TOPICS
-from workers.llm.stream import Identity
+from workers.llm.stream import WorkerIdentity
 
 log = logging.getLogger("trivium.worker")
 
@@ -45,7 +45,7 @@ class RoleOrders:
 
     def __init__(
         self,
-        me: Identity,
+        me: WorkerIdentity,
         capability: Capability,
         follow: Callable[[Sequence[Role]], Awaitable[None]],
     ) -> None:

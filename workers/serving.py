@@ -27,7 +27,7 @@ from workers.kv_events import KvEventsPublisher
 from workers.llm.engine import Engine
 from workers.llm.frames import Frames
 from workers.llm.held import HeldRequests, Limits
-from workers.llm.stream import Identity
+from workers.llm.stream import WorkerIdentity
 from workers.loops import Loops
 from workers.outbox import Outbox
 from workers.presence import Presence
@@ -74,7 +74,7 @@ class Serving:
         self._presence = presence
         self._membership = membership = presence.membership
         self._engine = engine
-        self._me = Identity(worker_id=membership.member_id, epoch=membership.epoch)
+        self._me = WorkerIdentity(worker_id=membership.member_id, epoch=membership.epoch)
         self._tasks = tasks.Tasks()
         self.readers: dict[str, AssignedReader] = {}
         frames = Frames(self._me.worker_id)

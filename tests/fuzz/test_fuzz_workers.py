@@ -15,7 +15,7 @@ from tests.fuzz.drawn import CODEC, examples, record_bytes
 from tests.schemas.examples import instances
 from tests.workers.fakes import EPOCH, WORKER, capability, handle, out, work
 from tests.workers.llm.worker_in_memory import NOW_MS, WorkerInMemory
-from workers.llm.stream import Identity
+from workers.llm.stream import WorkerIdentity
 from workers.roles import RoleOrders, lease_topics
 
 NUMBERS = st.sampled_from([-(2**31), -1, 0, 1, 2, 2**31 - 1])
@@ -144,7 +144,7 @@ def test_orders_of_roles_are_followed_or_void(roles: list[Role], name: str, epoc
     async def follow(_: Any) -> None:
         raise AssertionError("nobody runs it")
 
-    orders = RoleOrders(Identity(worker_id=WORKER, epoch=EPOCH), capability(), follow)
+    orders = RoleOrders(WorkerIdentity(worker_id=WORKER, epoch=EPOCH), capability(), follow)
     orders.take(AssignRoles(worker_id=name, worker_epoch=epoch, roles=roles, at_ms=0))
     if orders._wanted is not None:
         assert (name, epoch) == (WORKER, EPOCH) and lease_topics(orders._wanted)

@@ -24,7 +24,7 @@ from tests.virtual import virtual
 from tests.waiting import pass_time, until
 from tests.workers.fakes import EPOCH, WORKER, capability, handle, out, work
 from tests.workers.running_worker import RunningWorker
-from workers.llm.stream import Identity
+from workers.llm.stream import WorkerIdentity
 from workers.roles import RoleOrders, check_roles, lease_topics
 
 PREFILL, DECODE, REPLICA = Role.PREFILL, Role.DECODE, Role.REPLICA
@@ -167,7 +167,7 @@ async def test_bad_orders_change_nothing(fault: str) -> None:
     async def follow(roles: Sequence[Role]) -> None:
         followed.append(roles)
 
-    orders = RoleOrders(Identity(worker_id=WORKER, epoch=EPOCH), ABLE, follow)
+    orders = RoleOrders(WorkerIdentity(worker_id=WORKER, epoch=EPOCH), ABLE, follow)
     task = asyncio.create_task(orders.run())
     orders.take(BAD[fault])
     orders.take(order(PREFILL, PREFILL))  # a good one

@@ -17,7 +17,7 @@ _HEAD = struct.Struct("<IIHH")  # block bytes, block count, regions, length of t
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PieceRow:
     """One piece of every block: block i's lies at `address + i * stride` and has `length` bytes."""
 
     address: int
@@ -58,12 +58,12 @@ class Card:
         end = start + name_bytes
         return cls(regions, block_bytes, block_count, data[start:end].decode(), data[end:])
 
-    def rows(self, pieces: int) -> list[Row]:
+    def rows(self, pieces: int) -> list[PieceRow]:
         """The pieces of a block, in the order of its heads; at least one to a region."""
         in_region = pieces // len(self.regions)
         length, stride = self.block_bytes // pieces, self.block_bytes // len(self.regions)
         return [
-            Row(address + i * length, length, stride)
+            PieceRow(address + i * length, length, stride)
             for address in self.regions
             for i in range(in_region)
         ]

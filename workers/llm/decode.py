@@ -7,7 +7,7 @@ A replica's work is a decode job without KV, so it has no module of its own. Pur
 from schemas.records import Outcome, Phase, StreamEnd
 from workers.llm.engine import Output
 from workers.llm.prefill import whole_or_failed
-from workers.llm.stream import Identity, Stream, kv_received
+from workers.llm.stream import Stream, WorkerIdentity, kv_received
 
 
 def row(stream: Stream, output: Output, text: str, seq: int, chars: int) -> None:
@@ -53,7 +53,7 @@ def received(stream: Stream, output: Output, now_ms: int) -> Phase | None:
 
 
 def finish(
-    stream: Stream, output: Output, me: Identity, now_ms: int
+    stream: Stream, output: Output, me: WorkerIdentity, now_ms: int
 ) -> Phase | tuple[StreamEnd, Outcome]:
     """The record of the last output of a decode job."""
     return whole_or_failed(stream, output, me, now_ms, output.kv)

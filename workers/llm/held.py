@@ -43,7 +43,7 @@ from workers.llm import decode, peers, prefill
 from workers.llm.engine import Job, Jobs, Output
 from workers.llm.frames import Frames
 from workers.llm.prefill_gate import PrefillGate
-from workers.llm.stream import Identity, Stream, allocated, ended, failed, started
+from workers.llm.stream import Stream, WorkerIdentity, allocated, ended, failed, started
 
 Report = Callable[[Phase, Headers], None]
 _BIT = {WorkPhase.PREFILL: 1, WorkPhase.DECODE: 2}
@@ -73,7 +73,7 @@ class HeldRequests:
     def __init__(
         self,
         engine: Jobs,
-        me: Identity,
+        me: WorkerIdentity,
         limits: Limits,
         frames: Frames,
         report: Report,

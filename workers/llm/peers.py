@@ -11,7 +11,7 @@ from typing import Protocol
 from schemas.errors import KvUnavailable
 from schemas.fleet import CLOCK_MARGIN_MS
 from schemas.records import KvHandle, Work, WorkPhase
-from workers.llm.stream import Identity
+from workers.llm.stream import WorkerIdentity
 
 
 class Peers(Protocol):
@@ -36,7 +36,7 @@ class Strangers:
         return 0
 
 
-def usable_kv(work: Work, me: Identity, now_ms: int, known: Peers) -> KvHandle | None:
+def usable_kv(work: Work, me: WorkerIdentity, now_ms: int, known: Peers) -> KvHandle | None:
     """The handle to fetch; none computes the prompt in place.
 
     For prefill it is what the session's decode worker kept, for decode what prefill computed.
@@ -45,7 +45,7 @@ def usable_kv(work: Work, me: Identity, now_ms: int, known: Peers) -> KvHandle |
     return None if kv is None or _fault(kv, me, now_ms, known) else kv
 
 
-def check_promise(work: Work, me: Identity, now_ms: int, known: Peers) -> None:
+def check_promise(work: Work, me: WorkerIdentity, now_ms: int, known: Peers) -> None:
     """Raise KvUnavailable where paired work names no peer that can keep its promise."""
     if not work.orchestration.is_paired:
         return
@@ -61,7 +61,7 @@ def check_promise(work: Work, me: Identity, now_ms: int, known: Peers) -> None:
         )
 
 
-def _fault(kv: KvHandle, me: Identity, now_ms: int, known: Peers) -> str:
+def _fault(kv: KvHandle, me: WorkerIdentity, now_ms: int, known: Peers) -> str:
     """What is wrong with a handle; empty if nothing."""
     if kv.worker_id == me.worker_id:
         return "the peer is this worker itself"

@@ -8,7 +8,7 @@ from schemas.errors import EngineFailed
 from schemas.records import KvHandle, Outcome, OutcomeKind, Phase, StreamEnd
 from workers.llm.engine import Output
 from workers.llm.stop_strings import decided
-from workers.llm.stream import Identity, Stream, ended, failed, handed_over
+from workers.llm.stream import Stream, WorkerIdentity, ended, failed, handed_over
 
 WHOLE = ("stop", "length")
 
@@ -21,7 +21,7 @@ def decided_text(stream: Stream, output: Output) -> str:
 
 
 def finish(
-    stream: Stream, output: Output, me: Identity, now_ms: int
+    stream: Stream, output: Output, me: WorkerIdentity, now_ms: int
 ) -> Phase | tuple[StreamEnd, Outcome]:
     """The record of the last output of a prefill job."""
     if stream.paired:
@@ -34,7 +34,7 @@ def finish(
 
 
 def whole_or_failed(
-    stream: Stream, output: Output, me: Identity, now_ms: int, kv: KvHandle | None = None
+    stream: Stream, output: Output, me: WorkerIdentity, now_ms: int, kv: KvHandle | None = None
 ) -> Phase | tuple[StreamEnd, Outcome]:
     """The records of an answer that is whole, or the phase of one that is not."""
     if output.finish_reason in WHOLE:

@@ -25,7 +25,7 @@ from workers.llm.frames import Columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class WorkerIdentity:
     """Who this worker is, in this life."""
 
     worker_id: str
@@ -87,7 +87,7 @@ def failed(stream: Stream, error: WireError, now_ms: int) -> Phase:
     )
 
 
-def allocated(stream: Stream, me: Identity, kv: KvHandle, now_ms: int) -> Phase:
+def allocated(stream: Stream, me: WorkerIdentity, kv: KvHandle, now_ms: int) -> Phase:
     """Decode has blocks for the prompt, into which a peer is to write."""
     return phase_of(
         stream.work,
@@ -101,7 +101,7 @@ def allocated(stream: Stream, me: Identity, kv: KvHandle, now_ms: int) -> Phase:
 
 
 def handed_over(
-    stream: Stream, me: Identity, kv: KvHandle | None, transfer_ms: float, now_ms: int
+    stream: Stream, me: WorkerIdentity, kv: KvHandle | None, transfer_ms: float, now_ms: int
 ) -> Phase:
     """Prefill is done: its KV waits for a peer, or lies there already."""
     return phase_of(
@@ -134,7 +134,7 @@ def kv_received(stream: Stream, transfer_ms: float, now_ms: int) -> Phase:
     )
 
 
-def started(stream: Stream, me: Identity) -> StreamStart:
+def started(stream: Stream, me: WorkerIdentity) -> StreamStart:
     """How and where the stream is run, as far as this worker knows."""
     prefill_worker, decode_worker = _who(stream, me)
     return StreamStart(
@@ -149,7 +149,7 @@ def started(stream: Stream, me: Identity) -> StreamStart:
 
 def ended(
     stream: Stream,
-    me: Identity,
+    me: WorkerIdentity,
     kind: OutcomeKind,
     now_ms: int,
     *,
@@ -205,12 +205,12 @@ def ended(
     return end, outcome
 
 
-def mine(kv: KvHandle, me: Identity) -> KvHandle:
+def mine(kv: KvHandle, me: WorkerIdentity) -> KvHandle:
     """A handle with this worker's name and epoch, because an engine knows neither."""
     return replace(kv, worker_id=me.worker_id, worker_epoch=me.epoch)
 
 
-def _who(stream: Stream, me: Identity) -> tuple[str, str]:
+def _who(stream: Stream, me: WorkerIdentity) -> tuple[str, str]:
     """Prefill and decode worker, as far as this one knows them."""
     work = stream.work
     if stream.prefill:

@@ -15,7 +15,7 @@ from workers.config import WorkerSettings
 from workers.llm.frames import Frames, OutgoingFrame
 from workers.llm.held import HeldRequests, Limits
 from workers.llm.peers import Peers
-from workers.llm.stream import Identity
+from workers.llm.stream import WorkerIdentity
 from workers.pacing import Intervals, Pacing
 from workers.reports import Report, Reports
 
@@ -42,7 +42,7 @@ class Life:
 
     def __init__(
         self,
-        me: Identity,
+        me: WorkerIdentity,
         clock: Clock,
         limits: Limits,
         make_engine: Callable[[Callable[[], None]], TimedEngine],

@@ -11,7 +11,7 @@ from schemas.settings import LogSettings
 from workers.config import WorkerSettings
 from workers.llm.held import Limits
 from workers.llm.peers import Peers
-from workers.llm.stream import Identity
+from workers.llm.stream import WorkerIdentity
 
 MODEL = "simulated"
 
@@ -50,7 +50,7 @@ class SimWorker:
     def restart(self) -> None:
         """Come back with nothing, as a new life."""
         self.epoch += 1
-        identity = Identity(worker_id=self.worker_id, epoch=self.epoch)
+        identity = WorkerIdentity(worker_id=self.worker_id, epoch=self.epoch)
         self.life = Life(
             identity, self.clock, self._limits(), self._engine, self._known, self._ports
         )

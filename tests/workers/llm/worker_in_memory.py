@@ -8,7 +8,7 @@ from tests.schemas.examples import TRACEPARENT
 from tests.workers.fakes import EPOCH, MODEL, WORKER, FakeEngine, work
 from workers.llm.frames import Frames
 from workers.llm.held import HeldRequests, Limits
-from workers.llm.stream import Identity
+from workers.llm.stream import WorkerIdentity
 
 NOW_MS = 1_000_000
 PREFILL, DECODE = WorkPhase.PREFILL, WorkPhase.DECODE
@@ -35,7 +35,7 @@ class WorkerInMemory:
             gateway_partitions=2,
             prefill_running_max=at_once,
         )
-        identity = Identity(worker_id=WORKER, epoch=EPOCH)
+        identity = WorkerIdentity(worker_id=WORKER, epoch=EPOCH)
         self.held = HeldRequests(
             self.engine,
             identity,

@@ -11,7 +11,7 @@ from typing import Any
 from schemas.records import WorkPhase
 from workers.llm.engine import Output
 from workers.llm.sim.arena import KvArena
-from workers.llm.sim.batch import Batch
+from workers.llm.sim.batch import RunningBatch
 from workers.llm.sim.blocks import BlockManager
 from workers.llm.sim.run import SimRun
 from workers.llm.sim.settings import SimSettings
@@ -26,7 +26,7 @@ class Answers:
     ) -> None:
         self._vocabulary = vocabulary
         self._writers = 0  # rows with a writer; most often none
-        self._batch: Batch[SimRun] = Batch(
+        self._batch: RunningBatch[SimRun] = RunningBatch(
             settings.running_max + settings.prefill_running_max,
             blocks,
             arena,

@@ -31,7 +31,7 @@ _FIELDS = (  # one array each: name, type
 
 
 @dataclass(slots=True, kw_only=True)
-class Row:
+class BatchRow:
     """What the batch must know of a request, besides the state that it reads from the arena."""
 
     table: BlockTable
@@ -42,7 +42,7 @@ class Row:
     ignore_end: bool
 
 
-AnyRow = TypeVar("AnyRow", bound=Row)
+AnyRow = TypeVar("AnyRow", bound=BatchRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Drawn:
     due: list[int]
 
 
-class Batch(Generic[AnyRow]):
+class RunningBatch(Generic[AnyRow]):
     """Rows 0 .. len-1, in no particular order: a removed row's place is taken by the last one."""
 
     def __init__(

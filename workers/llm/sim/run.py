@@ -9,7 +9,7 @@ from enum import Enum
 from schemas.records import WorkPhase
 from workers.llm.engine import Job
 from workers.llm.sim.arena import Digest, mix
-from workers.llm.sim.batch import Row
+from workers.llm.sim.batch import BatchRow
 from workers.llm.sim.blocks import BlockTable
 from workers.llm.sim.moves import Moving
 from workers.llm.sim.settings import SimSettings
@@ -33,7 +33,7 @@ class Stage(Enum):
 
 
 @dataclass(slots=True, kw_only=True)
-class SimRun(Row):
+class SimRun(BatchRow):
     """A job and everything that the engine knows of it."""
 
     request_id: str
@@ -82,7 +82,7 @@ def make_run(
     )
 
 
-class Deadlines:
+class RunDeadlines:
     """Deadlines of the runs of a table, which may lose runs at any time."""
 
     def __init__(self, runs: Mapping[str, SimRun]) -> None:

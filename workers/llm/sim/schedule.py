@@ -20,7 +20,7 @@ from workers.llm.sim.answers import Answers
 from workers.llm.sim.arena import KvArena
 from workers.llm.sim.blocks import BlockManager
 from workers.llm.sim.exchange import KvExchange
-from workers.llm.sim.run import Deadlines, SimRun, Stage
+from workers.llm.sim.run import RunDeadlines, SimRun, Stage
 from workers.llm.sim.settings import SimSettings
 
 _POLL_MOVING_S, _POLL_HOLDING_S, _POLL_IDLE_S = 0.001, 0.002, 0.05
@@ -55,7 +55,7 @@ class Schedule:
         self._to_prefill: deque[SimRun] = deque()
         self._transferring = 0  # fetching, awaiting or writing
         self._prefilling = 0  # with those that read their beginning
-        self._deadlines = Deadlines(self.runs)
+        self._deadlines = RunDeadlines(self.runs)
         self._recomputed_total = 0
         self._prefill_tokens, self._prefill_mark_s = 0, self._loop.time()
         self._step_timer: asyncio.TimerHandle | None = None

@@ -101,7 +101,7 @@ def token_logprobs(
 
 
 @dataclass(slots=True)
-class Figures:
+class EngineFigures:
     """Sums since the start, and the last state that the engine reported."""
 
     reported_s: float = 0.0  # monotonic; an idle engine reports nothing
@@ -142,7 +142,7 @@ class Meter:
 
     writes: bool = False
     heard: Callable[[], None] | None = None  # called after a step that ended transfers
-    figures: Figures = field(default_factory=Figures)
+    figures: EngineFigures = field(default_factory=EngineFigures)
     transfers: deque[Transfer] = field(default_factory=lambda: deque(maxlen=_PENDING_MAX))
     prefills: dict[str, PromptOrigin] = field(default_factory=dict)
     is_busy: bool = False

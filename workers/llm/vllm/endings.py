@@ -17,7 +17,7 @@ from workers.llm.vllm.settings import VllmSettings
 from workers.llm.vllm.writes import Writes
 
 
-class Endings:
+class KvEndings:
     """Of one engine."""
 
     def __init__(

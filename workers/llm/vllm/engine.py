@@ -41,7 +41,7 @@ from schemas.settings import ModelSettings
 from workers.kv.block_log import BlockLog
 from workers.llm.engine import EngineLoad, Job, Output, PeerMetadata
 from workers.llm.vllm.check import HandleGate, job_problem
-from workers.llm.vllm.endings import Endings
+from workers.llm.vllm.endings import KvEndings
 from workers.llm.vllm.handover import Handover, Releases
 from workers.llm.vllm.receive import Receiver
 from workers.llm.vllm.runs import Mailbox, Runs, VllmRun
@@ -119,7 +119,7 @@ class VllmEngine:
         )
         self._releases = Releases(launched.llm)
         self._writes = Writes(launched.llm, launched.meter, handover, self._releases, self._put)
-        self._endings = Endings(settings, handover, self._receiver, self._releases, self._writes)
+        self._endings = KvEndings(settings, handover, self._receiver, self._releases, self._writes)
         self._runs = Runs(
             running_max=settings.running_max,
             first_token_timeout_s=settings.first_token_timeout_ms / 1_000,

@@ -57,7 +57,7 @@ class AllBlocksCleared(msgspec.Struct, tag=True):
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
-class Message(msgspec.Struct, array_like=True):
+class EventMessage(msgspec.Struct, array_like=True):
     """One message."""
 
     ts: float
@@ -178,7 +178,7 @@ class EventSubscription:
         rmtree(self._folder, ignore_errors=True)
 
     async def _read(self) -> None:
-        decoder = msgspec.msgpack.Decoder(Message)
+        decoder = msgspec.msgpack.Decoder(EventMessage)
         while True:
             _, number, payload = await self._socket.recv_multipart()
             try:

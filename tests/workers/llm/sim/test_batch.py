@@ -3,7 +3,7 @@
 import numpy as np
 
 from workers.llm.sim.arena import KvArena
-from workers.llm.sim.batch import Batch, Row
+from workers.llm.sim.batch import BatchRow, RunningBatch
 from workers.llm.sim.blocks import BlockManager
 
 SIZE = 4
@@ -15,7 +15,7 @@ TOKENS = list(range(100, 120))
 def drawn(tokens: list[int], count: int, *, seed: int = 0, spoiled: bool = False) -> list[int]:
     """Answer tokens drawn from the KV of this prompt."""
     arena, manager = KvArena(16, SIZE, 16), BlockManager(16)
-    batch: Batch[Row] = Batch(
+    batch: RunningBatch[BatchRow] = RunningBatch(
         2, manager, arena, token_ids=[*range(200, 300), 7], end_every_tokens=0
     )
     digest = arena.digest(tokens)
@@ -25,7 +25,7 @@ def drawn(tokens: list[int], count: int, *, seed: int = 0, spoiled: bool = False
     arena.write(table.blocks, np.array(values, np.uint64))
     if spoiled:
         arena.regions[0].view(np.uint8)[table.blocks[0], 5] ^= 1
-    row = Row(
+    row = BatchRow(
         table=table,
         prompt_tokens=len(tokens),
         limit=count,
