@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from hypothesis import settings as hypothesis_settings
+from xdist.remote import Producer
 
 # vLLM starts three processes that import all of it anew; without a bytecode cache that doubles
 # the time.
@@ -21,12 +22,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # the tests' models are made here, never fetched
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
-from infra.broker.process import Broker
-from infra.broker.settings import BrokerSettings
-from infra.processes import children, identify
+from infra.broker.node import Broker
+from infra.broker.section import BrokerSettings
+from infra.processes.identity import children, identify
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 from streams.gateway.request.aside import ASIDE
+from tests.dealing import WholeFiles
 
 # The same examples each time, however slow; `--hypothesis-profile default` looks for new ones.
 hypothesis_settings.load_profile("ci")
@@ -36,31 +38,37 @@ _RANKS = {"kafka": 1, "docker": 2, "vllm": 3, "gpu": 4}  # what needs least runs
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what uses the broker, then order: tidy, pure, broker, Docker, vLLM, GPU."""
+    """Mark what uses the broker, then order: tidy, pure, broker, Docker, vLLM, GPU.
+
+    In two processes it is the other way round: what takes longest must not begin last.
+    """
     for item in items:
         if "bootstrap" in getattr(item, "fixturenames", ()):
             item.add_marker("kafka")
         if item.get_closest_marker("brokers") and "brokers" not in config.option.markexpr:
             item.add_marker(pytest.mark.skip(reason="takes minutes: `make test-brokers`"))
-    items.sort(key=_rank)
+    items.sort(key=_rank, reverse=hasattr(config, "workerinput"))
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail when a test left a process behind, and end it."""
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> WholeFiles:
+    """How `make test` deals tests to its processes."""
+    return WholeFiles(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_left_running() -> Iterator[None]:
+    """Fail when a test left a process behind, and end it. Made first, so checked last."""
+    yield
     ASIDE.close()  # of this process, as a gateway's is
     left = {
         pid: command
         for pid, command in children(os.getpid()).items()
         if "resource_tracker" not in command  # the standard library's; ends with this process
     }
-    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    for pid, command in left.items():
-        if reporter is not None:
-            reporter.write_line(f"left running by a test: {pid} {command[:300]}", red=True)
+    for pid in left:
         if (identity := identify(pid)) is not None:
             identity.stop(grace_s=5)
-    if left:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    assert not left, f"left running by a test: {left}"
 
 
 def _rank(item: pytest.Item) -> tuple[int, bool]:
@@ -75,7 +83,9 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def trivium_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def trivium_home(
+    tmp_path_factory: pytest.TempPathFactory, nothing_left_running: None
+) -> Iterator[Path]:
     """A state folder of the session's own; nothing touches the working tree's."""
     folder = tmp_path_factory.mktemp("home")
     before = os.environ.get("TRIVIUM_HOME")

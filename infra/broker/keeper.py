@@ -1,13 +1,13 @@
 """Keeps a stack's broker running: starts it, and starts it again, at the same address, if it dies.
 
-Called by `infra/launcher.py`. Clients know one address, so no other port will do, however long the
-former one is taken: by a client, say, that tried to connect to it from that very port.
+Called by `infra/stack/launcher.py`. Clients know one address, so no other port will do, however
+long the former one is taken: by a client, say, that tried to connect to it from that very port.
 """
 
 import asyncio
 import logging
 
-from infra.broker.process import Broker
+from infra.broker.node import Broker
 from schemas.errors import BrokerUnavailable, TriviumError
 from schemas.log.patience import Pauses
 

@@ -10,23 +10,11 @@ import sys
 
 import typer
 
-from infra.cli import (
-    broker,
-    chat,
-    documents,
-    evaluate,
-    explain,
-    index,
-    misc,
-    plan,
-    pool,
-    search,
-    service,
-    stack,
-    status,
-    tail,
-    topics,
-)
+from infra.cli import about, chat
+from infra.cli.log import broker, explain, tail, topics
+from infra.cli.measure import bench, evaluate, plan_tables
+from infra.cli.operate import pools, single_process, status, up_down
+from infra.cli.retrieve import documents, index_files, search
 from schemas.errors import TriviumError
 
 EXIT_ERROR = 2
@@ -40,28 +28,28 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("up", rich_help_panel="Run")(stack.up)
-app.command("down", rich_help_panel="Run")(stack.down)
+app.command("up", rich_help_panel="Run")(up_down.up)
+app.command("down", rich_help_panel="Run")(up_down.down)
 app.command("status", rich_help_panel="Run")(status.status)
 app.command("chat", rich_help_panel="Run")(chat.chat)
-app.add_typer(pool.app, name="pool", rich_help_panel="Run")
+app.add_typer(pools.app, name="pool", rich_help_panel="Run")
 app.command("search", rich_help_panel="Run")(search.search)
-app.command("demo", rich_help_panel="Run")(misc.demo)
-app.command("bench", rich_help_panel="Run", context_settings=misc.PASS_ON)(misc.bench)
+app.command("demo", rich_help_panel="Run")(bench.demo)
+app.command("bench", rich_help_panel="Run", context_settings=bench.PASS_ON)(bench.bench)
 app.add_typer(evaluate.app, name="evaluate", rich_help_panel="Run")
-app.add_typer(plan.app, name="plan", rich_help_panel="Run")
+app.add_typer(plan_tables.app, name="plan", rich_help_panel="Run")
 app.add_typer(documents.app, name="documents", rich_help_panel="Log")
 app.add_typer(broker.app, name="broker", rich_help_panel="Log")
 app.add_typer(topics.app, name="topics", rich_help_panel="Log")
 app.command("tail", rich_help_panel="Log")(tail.tail)
 app.command("explain", rich_help_panel="Log")(explain.explain)
-app.command("asyncapi", rich_help_panel="Log")(misc.asyncapi)
-app.add_typer(index.app, name="index", rich_help_panel="Files")
-app.command("worker", rich_help_panel="Single processes")(service.worker)
-app.command("retrieval", rich_help_panel="Single processes")(service.retrieval)
-app.command("router", rich_help_panel="Single processes")(service.router)
-app.command("gateway", rich_help_panel="Single processes")(service.gateway)
-app.command("version", rich_help_panel="About")(misc.version)
+app.command("asyncapi", rich_help_panel="Log")(about.asyncapi)
+app.add_typer(index_files.app, name="index", rich_help_panel="Files")
+app.command("worker", rich_help_panel="Single processes")(single_process.worker)
+app.command("retrieval", rich_help_panel="Single processes")(single_process.retrieval)
+app.command("router", rich_help_panel="Single processes")(single_process.router)
+app.command("gateway", rich_help_panel="Single processes")(single_process.gateway)
+app.command("version", rich_help_panel="About")(about.version)
 
 
 def _unwrap(group: typer.Typer) -> None:

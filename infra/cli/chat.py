@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from infra.cli.options import AsJson, Config, print_json, settings_from
-from infra.cli.printable import printable
-from infra.statefile import read_state
+from infra.cli.options import AsJson, Config, settings_from
+from infra.stack.statefile import read_state
+from infra.terminal.output import print_json
+from infra.terminal.printable import printable
 from schemas.errors import ConfigError, NotReady, from_wire
 from schemas.records import WireError
 

@@ -1,24 +1,17 @@
 """Options that several commands share, and the settings that come of them."""
 
 import dataclasses
-import json
-import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.config import Settings, load
-from infra.statefile import read_state
+from infra.stack.configuration import Settings, load
+from infra.stack.statefile import read_state
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from schemas.records import Role
-
-PIPED_COLUMNS = 160  # where no terminal says how wide it is
 
 Config = Annotated[
     Path | None,
@@ -48,7 +41,7 @@ def settings_of_running(config: Path | None, bootstrap: str | None = None) -> Se
     if (stack := read_state()) is not None:
         found = stack.bootstrap
     else:
-        from infra.broker.process import Broker
+        from infra.broker.node import Broker
 
         broker = Broker(settings.broker).status()
         if not broker.running:
@@ -68,20 +61,3 @@ def roles_from(names: list[str], option: str) -> "list[Role]":
         if name not in expected:
             raise ConfigError(f"{option}: expected {', '.join(expected)}, found {name!r}")
     return [Role(name) for name in dict.fromkeys(found)]
-
-
-def stdout_console() -> "Console":
-    """Where tables go; a pipe, which has no width, gets room for all of their columns."""
-    from rich.console import Console
-
-    named = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(highlight=False, width=None if named else PIPED_COLUMNS)
-
-
-def print_json(value: object) -> None:
-    """One JSON document on standard output."""
-    print(json.dumps(value, indent=2, default=_plain))
-
-
-def _plain(value: object) -> str:
-    return value.hex() if isinstance(value, bytes) else str(value)

@@ -19,16 +19,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from infra import config
-from infra.cli.explain import show
-from infra.cli.options import stdout_console
-from infra.config import Settings
-from infra.demo.reference import Verdict, compare
-from infra.launcher import Stack
-from infra.plan import Plan
-from infra.story import Story
-from infra.story_log import read_stories
-from infra.story_steps import steps_of
+from infra.demo.reference_engine import Verdict, compare
+from infra.stack import configuration
+from infra.stack.configuration import Settings
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan
+from infra.story.record_finder import read_stories
+from infra.story.screen import show
+from infra.story.steps import steps_of
+from infra.story.story import Story
+from infra.terminal.output import stdout_console
 from schemas.errors import EngineFailed
 from schemas.records import OutcomeKind
 from schemas.settings import home
@@ -62,7 +62,7 @@ def run(*, engine: str = "vllm", as_json: bool = False) -> int:
 async def _demo(engine: str, console: Console, *, as_json: bool) -> int:
     settings = _settings(engine)
     folder = home() / "demo"
-    stack = Stack(settings, Plan(prefill=1, decode=1), folder=folder)
+    stack = Stack(settings, StackPlan(prefill=1, decode=1), folder=folder)
     try:
         await _start(stack, console)
         await _converse(stack, console)
@@ -79,7 +79,7 @@ async def _demo(engine: str, console: Console, *, as_json: bool) -> int:
 
 def _settings(engine: str) -> Settings:
     """Defaults on free ports, on topics that no earlier run has used."""
-    settings = config.load()
+    settings = configuration.load()
     replace = dataclasses.replace
     return replace(
         settings,

@@ -1,11 +1,11 @@
 """Reads the log of a stack: who was told what, and who knew what when.
 
-What must hold whatever died in between is audited in `infra/audit.py`.
+What must hold whatever died in between is audited in `infra/bench/faults/log_audit.py`.
 """
 
 from collections.abc import Iterable
 
-from infra.audit import read_topic, with_offsets
+from infra.bench.faults.log_audit import read_topic, with_offsets
 from schemas.fleet import LEASE_MS
 from schemas.records import Heartbeat, JournalBatch, MemberState, Work
 from schemas.settings import LogSettings

@@ -1,6 +1,7 @@
 """Whole stacks for tests: settings that start quickly and wait long, and a small client.
 
-`audits.py` reads what a stack has written; `infra/alone.py` has an engine to compare it with.
+`audits.py` reads what a stack has written;
+`infra/bench/faults/expected_answers.py` has an engine to compare it with.
 """
 
 import json
@@ -12,15 +13,16 @@ from typing import Any
 
 import httpx
 
-from infra.config import Settings
-from infra.launcher import Stack
-from infra.plan import Plan
-from infra.supervisor import Process, ProcessSpec, Supervisor
+from infra.processes.supervisor import Process, ProcessSpec, Supervisor
+from infra.stack.configuration import Settings
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan
 from schemas.records import MemberKind
 from schemas.settings import LogSettings, ModelSettings
 from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
 from tests.e2e.audits import know_workers
+from tests.long_leases import LONG_LEASES
 from tests.waiting import until
 from workers.config import WorkerSettings
 
@@ -55,31 +57,28 @@ def sim_settings(
     )
 
 
-class PatientSupervisor(Supervisor):
-    """Starts processes whose leases last as long as any stall (`tests/e2e/patient.py`); `own` has
-    variables of single ones.
-    """
+class LongLeaseSupervisor(Supervisor):
+    """Its processes have leases that outlast any stall; `own` has variables of single ones."""
 
     def __init__(self, own: Mapping[str, Mapping[str, str]]) -> None:
         super().__init__()
         self._own = own
 
     def start(self, spec: ProcessSpec) -> Process:
-        named = ["tests.e2e.patient" if part == "infra.cli.app" else part for part in spec.command]
-        env = {**spec.env, **self._own.get(spec.name, {})}
-        return super().start(replace(spec, command=tuple(named), env=env))
+        env = {**spec.env, **LONG_LEASES, **self._own.get(spec.name, {})}
+        return super().start(replace(spec, env=env))
 
 
-def patient_stack(
+def lasting_stack(
     settings: Settings,
-    plan: Plan,
+    plan: StackPlan,
     *,
     folder: Path | None = None,
     own: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Stack:
     """A stack of such processes, not started."""
     made = Stack(settings, plan, folder=folder)
-    made._supervisor = PatientSupervisor(own or {})
+    made._supervisor = LongLeaseSupervisor(own or {})
     return made
 
 
@@ -89,7 +88,7 @@ async def stack(
     folder: Path,
     *,
     seconds: float = 180,
-    patient: bool = True,
+    long_leases: bool = True,
     own: Mapping[str, Mapping[str, str]] | None = None,
     **plan: int,
 ) -> AsyncIterator[Stack]:
@@ -98,9 +97,9 @@ async def stack(
     Only where workers are to be lost by their silence, leases are those of a deployment.
     """
     counts = {"prefill": 0, "decode": 0, **plan}
-    made = Plan(broker=False, **counts)
-    if patient:
-        running = patient_stack(settings, made, folder=folder, own=own)
+    made = StackPlan(broker=False, **counts)
+    if long_leases:
+        running = lasting_stack(settings, made, folder=folder, own=own)
     else:
         running = Stack(settings, made, folder=folder)
     try:

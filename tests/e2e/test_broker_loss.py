@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.audit import audit
-from infra.broker.process import Broker
-from infra.broker.settings import BrokerSettings
-from infra.launcher import Stack
-from infra.plan import Plan
+from infra.bench.faults.log_audit import audit
+from infra.broker.node import Broker
+from infra.broker.section import BrokerSettings
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, met, sim_settings
@@ -27,7 +27,7 @@ async def test_a_stream_goes_on_when_the_broker_is_back(tmp_path: Path) -> None:
     log = LogSettings(session_partitions=1, worker_partitions=2, gateway_partitions=2)
     own = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=180.0)
     settings = replace(sim_settings(log, decode_step_ms=5.0), broker=own)
-    running = Stack(settings, Plan(prefill=1, decode=1), folder=tmp_path)
+    running = Stack(settings, StackPlan(prefill=1, decode=1), folder=tmp_path)
     try:
         await running.start(timeout_s=180)
         await met(running)

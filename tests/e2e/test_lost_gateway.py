@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.alone import alone
-from infra.audit import audit, read_topic
+from infra.bench.faults.expected_answers import alone
+from infra.bench.faults.log_audit import audit, read_topic
 from schemas.records import Heartbeat, Outcome, OutcomeKind
 from schemas.rules.outcomes import counting
 from schemas.settings import LogSettings
@@ -43,7 +43,7 @@ async def test_a_lost_gateways_work_ends_unless_somebody_reads_it(
     router = {"gateway_grace_ms": GRACE_MS}
     settings = sim_settings(kafka, router=router, decode_step_ms=STEP_MS)
     async with (
-        stack(settings, tmp_path, patient=False, replica=1, gateways=2) as running,
+        stack(settings, tmp_path, long_leases=False, replica=1, gateways=2) as running,
         Client(running.gateway_urls[0], settings.model.served_name) as client,
         Client(running.gateway_urls[0], settings.model.served_name) as keeper,
         Client(running.gateway_urls[1], settings.model.served_name) as other,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.alone import alone
-from infra.audit import audit
+from infra.bench.faults.expected_answers import alone
+from infra.bench.faults.log_audit import audit
 from schemas.records import Orchestration, OutcomeKind, PhaseKind
 from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, sim_settings, stack

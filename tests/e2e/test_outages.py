@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from infra.alone import alone
-from infra.audit import audit
-from infra.bench.fault_plan import BROKER, KILL, Blow, Killer
-from infra.broker.settings import BrokerSettings
-from infra.launcher import Stack
-from infra.plan import Plan
-from infra.statefile import NO_BROKER, read_state
+from infra.bench.faults.expected_answers import alone
+from infra.bench.faults.kill_schedule import BROKER, KILL, Blow, Killer
+from infra.bench.faults.log_audit import audit
+from infra.broker.section import BrokerSettings
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan
+from infra.stack.statefile import NO_BROKER, read_state
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, sim_settings
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
 
 TOKENS, STREAMS = 300, 6
 AWAY_S = (0.0, 0.0, 20.0)  # how long the broker stays away, time after time
-PLAN = Plan(prefill=1, decode=2, retrieval=1)
+PLAN = StackPlan(prefill=1, decode=2, retrieval=1)
 
 
 async def test_a_broker_that_dies_often_and_for_long_costs_no_request_and_no_process(

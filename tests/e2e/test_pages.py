@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from infra.cli.app import app
-from infra.launcher import Stack
+from infra.stack.launcher import Stack
 from schemas.settings import LogSettings
 from tests.e2e.harness import Client, sim_settings, stack
 from tests.infra.docs.pages import TRIVIUM, Block, blocks

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from infra.alone import alone
-from infra.audit import Audit, audit
-from infra.fleet import FleetWatch
-from infra.launcher import Stack
-from infra.pool import move_worker
+from infra.bench.faults.expected_answers import alone
+from infra.bench.faults.log_audit import Audit, audit
+from infra.stack.fleet_watch import FleetWatch
+from infra.stack.launcher import Stack
+from infra.stack.reassignment import move_worker
 from schemas.codec import Codec
 from schemas.fleet import Member
 from schemas.log.clients import LogProducer
@@ -137,7 +137,7 @@ async def test_nothing_is_lost_while_workers_come_go_move_and_die(
     log = await kafka_with(worker_partitions=8)
     settings = sim_settings(log, decode_step_ms=4.0)
     async with (
-        stack(settings, tmp_path, patient=False, prefill=2, decode=2) as running,
+        stack(settings, tmp_path, long_leases=False, prefill=2, decode=2) as running,
         Client(running.gateway_urls[0], settings.model.served_name) as client,
         Operator(log) as operator,
     ):

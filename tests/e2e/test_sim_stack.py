@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from infra.audit import audit, read_raw, read_topic
-from infra.launcher import Stack
-from infra.story_log import read_story
-from infra.story_steps import steps_of
+from infra.bench.faults.log_audit import audit, read_raw, read_topic
+from infra.stack.launcher import Stack
+from infra.story.record_finder import read_story
+from infra.story.steps import steps_of
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS, partition_of
 from tests.conftest import _fresh_topics

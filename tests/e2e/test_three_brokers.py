@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from infra.alone import alone
-from infra.audit import audit
-from infra.broker.cluster import Cluster
-from infra.broker.settings import BrokerSettings
+from infra.bench.faults.expected_answers import alone
+from infra.bench.faults.log_audit import audit
+from infra.broker.quorum import Cluster
+from infra.broker.section import BrokerSettings
 from schemas.errors import ConfigError
 from schemas.log.admin import create_topics
 from schemas.log.connecting import client_options

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from infra.audit import audit
-from infra.broker.settings import BrokerSettings
-from infra.fleet import FleetWatch
-from infra.launcher import Stack
-from infra.plan import Plan
-from infra.supervisor import Process, ProcessSpec, Supervisor
+from infra.bench.faults.log_audit import audit
+from infra.broker.section import BrokerSettings
+from infra.processes.supervisor import Process, ProcessSpec, Supervisor
+from infra.stack.fleet_watch import FleetWatch
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan
 from schemas.errors import ConfigError
 from schemas.fleet import Member
 from schemas.log.clock import wall_ms
@@ -35,7 +35,7 @@ async def test_a_worker_that_was_cut_off_comes_back_with_its_engine(tmp_path: Pa
     own = BrokerSettings(host=HERE, port=0, heap_mb=384, quick=True, start_timeout_s=180.0)
     settings = sim_settings(log, decode_step_ms=5.0, kv_devices=DEVICE)
     with two_hosts() as hosts:
-        stack = Stack(replace(settings, broker=own), Plan(decode=0), folder=tmp_path)
+        stack = Stack(replace(settings, broker=own), StackPlan(decode=0), folder=tmp_path)
         stack._supervisor = OnHost(hosts, hosts.first)
         other = OnHost(hosts, hosts.second)
         try:

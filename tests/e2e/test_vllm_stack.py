@@ -14,16 +14,16 @@ import pytest
 from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI, OpenAI
 
-from infra.audit import audit
-from infra.bench.fault_plan import BROKER, KILL, Blow, Killer
-from infra.broker.settings import BrokerSettings
-from infra.config import Settings
-from infra.evaluate.conversations import Load
-from infra.evaluate.live import PULL, PUSH, Deployment, compare
-from infra.launcher import Stack
-from infra.plan import Plan
-from infra.story_log import read_story
-from infra.story_steps import steps_of
+from infra.bench.faults.kill_schedule import BROKER, KILL, Blow, Killer
+from infra.bench.faults.log_audit import audit
+from infra.broker.section import BrokerSettings
+from infra.evaluate.live.comparison import PULL, PUSH, Deployment, compare
+from infra.evaluate.live.conversations import LiveLoad
+from infra.stack.configuration import Settings
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan
+from infra.story.record_finder import read_story
+from infra.story.steps import steps_of
 from schemas.errors import ConfigError
 from schemas.records import Orchestration
 from schemas.settings import LogSettings, ModelSettings
@@ -186,7 +186,7 @@ async def test_every_way_to_place_turns_gives_the_same_answers(
     pair: Pair, deployment: Deployment
 ) -> None:
     """The reduced form of `trivium evaluate ppd --engine vllm`."""
-    load = Load(conversations=2, turns=4, tokens=12, words=40)
+    load = LiveLoad(conversations=2, turns=4, tokens=12, words=40)
     running = pair.push if deployment is PUSH else pair.remote
     found = await compare(running, pair.replica, deployment.ways, load)
     assert [row["different"] for row in found.values()] == [0] * len(found)
@@ -210,7 +210,7 @@ async def test_an_engine_runs_below_what_keeps_its_lease_and_outlives_a_broker_t
     log = LogSettings(session_partitions=1, worker_partitions=2, gateway_partitions=2)
     own = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=180.0)
     settings = replace(vllm_settings(log, kv_transfer="off"), broker=own)
-    running = Stack(settings, Plan(prefill=0, decode=0, replica=1), folder=tmp_path)
+    running = Stack(settings, StackPlan(prefill=0, decode=0, replica=1), folder=tmp_path)
     try:
         await running.start(timeout_s=600)
         before = {name: process.pid for name, process in running.processes.items()}

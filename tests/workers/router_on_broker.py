@@ -21,7 +21,7 @@ from schemas.records import (
 )
 from schemas.settings import LogSettings, ModelSettings
 from schemas.topics import TOPICS
-from tests.lasting import lasting_leases
+from tests.long_leases import long_leases
 from tests.waiting import until
 from tests.workers.fakes import work
 from workers.config import WorkerSettings
@@ -111,7 +111,7 @@ class Router:
 @asynccontextmanager
 async def router_of(settings: LogSettings) -> AsyncIterator[Router]:
     """A router that follows all topics; meanwhile no member of this process loses its lease."""
-    with lasting_leases(PATIENT_MS):
+    with long_leases(PATIENT_MS):
         async with _running(Router(settings)) as router:
             yield router
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from infra.fleet import FleetWatch
-from infra.pool import move_worker
+from infra.stack.fleet_watch import FleetWatch
+from infra.stack.reassignment import move_worker
 from schemas.errors import ConfigError, NotReady
 from schemas.records import (
     Mode,

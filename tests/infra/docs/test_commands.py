@@ -11,8 +11,8 @@ import pytest
 import typer
 
 from infra.cli.app import app
-from infra.cli.misc import BENCHMARKS, _function
-from infra.config import load
+from infra.cli.measure.bench import BENCHMARKS, _function
+from infra.stack.configuration import load
 from tests import tidy_pages
 from tests.infra.docs.pages import TRIVIUM, Block, blocks, inline_commands
 

@@ -29,7 +29,7 @@ from schemas.records import (
     Role,
 )
 from schemas.settings import LogSettings
-from tests.lasting import lasting_leases
+from tests.long_leases import long_leases
 from tests.waiting import until
 
 pytestmark = pytest.mark.kafka
@@ -75,7 +75,7 @@ class Fleet:
     @asynccontextmanager
     async def following(self, member: Membership) -> AsyncIterator[None]:
         """It joins and reads on, but does not beat: no lease of its own ends that."""
-        with lasting_leases():
+        with long_leases():
             await member.join()
         async with ended([asyncio.create_task(member._follow())]):
             yield
@@ -98,7 +98,7 @@ async def fleet_of(settings: LogSettings, *, leases_last: bool = True) -> AsyncI
     await producer.start()
     fleet = Fleet(settings, producer)
     try:
-        with lasting_leases() if leases_last else nullcontext():
+        with long_leases() if leases_last else nullcontext():
             async with asyncio.timeout(90):
                 yield fleet
     finally:
@@ -210,7 +210,7 @@ async def test_the_lease_dies_with_the_heartbeat_and_a_goodbye_is_seen_at_once(
         silent, polite, watcher = fleet.member("w1"), fleet.member("w2"), fleet.member("w3")
         lives = watcher.view.members
         async with fleet.following(watcher):
-            with lasting_leases():  # it says goodbye however late
+            with long_leases():  # it says goodbye however late
                 async with fleet.running(polite):
                     await silent.join()
                 await polite.leave()
@@ -228,7 +228,7 @@ async def test_a_member_that_was_silent_for_a_lease_is_fenced_everywhere(
     async with fleet_of(kafka, leases_last=False) as fleet:
         frozen, watcher = fleet.member("w1", "decode"), fleet.member("w2", "decode")
         third = fleet.member("w3")
-        with lasting_leases():
+        with long_leases():
             await frozen.join()
         async with fleet.following(watcher):
             await until(lambda: not watcher.view.members["w1"].lives(wall_ms()))

@@ -34,7 +34,7 @@ from schemas.settings import LogSettings
 from streams.agents.app import TOPICS
 from streams.agents.lives import run_router
 from streams.config import RouterSettings
-from tests.lasting import lasting_leases
+from tests.long_leases import long_leases
 from tests.streams import builders
 from tests.waiting import run
 
@@ -85,7 +85,7 @@ async def stage(log: LogSettings) -> AsyncIterator[Stage]:
     found = Stage(log)
     await found.producer.start()
     try:
-        with lasting_leases():
+        with long_leases():
             yield found
     finally:
         await found.close()

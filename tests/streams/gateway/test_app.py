@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from infra.broker.process import Broker
-from infra.broker.settings import BrokerSettings
+from infra.broker.node import Broker
+from infra.broker.section import BrokerSettings
 from schemas.codec import Codec
 from schemas.errors import ConfigError, NameTaken
 from schemas.log.admin import create_topics
@@ -23,7 +23,7 @@ from schemas.settings import LogSettings, ModelSettings
 from streams.gateway import app
 from streams.gateway.app import listen, run_gateway
 from streams.gateway.config import GatewaySettings
-from tests.lasting import lasting_leases
+from tests.long_leases import long_leases
 from tests.streams.gateway.in_process import (
     MODEL,
     chat,
@@ -143,7 +143,7 @@ async def cluster(kafka: LogSettings, lease_ms: int = 100_000) -> AsyncIterator[
     await producer.start()
     await reader.start("latest")
     found = Cluster(kafka, producer, reader)
-    with lasting_leases(lease_ms):
+    with long_leases(lease_ms):
         try:
             yield found
         finally:

@@ -18,7 +18,7 @@ from schemas.records import Document, MemberState
 from schemas.retrieval import Found, layout_of, pack_vector
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
-from tests.lasting import lasting_leases
+from tests.long_leases import LONG_LEASES, long_leases
 from tests.waiting import until
 from workers.search.engine import EngineSettings, SearchEngine
 from workers.search.pool import RetrievalWorker
@@ -33,7 +33,7 @@ async def calm() -> AsyncIterator[None]:
     """Members share a loop here, and are silent while it compiles a kernel or stalls: most is
     compiled before anybody joins, and no lease ends."""
     await SearchEngine(EngineSettings(lanes=1)).close()
-    with lasting_leases():
+    with long_leases():
         yield
 
 
@@ -140,8 +140,9 @@ async def buried(log: LogSettings, topic: str) -> list[str]:
 def process(log: LogSettings, name: str, place: str) -> Iterator[subprocess.Popen[bytes]]:
     """A retrieval worker that can be killed, and is not ended by a stall before."""
     env = {f"TRIVIUM_LOG_{k.upper()}": str(v) for k, v in dataclasses.asdict(log).items() if v}
+    env |= LONG_LEASES
     env["TRIVIUM_RETRIEVAL_METRICS"] = ",".join(SETTINGS.metrics)
-    program = [sys.executable, "-m", "tests.e2e.patient", "retrieval"]
+    program = [sys.executable, "-m", "infra.cli.app", "retrieval"]
     command = [*program, "--shard", place, "--id", name]
     running = subprocess.Popen(command, env={**os.environ, **env}, stderr=subprocess.DEVNULL)
     try:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from infra.bench import vectors as bundled
+from infra.bench.search import vectors as bundled
 from tests.workers.search.scenes import gaussian, nearest, overlapping, recall, separated
 from workers.search import graph
 from workers.search.filters import Equal

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from infra.bench import zoo
+from tests.workers.search import zoo
 from tests.workers.search.scenes import gaussian, nearest, overlapping, recall
 from workers.search import admission, audit, snapshot
 from workers.search.filters import Range

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from infra.story import tell
-from infra.story_steps import steps_of
+from infra.story.steps import steps_of
+from infra.story.story import tell
 from schemas.records import Mode, Orchestration, Role, Sampling, Unmet
 from streams.core.placement.answer import Placement
 from tests.streams.core.placement.placer_fixture import Scene, case, pair, session

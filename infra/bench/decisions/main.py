@@ -1,0 +1,233 @@
+"""The decision benchmark: how long the router's core takes to place a request in a large fleet.
+
+`make bench-decisions`, or `trivium bench decisions --quick`. Drives the real `Router.apply`
+with records as they come from the log: workers that beat, remembered sessions, KV events, and
+requests of known and new sessions of which some are always under way. Times each event by itself;
+decisions are those that place a request or hand it over. Writes build/bench/decisions.json.
+"""
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from infra.bench.decisions.large_fleet import ROUTER, Size, Traffic, answered, prefilled
+from infra.bench.results import (
+    BENCH_DIR,
+    at_most,
+    command_line,
+    percentile,
+    show_bars,
+    write_report,
+)
+from infra.processes import garbage
+from schemas.records import DecisionKind, Work, WorkPhase
+from streams.config import POLICIES, RouterSettings
+from streams.core.effects import Decide, Dispatch, Effect
+from streams.core.events import (
+    Event,
+    FleetRecordArrived,
+    KvEventsArrived,
+    OutcomeArrived,
+    PartitionReady,
+    PartitionTaken,
+    PhaseArrived,
+    RequestArrived,
+    SessionLoaded,
+    Tick,
+)
+from streams.core.router import Router
+
+QUICK = Size(sessions=10_000, blocks=100_000, requests=4_000)
+TARGET_MS = 0.3  # a hop of the log takes 2.7
+START_MS, STEP_MS, BEAT_MS, TICK_MS = 1_000_000, 2, 500, 50
+_PREFILL_SHARE = 0.03  # of the time under way
+_DECISIONS = (DecisionKind.PLACE, DecisionKind.HANDOFF)
+_PERCENTS = (50.0, 99.0, 99.9)
+
+
+class FleetRun:
+    """One router under the load. `times_ms` are of its events, by kind; `busy_ms` are the thread's
+    processor time of the same, which other processes on the machine do not touch."""
+
+    def __init__(self, size: Size, policy: str, seed: int) -> None:
+        self.size = size
+        self.traffic = Traffic(size, seed, START_MS)
+        self.router = Router(ROUTER, RouterSettings(policy=policy))
+        self.now_ms = START_MS
+        self.times_ms: dict[str, list[float]] = {}
+        self.busy_ms: dict[str, list[float]] = {}
+        self.memory_bytes: dict[str, int] = {}
+        self.decisions: dict[str, int] = {}
+        self._offset = 0
+        self._prefilling: deque[Work] = deque()
+        self._decoding: deque[Work] = deque()
+
+    def set_up(self) -> None:
+        """The fleet joins, sessions are recovered, caches are told."""
+        traffic = self.traffic
+        for registration in traffic.registrations():
+            self._apply("fleet", FleetRecordArrived(registration, self._next()))
+        for beat in traffic.beats(1, self.now_ms):
+            self._apply("fleet", FleetRecordArrived(beat, self._next()))
+        self._apply("takeover", PartitionTaken(0))
+        loaded = (SessionLoaded(session, 0) for session in traffic.sessions())
+        self.memory_bytes["sessions"] = self._grown("takeover", loaded, PartitionReady(0))
+        events = (KvEventsArrived(record, self._next()) for record in traffic.kv_events())
+        self.memory_bytes["prefix_index"] = self._grown("kv_events", events, Tick())
+
+    def _next(self) -> int:
+        self._offset += 1
+        return self._offset
+
+    def _grown(self, kind: str, events: Iterable[Event], last: Event) -> int:
+        """By how many bytes the process grew over the events."""
+        before = _resident_bytes()
+        for event in events:
+            self._apply(kind, event)
+        self._apply(kind, last)
+        gc.collect()
+        return _resident_bytes() - before
+
+    def play(self) -> None:
+        """All requests arrive; each is prefilled and answered while others do."""
+        for number in range(self.size.requests):
+            self.now_ms += STEP_MS
+            self._arrive(RequestArrived(self.traffic.request(number, self.now_ms), 0))
+            if len(self._prefilling) > self.size.underway * _PREFILL_SHARE:
+                self._arrive(PhaseArrived(prefilled(self._prefilling.popleft(), self.now_ms), 0))
+            if len(self._decoding) > self.size.underway * (1 - _PREFILL_SHARE):
+                outcome = answered(self._decoding.popleft(), self.now_ms)
+                self._arrive(OutcomeArrived(outcome, 0))
+            if self.now_ms % BEAT_MS == 0:
+                for beat in self.traffic.beats(self.now_ms, self.now_ms):
+                    self._arrive(FleetRecordArrived(beat, self._next()))
+            if self.now_ms % TICK_MS == 0:
+                self._arrive(Tick())
+
+    def _arrive(self, event: Event) -> None:
+        for effect in self._apply(type(event).__name__, event):
+            if isinstance(effect, Dispatch) and isinstance(effect.record, Work):
+                prefill = effect.record.phase is WorkPhase.PREFILL
+                (self._prefilling if prefill else self._decoding).append(effect.record)
+
+    def _apply(self, kind: str, event: Event) -> list[Effect]:
+        started_ns, busy_ns = time.perf_counter_ns(), time.thread_time_ns()
+        effects = self.router.apply(event, self.now_ms)
+        busy_ms = (time.thread_time_ns() - busy_ns) / 1e6
+        took_ms = (time.perf_counter_ns() - started_ns) / 1e6
+        self._note(kind, took_ms, busy_ms)
+        decided = [e.decision for e in effects if isinstance(e, Decide)]
+        if len(decided) == 1 and decided[0].kind in _DECISIONS:
+            self._note(decided[0].kind.value, took_ms, busy_ms)
+            name = f"{decided[0].mode.value} {decided[0].reason.value}"
+            self.decisions[name] = self.decisions.get(name, 0) + 1
+        return effects
+
+    def _note(self, kind: str, took_ms: float, busy_ms: float) -> None:
+        self.times_ms.setdefault(kind, []).append(took_ms)
+        self.busy_ms.setdefault(kind, []).append(busy_ms)
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def figures_of(run: FleetRun) -> dict[str, Any]:
+    """Percentiles by kind of event, memory, and what was decided."""
+    return {
+        "ms": {kind: _percentiles(times) for kind, times in run.times_ms.items()},
+        "busy_ms": {kind: _percentiles(times) for kind, times in run.busy_ms.items()},
+        "memory_mib": {name: grown / 2**20 for name, grown in run.memory_bytes.items()},
+        "blocks": len(run.router.placer.prefixes),
+        "sessions": len(run.router.tables.sessions),
+        "decisions": dict(sorted(run.decisions.items(), key=lambda item: -item[1])),
+    }
+
+
+def _percentiles(times: Sequence[float]) -> dict[str, float]:
+    found = {f"p{p:g}": percentile(times, p) or 0.0 for p in _PERCENTS}
+    return {"count": len(times), **found}
+
+
+def show(policy: str, figures: dict[str, Any], console: Console) -> None:
+    """The figures as a table."""
+    heads = [f"p{p:g} {what}ms" for what in ("", "busy ") for p in _PERCENTS]
+    table = Table("event", "count", *heads, title=f"Policy {policy}")
+    for kind, row in figures["ms"].items():
+        rows = (row, figures["busy_ms"][kind])
+        times = [f"{each[f'p{p:g}']:.3f}" for each in rows for p in _PERCENTS]
+        table.add_row(kind, str(row["count"]), *times)
+    console.print(table)
+    memory = figures["memory_mib"]
+    console.print(
+        f"{figures['sessions']} sessions take {memory['sessions']:.0f} MiB, {figures['blocks']} "
+        f"blocks of the prefix index {memory['prefix_index']:.0f} MiB."
+    )
+    told = (f"{name} {count}" for name, count in figures["decisions"].items())
+    console.print(f"Decided: {', '.join(told)}.")
+
+
+def measure(policy: str, size: Size, seed: int) -> dict[str, Any]:
+    """One policy under the load, in a process of its own: memory that an earlier run gave back
+    would not show in what this one takes."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as alone:
+        return alone.submit(_measure, policy, size, seed).result()
+
+
+def _measure(policy: str, size: Size, seed: int) -> dict[str, Any]:
+    run = FleetRun(size, policy, seed)
+    run.set_up()
+    with garbage.spared():  # as in a router
+        run.play()
+    return figures_of(run)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry of `trivium bench decisions`."""
+    parser = argparse.ArgumentParser(prog="bench decisions", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of everything but workers")
+    parser.add_argument("--json", action="store_true", help="print the report instead of tables")
+    without_file = [policy for policy in POLICIES if policy != "table"]
+    parser.add_argument("--policies", nargs="+", choices=without_file, default=["learned"])
+    parser.add_argument("--seed", type=int, default=1)
+    given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    size, console = QUICK if given.quick else Size(), Console(stderr=given.json)
+    figures, bars = {}, []
+    for policy in given.policies:
+        console.print(f"{size.workers} workers, {size.requests} requests, policy {policy} ...")
+        found = figures[policy] = measure(policy, size, given.seed)
+        show(policy, found, console)
+        for kind in (kind.value for kind in _DECISIONS if kind.value in found["ms"]):
+            p99_ms = found["ms"][kind]["p99"]
+            bars.append(at_most(f"{policy}: {kind} p99", p99_ms, TARGET_MS, "ms"))
+    path = write_report(
+        "decisions",
+        command=command_line(),
+        seed=given.seed,
+        load=asdict(size),
+        figures=figures,
+        bars=bars,
+        folder=BENCH_DIR,
+    )
+    show_bars(bars, console)
+    console.print(f"Written to {path}.")
+    if given.json:
+        print(json.dumps(json.loads(path.read_text()), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The stack that the benchmarks of faults hurt: simulated engines, real NIXL, a broker of its own.
+
+Settings are those of a deployment, but for ports that stay and answers that end at `max_tokens`.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from infra.broker.probe import free_ports, port_is_taken
+from infra.broker.section import BrokerSettings
+from infra.stack.configuration import Settings
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan
+from schemas.errors import NotReady
+from schemas.settings import LogSettings, ModelSettings
+from streams.gateway.config import GatewaySettings
+from workers.config import WorkerSettings
+from workers.llm.models.sim import make_sim_model
+
+HOST, MODEL = "127.0.0.1", "sim"
+SIM: dict[str, Any] = {
+    "prefill_base_ms": 20.0,
+    "decode_step_ms": 20.0,  # slow enough that clients take little of the cores
+    "end_every_tokens": 0,
+}
+DEADLINE_MS = 300_000  # longer than the broker is away
+_PORT_TRIES = 20
+
+
+def make_stack(plan: StackPlan, folder: Path, **sim: Any) -> Stack:
+    """Not started; the folder is made anew."""
+    shutil.rmtree(folder, ignore_errors=True)
+    model = make_sim_model(folder / "model")
+    settings = Settings(
+        log=LogSettings(),
+        broker=BrokerSettings(port=0, heap_mb=384),
+        model=ModelSettings(path=str(model), name=MODEL),
+        gateway=GatewaySettings(port=_adjacent_ports(plan.gateways), deadline_ms=DEADLINE_MS),
+        worker=WorkerSettings(engine="sim"),
+        engines={"sim": {**SIM, **sim}},
+    )
+    return Stack(settings, plan, folder=folder)
+
+
+def urls(stack: Stack) -> list[str]:
+    """Of all gateways, whether they run now or not."""
+    first = stack.settings.gateway.port
+    return [f"http://{HOST}:{first + number}" for number in range(stack.plan.gateways)]
+
+
+def _adjacent_ports(count: int) -> int:
+    """The first of so many ports in a row that nobody listens on at this moment."""
+    for _ in range(_PORT_TRIES):
+        (first,) = free_ports(HOST)
+        if not any(port_is_taken(HOST, first + number) for number in range(count)):
+            return first
+    raise NotReady(f"found no {count} free ports in a row on {HOST}")

@@ -1,0 +1,151 @@
+"""Part of the GPU search benchmark: what each kernel takes, and what it reads from memory.
+
+Kernels of a turn are launched one by one, with the device's clock read between them. The kernel
+that measures distances reads one vector for each; so many bytes per second are compared with what
+the same card reaches when it copies memory, where a byte counts as read and as written. Rows that
+the card's caches hold are counted too.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from rich.table import Table
+
+from infra.bench.results import median
+from workers.search import metrics
+from workers.search.cuda import feeds
+from workers.search.cuda.batch import Batch, BatchSettings
+from workers.search.cuda.device import Device, Launch, Memory
+from workers.search.index import Index
+from workers.search.query import Effort
+
+Array = np.ndarray[Any, Any]
+
+_COPY_BYTES, _COPIES, _COPY_REPEATS = 1 << 28, 8, 5
+_QUERIES_OF_A_PLACE = 4
+
+
+class Stopwatch(Device, Protocol):
+    """A device with a clock of its own."""
+
+    name: str
+
+    def times_ms(self, launches: Sequence[Launch]) -> list[float]:
+        """How long each launch takes, one after the other."""
+
+    def copy_ms(self, size_bytes: int, times: int) -> float:
+        """How long so many copies take within the device."""
+
+
+class Timed:
+    """A device whose graphs run kernel by kernel, each timed; all else is the other's."""
+
+    def __init__(self, device: Stopwatch) -> None:
+        self._device, self.multiprocessors = device, device.multiprocessors
+        self.taken_ms: dict[str, list[float]] = {}
+
+    def memory(self, size_bytes: int) -> Memory:
+        return self._device.memory(size_bytes)
+
+    def pinned(self, size_bytes: int) -> Array:
+        return self._device.pinned(size_bytes)
+
+    def copy(self, target: int, source: int, size_bytes: int) -> None:
+        self._device.copy(target, source, size_bytes)
+
+    def graph(self, launches: Sequence[Launch]) -> "TimedGraph":
+        return TimedGraph(self, tuple(launches))
+
+    def run(self, launches: Sequence[Launch]) -> None:
+        """Launch and time."""
+        for each, took_ms in zip(launches, self._device.times_ms(launches), strict=True):
+            self.taken_ms.setdefault(each.kernel, []).append(took_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedGraph:
+    """Launches that are not captured."""
+
+    device: Timed
+    launches: tuple[Launch, ...]
+
+    def launch(self) -> "TimedGraph":
+        self.device.run(self.launches)
+        return self
+
+    def wait(self) -> None:
+        """It is over."""
+
+
+def kernels(
+    device: Stopwatch, settings: BatchSettings, index: Index, queries: Array, effort: Effort
+) -> dict[str, Any]:
+    """Part 4: microseconds by kernel with all places taken, and bandwidths in GB/s."""
+    copied_ms = [device.copy_ms(_COPY_BYTES, _COPIES) for _ in range(_COPY_REPEATS)]
+    copied = [2 * _COPY_BYTES * _COPIES / each / 1e6 for each in copied_ms]
+    timed, view = Timed(device), index.view()
+    batch = Batch(timed, settings)
+    some = queries[: _QUERIES_OF_A_PLACE * batch.places]
+    feeds.search_all(batch, effort, metrics.prepared(some, view.dim, view.metric), view)
+    measured_ms = sum(sum(t) for name, t in timed.taken_ms.items() if name.startswith("measure"))
+    total_ms = sum(map(sum, timed.taken_ms.values()))
+    read_gb_per_s = batch.tasks * view.vectors.strides[0] / measured_ms / 1e6
+    copy_gb_per_s = median(copied) or 0.0
+    return {
+        "by_kernel": {
+            name: {
+                "launches": len(each), "us_p50": 1_000 * (median(each) or 0.0),
+                "us_max": 1_000 * max(each), "share": sum(each) / total_ms,
+            }
+            for name, each in timed.taken_ms.items()
+        },
+        "extends": batch.extends, "places": batch.places, "distances": batch.tasks,
+        "us_per_extend": 1_000 * total_ms / batch.extends,
+        "read_gb_per_s": read_gb_per_s, "copy_gb_per_s": copy_gb_per_s,
+        "read_of_copy": read_gb_per_s / copy_gb_per_s,
+    }  # fmt: skip
+
+
+def tables(figures: dict[str, Any]) -> list[Table]:
+    """One for each part."""
+    return [_speed(figures["speed"]), _singles(figures["singles"]), _kernels(figures["kernels"])]
+
+
+def _speed(figures: dict[str, Any]) -> Table:
+    table = Table("recall@10", "index", "queries/s", "ours is faster", title="Queries of one call")
+    for recall, rows in figures["at_recall"].items():
+        for name, row in rows.items():
+            table.add_row(
+                recall, name, _number(row["queries_per_s"]), _number(row["trivium_times"])
+            )
+    table.caption = "Ours from host memory to host memory; cuVS's queries are on the device."
+    return table
+
+
+def _singles(figures: dict[str, Any]) -> Table:
+    table = Table("callers", "searches/s", "ms p50", "ms p99", title="Searches asked one by one")
+    lone, many = figures["lone"], figures["callers"]
+    table.add_row("1", "-", _number(lone["ms_p50"]), _number(lone["ms_p99"]))
+    times = (_number(many["ms_p50"]), _number(many["ms_p99"]))
+    table.add_row(str(many["callers"]), _number(many["per_s"]), *times)
+    return table
+
+
+def _kernels(figures: dict[str, Any]) -> Table:
+    table = Table("kernel", "launches", "us p50", "us max", "share of time", title="Kernels")
+    for name, row in figures["by_kernel"].items():
+        times = (_number(row["us_p50"]), _number(row["us_max"]))
+        table.add_row(name, str(row["launches"]), *times, f"{row['share']:.1%}")
+    table.caption = (
+        f"Vectors are read at {_number(figures['read_gb_per_s'])} GB/s while distances are "
+        f"measured: {figures['read_of_copy']:.0%} of a copy's {_number(figures['copy_gb_per_s'])}."
+    )
+    return table
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

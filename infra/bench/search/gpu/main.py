@@ -1,0 +1,262 @@
+"""The search benchmark of a CUDA device: our engine beside cuVS CAGRA, where that is installed.
+
+`make bench-search-gpu`, or `trivium bench search-gpu --quick`. Parts: whether ids are those
+that cores find, queries per second against recall, single searches, and each kernel's time with the
+bandwidth that it reaches (`kernels_alone.py`). Writes build/bench/search_gpu.json. Without a
+device it says what is missing, and measures nothing.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from infra.bench.results import (
+    BENCH_DIR,
+    Bar,
+    at_least,
+    at_most,
+    command_line,
+    median,
+    median_ratio,
+    show_bars,
+    write_report,
+)
+from infra.bench.search import vectors
+from infra.bench.search.gpu import kernels_alone, single_searches
+from infra.bench.search.gpu.kernels_alone import Stopwatch
+from infra.bench.search.options import Progress
+from infra.bench.search.systems import OURS, OperatingPoint, at_recall
+from schemas.errors import ConfigError
+from workers.search import backend, bulk, metrics
+from workers.search.cuda import builder, feeds
+from workers.search.cuda.batch import Batch, BatchSettings
+from workers.search.cuda.cuvs_graph import Cagra
+from workers.search.cuda.launch import reason_against
+from workers.search.index import DEGREE, Index
+from workers.search.query import Effort
+
+Array = np.ndarray[Any, Any]
+Search = Callable[[int], Array]  # all queries at an effort: rows
+
+CUVS = "cuvs"
+K = 10
+_RECALLS = (0.93, 0.98)
+_FILE_COLUMNS = 120  # where the output is not a terminal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuOptions:
+    """Sizes and repeats."""
+
+    rows: int = 1_000_000
+    dim: int = 128
+    queries: int = 100_000  # of one call
+    checked: int = 2_000  # of them, whose true neighbours are computed
+    efforts: tuple[int, ...] = (32, 48, 64, 96, 128, 192)
+    width: int = 4
+    samplings: tuple[int, ...] = (1, 8)  # of cuVS: its random entry points
+    repeats: int = 5
+    singles: int = 2_000  # searches that are asked one by one
+    callers: int = 2_048  # that ask at the same time
+    asks: int = 40  # of each of them
+    batch: BatchSettings = field(default_factory=BatchSettings)
+    seed: int = 1
+
+
+QUICK = GpuOptions(rows=100_000, queries=20_000, checked=1_000, repeats=3, singles=500, asks=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What all parts share."""
+
+    options: GpuOptions
+    device: Stopwatch
+    index: Index
+    queries: Array
+    truth: Array
+    progress: Progress
+
+    @classmethod
+    def made(cls, options: GpuOptions, device: Stopwatch, progress: Progress) -> "Scene":
+        progress(f"{options.rows} x {options.dim} vectors in overlapping clusters, true neighbours")
+        rows, queries = vectors.overlapping(
+            options.rows, options.queries, dim=options.dim, seed=options.seed
+        )
+        truth = vectors.truth(rows, queries[: options.checked], K)
+        progress("the index is built")
+        graph_of = builder.graph_on(device)
+        index = Index.build(rows, seed=options.seed, degree=DEGREE, graph_of=graph_of)
+        return cls(options, device, index, queries, truth, progress)
+
+
+def agrees(scene: Scene, batch: Batch) -> dict[str, Any]:
+    """Part 1: whether device and cores find the same rows at the same distances."""
+    options, view = scene.options, scene.index.view()
+    effort = Effort(k=K, top_m=64, width=options.width)
+    queries = metrics.prepared(scene.queries[: options.checked], view.dim, view.metric)
+    cores = bulk.search_all(effort, queries, view)
+    device = feeds.search_all(batch, effort, queries, view)
+    same = (cores.rows == device.rows).all(1) & (cores.distances == device.distances).all(1)
+    return {"queries": len(queries), "equal": int(same.sum())}
+
+
+def speed(scene: Scene, batch: Batch) -> dict[str, Any]:
+    """Part 2: queries per second of one call. Ours are in host memory, cuVS's on the device."""
+    options, view = scene.options, scene.index.view()
+    prepared = metrics.prepared(scene.queries, view.dim, view.metric)
+
+    def ours(top_m: int) -> Array:
+        effort = Effort(k=K, top_m=top_m, width=options.width)
+        return feeds.search_all(batch, effort, prepared, view).rows
+
+    systems: dict[str, Search] = {OURS: ours, **_cuvs(scene)}
+    for name, search in systems.items():
+        scene.progress(f"{name} is warmed up")
+        search(options.efforts[0])
+    curves: dict[str, list[list[OperatingPoint]]] = {name: [] for name in systems}
+    for repeat in range(options.repeats):
+        scene.progress(f"queries in one call, repeat {repeat + 1} of {options.repeats}")
+        for points in curves.values():
+            points.append([])
+        for effort in options.efforts:
+            for name, search in systems.items():
+                curves[name][-1].append(_point(scene, search, effort))
+    return {"at_recall": _at_recalls(curves), "curves": _medians(curves)}
+
+
+def _cuvs(scene: Scene) -> dict[str, Search]:
+    """CAGRA with each number of random entry points; nothing where cuVS is missing."""
+    options = scene.options
+    try:
+        cagra = Cagra.build(scene.index.view().vectors[: options.rows], DEGREE)
+    except ConfigError as error:
+        scene.progress(f"{CUVS} is left out: {error}")
+        return {}
+    queries = cagra.uploaded(scene.queries)
+
+    def search(samplings: int) -> Search:
+        return lambda effort: cagra.search(queries, K, effort, samplings=samplings).copy_to_host()
+
+    return {f"{CUVS}, {each} samplings": search(each) for each in options.samplings}
+
+
+def _point(scene: Scene, search: Search, effort: int) -> OperatingPoint:
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    rows = search(effort)
+    took_s, took_cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    return OperatingPoint(
+        effort=effort,
+        recall=vectors.recall(rows[: len(scene.truth)], scene.truth),
+        queries_per_s=len(rows) / took_s,
+        queries_per_cpu_s=len(rows) / max(took_cpu_s, 1e-9),
+    )
+
+
+def _at_recalls(curves: dict[str, list[list[OperatingPoint]]]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for recall in _RECALLS:
+        rates = {
+            name: [at_recall(points, recall) for points in repeats]
+            for name, repeats in curves.items()
+        }
+        out[str(recall)] = {
+            name: {"queries_per_s": median(each), "trivium_times": median_ratio(rates[OURS], each)}
+            for name, each in rates.items()
+        }
+    return out
+
+
+def _medians(curves: dict[str, list[list[OperatingPoint]]]) -> dict[str, Any]:
+    return {
+        name: [
+            {"effort": same[0].effort, "recall": same[0].recall,
+             "queries_per_s": median([point.queries_per_s for point in same])}
+            for same in zip(*repeats, strict=True)
+        ]
+        for name, repeats in curves.items()
+    }  # fmt: skip
+
+
+def run(options: GpuOptions, device: Stopwatch, progress: Progress) -> dict[str, Any]:
+    """Figures by part."""
+    scene = Scene.made(options, device, progress)
+    batch = Batch(device, options.batch)
+    figures: dict[str, Any] = {"device": device.name, "ids": agrees(scene, batch)}
+    figures["speed"] = speed(scene, batch)
+    progress("single searches, one after the other and from many callers")
+    figures["singles"] = single_searches.singles(
+        scene.index, scene.queries, options.batch, one_by_one=options.singles,
+        callers=options.callers, asks=options.asks,
+    )  # fmt: skip
+    progress("each kernel is timed")
+    effort = Effort(k=K, top_m=64, width=options.width)
+    figures["kernels"] = kernels_alone.kernels(
+        device, options.batch, scene.index, scene.queries, effort
+    )
+    return figures
+
+
+def bars(figures: dict[str, Any]) -> list[Bar]:
+    """What was aimed at, for a million rows on the largest cards."""
+    ids, rate = figures["ids"], figures["speed"]["at_recall"][str(_RECALLS[0])][OURS]
+    lone_ms = figures["singles"]["lone"]["ms_p50"]
+    return [
+        at_least("queries with the ids that cores find", ids["equal"], ids["queries"], ""),
+        at_least(f"queries/s at recall {_RECALLS[0]}", rate["queries_per_s"], 1e6, "/s"),
+        at_most("a search alone, p50", lone_ms, 0.3, "ms"),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry of `trivium bench search-gpu`."""
+    parser = argparse.ArgumentParser(prog="bench search-gpu", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rows, less of all")
+    parser.add_argument("--json", action="store_true", help="print the report instead of tables")
+    for name in ("rows", "queries", "repeats", "width", "seed"):
+        parser.add_argument(f"--{name}", type=int)
+    given = vars(parser.parse_args(sys.argv[1:] if arguments is None else arguments))
+    base = QUICK if given.pop("quick") else GpuOptions()
+    as_json = given.pop("json")
+    options = replace(base, **{name: value for name, value in given.items() if value is not None})
+    if (why := reason_against()) is not None:
+        raise ConfigError(f"bench search-gpu: expected a CUDA device, found none: {why}")
+    console = Console(stderr=as_json)
+    if not console.is_terminal:
+        console.width = _FILE_COLUMNS
+    found = report(options, console)
+    if as_json:
+        print(json.dumps(found, indent=1))
+
+
+def report(options: GpuOptions, console: Console) -> dict[str, Any]:
+    """Run, write and show; the report."""
+    began_s = time.monotonic()
+
+    def progress(text: str) -> None:
+        console.print(f"[{time.monotonic() - began_s:4.0f} s] {text}", markup=False)
+
+    device: Any = backend.cuda_device("cuda")
+    figures = run(options, device, progress)
+    found_bars = bars(figures)
+    path = write_report(
+        "search_gpu", command=command_line(), seed=options.seed, load=asdict(options),
+        figures=figures, bars=found_bars, folder=BENCH_DIR,
+    )  # fmt: skip
+    for table in kernels_alone.tables(figures):
+        console.print(table)
+    show_bars(found_bars, console)
+    console.print(f"Written to {path}.")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+if __name__ == "__main__":
+    main()

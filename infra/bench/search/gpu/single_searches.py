@@ -1,0 +1,64 @@
+"""Part of the GPU search benchmark: searches that are asked one by one, as a worker's are."""
+
+import asyncio
+import time
+from typing import Any
+
+import numpy as np
+
+from infra.bench.results import percentile
+from workers.search.cuda.batch import BatchSettings
+from workers.search.engine import EngineSettings, SearchEngine
+from workers.search.index import Index
+from workers.search.query import Query
+
+Array = np.ndarray[Any, Any]
+
+TOP_M = 64
+LONE_WIDTH = 8  # fewer extends, each larger: what counts for a search alone
+_WARM_UP = 50
+
+
+def singles(
+    index: Index, queries: Array, batch: BatchSettings, *, one_by_one: int, callers: int, asks: int
+) -> dict[str, Any]:
+    """Milliseconds of a search alone, and searches per second of callers that always ask."""
+    return asyncio.run(_singles(index, queries, batch, one_by_one, callers, asks))
+
+
+async def _singles(
+    index: Index, queries: Array, batch: BatchSettings, one_by_one: int, callers: int, asks: int
+) -> dict[str, Any]:
+    width = min(LONE_WIDTH, batch.tasks_max // index.degree)
+    engine = SearchEngine(EngineSettings(device="cuda", cuda=batch))
+    try:
+        for i in range(_WARM_UP):
+            await _took_ms(engine, index, queries[i % len(queries)], width)
+        lone = [
+            await _took_ms(engine, index, queries[i % len(queries)], width)
+            for i in range(one_by_one)
+        ]
+
+        async def caller(number: int) -> list[float]:
+            chosen = [(number * asks + i) % len(queries) for i in range(asks)]
+            return [await _took_ms(engine, index, queries[each], 1) for each in chosen]
+
+        began_s = time.perf_counter()
+        taken = sum(await asyncio.gather(*map(caller, range(callers))), [])
+        took_s = time.perf_counter() - began_s
+    finally:
+        await engine.close()
+    return {
+        "lone": {**_percentiles(lone), "width": width},
+        "callers": {**_percentiles(taken), "callers": callers, "per_s": len(taken) / took_s},
+    }
+
+
+async def _took_ms(engine: SearchEngine, index: Index, vector: Array, width: int) -> float:
+    began_s = time.perf_counter()
+    await engine.search(index, Query(vector=vector, k=10, top_m=TOP_M, width=width))
+    return (time.perf_counter() - began_s) * 1_000
+
+
+def _percentiles(taken: list[float]) -> dict[str, float | None]:
+    return {f"ms_p{percent}": percentile(taken, percent) for percent in (50, 99)}

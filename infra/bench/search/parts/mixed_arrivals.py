@@ -1,0 +1,153 @@
+"""Searches of decode and of prefill through one server, for the mixed traffic of the benchmark.
+
+Four in five are decode's, with a short routing list; the others are prefill's, with a long one and
+a deadline. Times count from when an arrival was due, less the event loop's timer, which wakes up to
+1 ms late. What drives a server runs in its event loop, so it does as little as it can.
+"""
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from infra.bench.results import median, percentile
+from infra.bench.search.parts.mixed_servers import PLACES, THREADS, TOP_M, Server
+from schemas.errors import TriviumError
+from schemas.log.clock import wall_ms
+from workers.search.query import Kind
+
+Array = np.ndarray[Any, Any]
+
+PREFILL_SHARE = 0.2
+DEADLINE_MS = (20, 80)  # of prefill, after arrival; an idle engine needs about 1 ms
+_TIMER_S = 0.001
+_IN_FLIGHT_MAX = 4_096  # of an open loop; what comes beyond is counted as a miss
+_CALLERS = 2 * PLACES * THREADS
+_DRAWN = 1_024  # searches that are drawn at once
+_SUMMED = ("prefill_misses", "errors", "decode_searches", "prefill_searches")
+
+
+@dataclass(slots=True)
+class Cell:
+    """One load on one server."""
+
+    took_ms: dict[Kind, list[float]] = field(default_factory=lambda: {k: [] for k in TOP_M})
+    prefill_misses: int = 0
+    errors: int = 0
+    asked_per_s: float = 0.0
+    took_s: float = 0.0
+    occupancy: float | None = None
+
+    def figures(self) -> dict[str, Any]:
+        done = sum(map(len, self.took_ms.values()))
+        row: dict[str, Any] = {
+            "asked_per_s": self.asked_per_s,
+            "searches_per_s": done / self.took_s,
+            "prefill_misses": self.prefill_misses,
+            "errors": self.errors,
+            "occupancy": self.occupancy,
+        }
+        for kind, taken in self.took_ms.items():
+            for percent in (50, 95, 99):
+                row[f"{kind}_ms_p{percent}"] = percentile(taken, percent)
+            row[f"{kind}_searches"] = len(taken)
+        return row
+
+
+def in_all(cells: Sequence[Cell]) -> dict[str, Any]:
+    """Figures of several runs of one load: medians, or sums of what is counted, and all `runs`."""
+    runs = [cell.figures() for cell in cells]
+    row: dict[str, Any] = {"runs": runs}
+    for key in runs[0]:
+        found = [run[key] for run in runs]
+        row[key] = sum(found) if key in _SUMMED else median(found)
+    return row
+
+
+class Traffic:
+    """Drives one server."""
+
+    def __init__(self, server: Server, queries: Array, seed: int) -> None:
+        self._server, self._queries = server, queries
+        self._random = np.random.default_rng(seed)
+        self._drawn_ahead: list[tuple[int, bool, int]] = []
+        self._under_way = 0  # of an open loop
+        self._none_left = asyncio.Event()
+
+    async def closed(self, seconds: float, callers: int = _CALLERS) -> Cell:
+        """Each caller asks again as soon as it is answered."""
+        cell, until_s = Cell(), time.perf_counter() + seconds
+
+        async def ask() -> None:
+            while time.perf_counter() < until_s:
+                await self._one(cell, time.perf_counter(), *self._drawn())
+
+        return await self._timed(cell, [ask() for _ in range(callers)])
+
+    async def open(self, rate_per_s: float, seconds: float) -> Cell:
+        """Poisson arrivals."""
+        cell = Cell(asked_per_s=rate_per_s)
+        count = max(1, int(rate_per_s * seconds))
+        due_s = np.cumsum(self._random.exponential(1 / rate_per_s, count)).tolist()
+        return await self._timed(cell, [self._send(cell, due_s)])
+
+    async def _send(self, cell: Cell, due_s: list[float]) -> None:
+        began_s, now_s, begin = time.perf_counter(), time.perf_counter, asyncio.create_task
+        for at_s in due_s:
+            if (wait_s := began_s + at_s - now_s()) > 0:
+                await asyncio.sleep(wait_s)
+            drawn = self._drawn()
+            if self._under_way >= _IN_FLIGHT_MAX:
+                cell.errors += 1
+                continue
+            self._under_way += 1  # what it waits for keeps a task
+            begin(self._sent(cell, min(now_s(), began_s + at_s + _TIMER_S), *drawn))
+        while self._under_way:
+            self._none_left.clear()
+            await self._none_left.wait()
+
+    async def _sent(self, *search: Any) -> None:
+        try:
+            await self._one(*search)
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._none_left.set()
+
+    def _drawn(self) -> tuple[Array, Kind, int]:
+        if not self._drawn_ahead:  # many at once: one by one they cost a fifth of a search
+            urgent = self._random.random(_DRAWN) < PREFILL_SHARE
+            rows = self._random.integers(len(self._queries), size=_DRAWN)
+            waits_ms = self._random.integers(*DEADLINE_MS, size=_DRAWN)
+            self._drawn_ahead = list(
+                zip(rows.tolist(), urgent.tolist(), waits_ms.tolist(), strict=True)
+            )
+        row, is_urgent, wait_ms = self._drawn_ahead.pop()
+        return self._queries[row], Kind.PREFILL if is_urgent else Kind.DECODE, wait_ms
+
+    async def _one(
+        self, cell: Cell, counted_s: float, vector: Array, kind: Kind, wait_ms: int
+    ) -> None:
+        deadline_ms = wall_ms() + wait_ms if kind is Kind.PREFILL else None
+        try:
+            await self._server.search(vector, kind, deadline_ms)
+        except TriviumError:
+            cell.errors += kind is Kind.DECODE
+            cell.prefill_misses += kind is Kind.PREFILL
+            return
+        took_ms = (time.perf_counter() - counted_s) * 1_000
+        cell.took_ms[kind].append(took_ms)
+        cell.prefill_misses += kind is Kind.PREFILL and took_ms > wait_ms
+
+    async def _timed(self, cell: Cell, work: list[Coroutine[Any, Any, None]]) -> Cell:
+        used, places = self._server.places_used()
+        began_s = time.perf_counter()
+        await asyncio.gather(*work)
+        cell.took_s = time.perf_counter() - began_s
+        used_after, places_after = self._server.places_used()
+        if places_after > places:
+            cell.occupancy = (used_after - used) / (places_after - places)
+        return cell

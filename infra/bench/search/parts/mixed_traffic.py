@@ -1,0 +1,152 @@
+"""Part of the search benchmark: searches of decode and of prefill through one server, open loop.
+
+The traffic is `mixed_arrivals.py`'s. The capacity of a server is what callers get who always have
+some searches under way. Open loops then send Poisson arrivals at shares of our engine's capacity,
+whatever the server does: several runs of each rate, the servers in turns, of which medians count,
+since on a shared machine one stall of milliseconds decides what a run's 99th percentile is.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from infra.bench.results import BENCH_DIR, Bar, at_least, at_most, percentile
+from infra.bench.search.parts.index_alone import Scene, measure_point
+from infra.bench.search.parts.mixed_arrivals import Cell, Traffic, in_all
+from infra.bench.search.parts.mixed_servers import (
+    TOP_M,
+    EngineAsItComes,
+    Hnswlib,
+    K,
+    Server,
+    StaticBatches,
+)
+from infra.bench.search.systems import OURS
+from infra.processes import garbage
+from workers.search.query import Kind
+
+_UNLOADED_PER_S, _WARM_UP_S = 100, 0.3
+_LADDER = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)
+
+
+def mixed(scene: Scene) -> tuple[dict[str, Any], list[Bar]]:
+    """Part 4: capacities, and times under load."""
+    index = scene.system(OURS).index
+    makers: dict[str, Callable[[], Server]] = {
+        OURS: lambda: EngineAsItComes(index),
+        "static batches": lambda: StaticBatches(index),
+    }
+    efforts: dict[Kind, int] = {}
+    if "hnswlib" in scene.names:
+        peer = scene.system("hnswlib")
+        efforts = _equal_efforts(scene)
+        folder = BENCH_DIR / "search"
+        makers["hnswlib per query"] = lambda: Hnswlib(peer.index, efforts, folder)
+    figures: dict[str, Any] = asyncio.run(_measure(scene, makers))
+    figures["hnswlib_efforts"] = {str(kind): effort for kind, effort in efforts.items()}
+    return figures, _bars(figures)
+
+
+def _equal_efforts(scene: Scene) -> dict[Kind, int]:
+    """The least effort with which hnswlib finds about as much as we do, by class."""
+    queries, truth = scene.queries[:500], scene.truth[:500]
+    found = {}
+    for kind, top_m in TOP_M.items():
+        wanted = measure_point(scene.system(OURS), queries, truth, top_m).recall - 0.005
+        points = (measure_point(scene.system("hnswlib"), queries, truth, e) for e in _LADDER)
+        found[kind] = next((p.effort for p in points if p.recall >= wanted), _LADDER[-1])
+    return found
+
+
+async def _measure(scene: Scene, makers: dict[str, Callable[[], Server]]) -> dict[str, Any]:
+    servers = {name: make() for name, make in makers.items()}
+    traffic = {name: Traffic(s, scene.queries, scene.options.seed) for name, s in servers.items()}
+    for each in traffic.values():
+        await each.closed(_WARM_UP_S)
+    with garbage.spared():  # as a retrieval worker: a full collection stops all for 30-40 ms
+        figures = await _figures(scene, traffic)
+    for server in servers.values():
+        await server.close()
+    return {"servers": figures, "k": K, "top_m": {str(k): m for k, m in TOP_M.items()}}
+
+
+async def _figures(scene: Scene, traffic: dict[str, Traffic]) -> dict[str, Any]:
+    seconds, capacities = scene.options.load_s, {name: list[float]() for name in traffic}
+    for repeat in range(scene.options.repeats):
+        for name, each in traffic.items():
+            scene.progress(f"mixed traffic: capacity of {name}, repeat {repeat + 1}")
+            cell = await each.closed(max(0.3, seconds / 2))
+            capacities[name].append(cell.figures()["searches_per_s"])
+    figures: dict[str, Any] = {name: {"capacities_per_s": c} for name, c in capacities.items()}
+    for name, rates in capacities.items():
+        figures[name]["capacity_per_s"] = percentile(rates, 50)
+    unloaded = await _runs(scene, traffic, _UNLOADED_PER_S, 2 * seconds)
+    for name in traffic:
+        figures[name] |= {"unloaded": unloaded[name], "loads": {}}
+    for share in scene.options.load_shares:
+        rate_per_s = share * figures[OURS]["capacity_per_s"]
+        able = {  # the others are asked far more than they can do
+            name: each
+            for name, each in traffic.items()
+            if rate_per_s <= 1.2 * figures[name]["capacity_per_s"]
+        }
+        for name, row in (await _runs(scene, able, rate_per_s, seconds)).items():
+            figures[name]["loads"][str(share)] = row
+    return figures
+
+
+async def _runs(
+    scene: Scene, traffic: dict[str, Traffic], rate_per_s: float, seconds: float
+) -> dict[str, dict[str, Any]]:
+    """Servers take turns with runs of `seconds` in all."""
+    scene.progress(f"mixed traffic: {', '.join(traffic)} at {rate_per_s:.0f} searches/s")
+    runs, cells = scene.options.load_runs, {name: list[Cell]() for name in traffic}
+    for _ in range(runs):
+        for name, each in traffic.items():
+            cells[name].append(await each.open(rate_per_s, seconds / runs))
+    return {name: in_all(found) for name, found in cells.items()}
+
+
+def _kept_up_to(servers: dict[str, Any], name: str, decode_ms: float) -> float:
+    """The highest rate at which decode's p99 is within `decode_ms` and 99 % of prefill in time."""
+    return max(
+        (
+            row["asked_per_s"]
+            for row in servers[name]["loads"].values()
+            if row["decode_ms_p99"] is not None and row["decode_ms_p99"] <= decode_ms
+            and row["prefill_misses"] <= 0.01 * (row["prefill_searches"] + row["prefill_misses"])
+        ),
+        default=0.0,
+    )  # fmt: skip
+
+
+def _times(value: float | None, of: float | None) -> float | None:
+    """A ratio; None where either could not be measured."""
+    return value / of if value is not None and of else None
+
+
+def _bars(figures: dict[str, Any]) -> list[Bar]:
+    servers = figures["servers"]
+    ours = servers[OURS]
+    unloaded_ms, loaded = ours["unloaded"]["decode_ms_p99"], ours["loads"]["0.8"]
+    limit_ms = 2 * (unloaded_ms or 0.0)
+    for name, row in servers.items():
+        row["kept_up_to_per_s"] = _kept_up_to(servers, name, limit_ms)
+    capacity = ours["capacity_per_s"]
+    static = servers["static batches"]
+    # Where static batches keep up with no rate, they count as if they did with the lowest.
+    lowest = min((row["asked_per_s"] for row in static["loads"].values()), default=0.0)
+    kept = max(static["kept_up_to_per_s"], lowest)
+    slower = _times(loaded["decode_ms_p99"], unloaded_ms)
+    bars = [
+        at_most("decode p99 at 80 % of capacity, of unloaded", slower, 2, "times"),
+        at_most("prefill deadlines missed at 80 %", loaded["prefill_misses"], 0, "searches"),
+        at_least("capacity, of static batches'", _times(capacity, static["capacity_per_s"]), 2,
+                 "times"),
+        at_least("rate kept up with at that p99, of static batches'",
+                 _times(ours["kept_up_to_per_s"], kept), 2, "times"),
+    ]  # fmt: skip
+    if (peer := servers.get("hnswlib per query")) is not None:
+        ratio = _times(capacity, peer["capacity_per_s"])
+        bars.append(at_least("capacity, of hnswlib's called per query", ratio, 1, "times"))
+    return bars

@@ -1,0 +1,282 @@
+"""Part of the search benchmark: the scheduler taken apart, in a simulation on virtual time.
+
+The real `Scheduler` and the real control loop drive a batch of places that all advance one extend a
+step, as the engine's do; first come first served and static priority drive the same. The load
+steps: calm, a surge of prefill searches, a surge of decode searches, calm. A miss is a prefill
+search that ends after its deadline, or not at all, or a decode search that takes longer than twice
+its unloaded time. Nothing here reads a clock; a seed decides the arrivals.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from infra.bench.results import Bar, at_least, percentile
+from infra.bench.search.options import Options, Progress
+from workers.search.control import ControlSettings, Signals, move
+from workers.search.query import Kind
+from workers.search.queues import Item
+from workers.search.scheduler import Drop, Plan, Running, Scheduler, SchedulerSettings
+from workers.search.settings import RetrievalSettings
+
+STEP_MS = 0.2
+PLACES, SLOTS = 8, 24
+EXTENDS = {Kind.DECODE: 20, Kind.PREFILL: 131}  # with routing lists of 16 and 128
+DECODE_SLO_MS = 20.0  # the time between two probes of a sequence
+DEADLINE_MS = (35.0, 80.0)  # after arrival, uniform; alone a prefill search takes 26 ms
+THINK_MS = DECODE_SLO_MS  # of decode, between two probes
+_CALM = (0.44, 0.26)  # load of prefill, of decode
+STEPS = {
+    "surge below capacity": (_CALM, (0.68, 0.26), (0.30, 0.64), _CALM),
+    "surge beyond capacity": (_CALM, (0.80, 0.26), (0.36, 0.70), _CALM),
+}
+BASE = replace(RetrievalSettings().scheduler(), ms_per_extend=STEP_MS)  # as workers run it
+CONTROL = RetrievalSettings().control()
+SHARES, FLUSHES_MS = (0.0, 0.1, 0.3, 0.5, 0.9), (1.0, 5.0, 20.0, 50.0)
+IN_ORDER, PREFILL_FIRST = "first come first served", "prefill always first"
+HALF, LOOP = "slack, half reserved", "slack, control loop"
+
+
+class Queues(Protocol):
+    """What decides who gets the free places."""
+
+    def arrive(self, item: Item, now_ms: float) -> Drop | None: ...
+
+    def plan(
+        self, now_ms: float, free_places: int, free_slots: int,
+        running: Sequence[Running] = (), parked: Sequence[Running] = (),
+    ) -> Plan: ...  # fmt: skip
+
+
+class InOrder:
+    """First come first served, over both classes or, with `prefill_first`, within each."""
+
+    def __init__(self, *, prefill_first: bool) -> None:
+        self._prefill_first = prefill_first
+        self._waiting: tuple[deque[Item], deque[Item]] = (deque(), deque())
+
+    def arrive(self, item: Item, now_ms: float) -> Drop | None:
+        behind = self._prefill_first and item.kind is not Kind.PREFILL
+        self._waiting[behind].append(item)
+        return None
+
+    def plan(
+        self, now_ms: float, free_places: int, free_slots: int,
+        running: Sequence[Running] = (), parked: Sequence[Running] = (),
+    ) -> Plan:  # fmt: skip
+        plan = Plan()
+        for queue in self._waiting:
+            while queue and len(plan.admit) < free_places:
+                plan.admit.append(queue.popleft())
+        return plan
+
+
+@dataclass(slots=True)
+class _Slot:
+    item: Item
+    left: int
+    may_park: bool = True
+
+
+@dataclass(slots=True)
+class Result:
+    """What became of the searches of one run."""
+
+    taken_ms: dict[Kind, list[float]] = field(default_factory=lambda: {k: [] for k in EXTENDS})
+    misses: dict[Kind, int] = field(default_factory=lambda: dict.fromkeys(EXTENDS, 0))
+    places_used_ms: float = 0.0
+    ended_ms: float = 0.0
+    moves: list[tuple[float, float, float]] = field(default_factory=list)  # ms, share, flush
+
+    @property
+    def missed(self) -> int:
+        return sum(self.misses.values())
+
+
+def arrivals(seed: int, duration_ms: float, step: str) -> list[Item]:
+    """Searches in order of arrival: Poisson, equally long in each phase of the load step."""
+    random, found = np.random.default_rng(seed), []
+    phases = STEPS[step]
+    phase_ms = duration_ms / len(phases)
+    for number, loads in enumerate(phases):
+        for kind, load in zip((Kind.PREFILL, Kind.DECODE), loads, strict=True):
+            mean_ms = EXTENDS[kind] * STEP_MS / (load * PLACES)
+            gaps = random.exponential(mean_ms, int(2 * phase_ms / mean_ms) + 20)
+            times = number * phase_ms + np.cumsum(gaps)
+            found += [
+                Item(kind=kind, extends=EXTENDS[kind], arrived_ms=at_ms,
+                     deadline_ms=at_ms + wait if kind is Kind.PREFILL else math.inf)
+                for at_ms, wait in zip(
+                    times.tolist(), random.uniform(*DEADLINE_MS, len(times)).tolist(), strict=True
+                )
+                if at_ms < (number + 1) * phase_ms
+            ]  # fmt: skip
+    return sorted(found, key=lambda item: item.arrived_ms)
+
+
+class Simulation:
+    """One run; `control` moves the share and the flush timeout of a `Scheduler`."""
+
+    def __init__(self, queues: Queues, control: ControlSettings | None = None) -> None:
+        self.queues, self.result, self._control = queues, Result(), control
+        self._active: dict[int, _Slot] = {}
+        self._parked: dict[int, _Slot] = {}
+        self._free = list(range(SLOTS))
+        self._waits_ms: list[float] = []
+        self._stalls_ms: list[float] = []
+        self._next_control_ms = control.interval_ms if control else math.inf
+
+    def run(self, items: Sequence[Item]) -> Result:
+        """Until every search has ended."""
+        now_ms, coming = 0.0, deque(items)
+        while coming or self._active or self._parked or self._waiting(now_ms):
+            while coming and coming[0].arrived_ms <= now_ms:
+                item = coming.popleft()
+                if self.queues.arrive(item, now_ms) is not None:
+                    self.result.misses[item.kind] += 1
+            if now_ms >= self._next_control_ms:
+                self._move(now_ms)
+            wake_ms = self._turn(now_ms)
+            until_ms = min(wake_ms, self._next_control_ms)
+            if coming:
+                until_ms = min(until_ms, coming[0].arrived_ms)
+            steps = max(1, math.ceil((until_ms - now_ms) / STEP_MS)) if until_ms < math.inf else 1
+            if self._active:
+                steps = min(steps, min(slot.left for slot in self._active.values()))
+            now_ms += steps * STEP_MS
+            self._advance(steps, now_ms)
+        self.result.ended_ms = now_ms
+        return self.result
+
+    def _waiting(self, now_ms: float) -> bool:
+        """Whether any search waits that an empty batch would take."""
+        self._turn(now_ms)
+        return bool(self._active)
+
+    def _turn(self, now_ms: float) -> float:
+        """Make a plan and do what it says; when to make the next one at the latest."""
+        plan = self.queues.plan(
+            now_ms, PLACES - len(self._active), len(self._free),
+            list(self._running(self._active)), list(self._running(self._parked)),
+        )  # fmt: skip
+        for number in plan.park:
+            self._parked[number] = self._active.pop(number)
+            self._parked[number].may_park = False
+        for number in plan.resume:
+            self._active[number] = self._parked.pop(number)
+        for item in plan.admit:
+            self._active[self._free.pop()] = _Slot(item, item.extends)
+            if item.kind is Kind.PREFILL:
+                self._waits_ms.append(now_ms - item.arrived_ms)
+        for item, _why in plan.dropped:
+            self.result.misses[item.kind] += 1
+        assert len(self._active) <= PLACES
+        return plan.wake_ms
+
+    @staticmethod
+    def _running(slots: dict[int, _Slot]) -> Iterator[Running]:
+        for number, slot in slots.items():
+            yield Running(
+                slot=number, kind=slot.item.kind, extends_left=slot.left, may_park=slot.may_park
+            )
+
+    def _advance(self, steps: int, now_ms: float) -> None:
+        self.result.places_used_ms += len(self._active) * steps * STEP_MS
+        for number, slot in list(self._active.items()):
+            slot.left -= steps
+            if slot.left > 0:
+                continue
+            del self._active[number]
+            self._free.append(number)
+            self._ended(slot.item, now_ms)
+
+    def _ended(self, item: Item, now_ms: float) -> None:
+        took_ms = now_ms - item.arrived_ms
+        self.result.taken_ms[item.kind].append(took_ms)
+        if item.kind is Kind.PREFILL:
+            self.result.misses[item.kind] += now_ms > item.deadline_ms
+        else:
+            self._stalls_ms.append(took_ms)
+            self.result.misses[item.kind] += took_ms > DECODE_SLO_MS
+
+    def _move(self, now_ms: float) -> None:
+        """One move of the control loop, on what was measured since the last one."""
+        assert self._control is not None
+        assert isinstance(self.queues, Scheduler)
+        queues, stalled_ms = self.queues, sum(self._stalls_ms)
+        thought_ms = len(self._stalls_ms) * THINK_MS
+        signals = Signals(
+            prefill_wait_ms_p95=percentile(self._waits_ms, 95),
+            decode_stalled_share=stalled_ms / (stalled_ms + thought_ms) if stalled_ms else None,
+        )
+        made = move(self._control, signals, queues.share, queues.flush_ms)
+        queues.share, queues.flush_ms = made.share, made.flush_ms
+        self.result.moves.append((now_ms, made.share, made.flush_ms))
+        self._waits_ms, self._stalls_ms = [], []
+        self._next_control_ms = now_ms + self._control.interval_ms
+
+
+def variants() -> dict[str, tuple[SchedulerSettings | None, ControlSettings | None]]:
+    """Settings of the scheduler, None for others, and of the control loop."""
+    fixed = [replace(BASE, share=r, flush_ms=flush) for r in SHARES for flush in FLUSHES_MS]
+    return {
+        IN_ORDER: (None, None),
+        PREFILL_FIRST: (None, None),
+        HALF: (replace(BASE, share=0.5), None),
+        LOOP: (BASE, CONTROL),
+        **{_fixed(settings): (settings, None) for settings in fixed},
+    }
+
+
+def _fixed(settings: SchedulerSettings) -> str:
+    return f"slack, share {settings.share:g}, flush {settings.flush_ms:g} ms"
+
+
+def ablation(options: Options, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
+    """Part 6: misses of each variant over the same arrivals."""
+    at: dict[str, Any] = {}
+    bars: list[Bar] = []
+    for step in STEPS:
+        figures: dict[str, Any] = {}
+        for name, (settings, control) in variants().items():
+            progress(f"scheduler, {step}: {name}")
+            results = []
+            for number in range(options.sched_seeds):
+                queues: Queues = InOrder(prefill_first=name == PREFILL_FIRST)
+                if settings is not None:
+                    queues = Scheduler(settings)
+                items = arrivals(options.seed + number, options.sched_ms, step)
+                results.append(Simulation(queues, control).run(items))
+            figures[name] = _figures(results)
+        misses = {name: row["misses"] for name, row in figures.items()}
+        best = min((_fixed(s) for n, (s, _) in variants().items() if s and n == _fixed(s)),
+                   key=misses.__getitem__)  # fmt: skip
+        usual = misses[_fixed(BASE)]
+        shown = [IN_ORDER, PREFILL_FIRST, HALF, LOOP, _fixed(BASE), best]
+        at[step] = {"variants": figures, "best_fixed": best, "shown": list(dict.fromkeys(shown))}
+        for label, saved in (
+            ("slack saves over first come first served", misses[IN_ORDER] - usual),
+            ("slack saves over prefill always first", misses[PREFILL_FIRST] - usual),
+            ("no reserved share saves over half of the places", misses[HALF] - usual),
+            ("the loop saves over the best fixed setting", misses[best] - misses[LOOP]),
+        ):
+            bars.append(at_least(f"{step}: misses that {label}", saved, 1, "searches"))
+    return {"at": at}, bars
+
+
+def _figures(results: Sequence[Result]) -> dict[str, Any]:
+    """Sums over the seeds."""
+    row: dict[str, Any] = {"misses": sum(result.missed for result in results)}
+    for kind in EXTENDS:
+        taken = [ms for result in results for ms in result.taken_ms[kind]]
+        row[f"{kind}_misses"] = sum(result.misses[kind] for result in results)
+        row[f"{kind}_ms_p50"], row[f"{kind}_ms_p99"] = percentile(taken, 50), percentile(taken, 99)
+        row[f"{kind}_searches"] = len(taken)
+    used_ms = sum(result.places_used_ms for result in results)
+    row["occupancy"] = used_ms / (PLACES * sum(result.ended_ms for result in results))
+    row["moves"] = results[0].moves
+    return row

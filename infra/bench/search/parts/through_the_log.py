@@ -1,0 +1,270 @@
+"""Part of the search benchmark: what the log adds to a retrieval, over the same call in process.
+
+A broker, one retrieval worker process and an asker here; beside them the same index in this
+process. Both ways are asked the same queries in the same Poisson arrivals, in turns, at a rate at
+which every retrieval finds everybody asleep and at one at which they meet. Times count from when an
+arrival was due, less the event loop's timer, which wakes up to 1 ms late.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from infra.bench.cpu_time import CpuMeter
+from infra.bench.results import BENCH_DIR, Bar, at_most, median, percentile
+from infra.bench.search import vectors
+from infra.bench.search.options import Options, Progress
+from infra.broker.node import Broker
+from infra.broker.section import BrokerSettings
+from infra.processes.supervisor import ProcessSpec, Supervisor
+from schemas.codec import Codec
+from schemas.errors import NotReady, TriviumError
+from schemas.log.admin import create_topics
+from schemas.log.clients import LogProducer
+from schemas.log.clock import wall_ms
+from schemas.log.retrieval.asker import Asker
+from schemas.log.retrieval.member import asking
+from schemas.records import Document
+from schemas.retrieval import layout_of, pack_vector
+from schemas.settings import LogSettings
+from schemas.topics import document_key, partition_of
+from workers.search.engine import SearchEngine
+from workers.search.index import Index
+from workers.search.query import Query
+
+Array = np.ndarray[Any, Any]
+Ask = Callable[[Array], Awaitable[list[int]]]  # rows of the nearest to a vector
+
+RATES_PER_S = (1, 200)
+IN_PROCESS, KAFKA = "in process", "through Kafka"
+K, TOP_M, DEADLINE_MS = 10, 64, 2_000
+_COLLECTION = "bench"
+_WORKER = "retrieval-bench"
+_WARM_UP_PER_S = 200
+_TIMER_S = 0.001
+_UNDER_WAY = 1_000  # documents sent and not acknowledged
+_READY_TIMEOUT_S = 120
+_LOOK_S = 0.05
+
+
+@dataclass(slots=True)
+class Cell:
+    """One way at one rate, over all repeats."""
+
+    took_ms: list[list[float]] = field(default_factory=list)  # by repeat
+    recalls: list[float] = field(default_factory=list)
+    errors: int = 0
+    cpu_ms: dict[str, float] = field(default_factory=dict)  # by process
+
+    def figures(self) -> dict[str, Any]:
+        taken = [each for repeat in self.took_ms for each in repeat]
+        return {
+            "ms_p50": percentile(taken, 50),
+            "ms_p99": percentile(taken, 99),
+            "ms_p50_by_repeat": [percentile(repeat, 50) for repeat in self.took_ms],
+            "retrievals": len(taken),
+            "errors": self.errors,
+            "recall": sum(self.recalls) / max(1, len(self.recalls)),
+            "cpu_ms": {name: used / max(1, len(taken)) for name, used in self.cpu_ms.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """The data, and the two ways to it."""
+
+    queries: Array
+    truth: Array
+    ways: dict[str, Ask]
+    pids: dict[str, int]
+
+
+def kafka(options: Options, progress: Progress) -> tuple[dict[str, Any], list[Bar]]:
+    """Part 7."""
+    folder = BENCH_DIR.absolute() / "search-kafka"
+    shutil.rmtree(folder, ignore_errors=True)
+    logging.getLogger("aiokafka").setLevel(logging.ERROR)  # new topics look for their leaders
+    progress("a broker starts")
+    with running_broker(folder) as (log, broker_pid):
+        return asyncio.run(_measure(options, log, broker_pid, folder, progress))
+
+
+@contextmanager
+def running_broker(folder: Path) -> Iterator[tuple[LogSettings, int]]:
+    """A broker of the benchmark's own, and its process id."""
+    broker = Broker(BrokerSettings(port=0), folder / "broker", tethered=True)
+    log = LogSettings(bootstrap=broker.start())  # in this thread, with which it ends
+    try:
+        asyncio.run(create_topics(log))
+        yield log, broker.status().pid
+    finally:
+        broker.stop()
+
+
+async def _measure(
+    options: Options, log: LogSettings, broker_pid: int, folder: Path, progress: Progress
+) -> tuple[dict[str, Any], list[Bar]]:
+    rows, queries = vectors.overlapping(
+        options.kafka_rows, options.queries, dim=options.dim, seed=options.seed
+    )
+    progress(f"{len(rows)} documents go to the log, and are linked by a worker and here")
+    await _load(log, rows)
+    async with _worker(log, folder) as (asker, pid):
+        index = await asyncio.to_thread(Index.build, rows, seed=options.seed)
+        engine = SearchEngine()
+        ways = {IN_PROCESS: _in_process(engine, index), KAFKA: _through(asker)}
+        pids = {"broker": broker_pid, "retrieval worker": pid}
+        scene = Scene(queries, vectors.truth(rows, queries, K), ways, pids)
+        cells = await _cells(scene, options, progress)
+        await engine.close()
+    figures = {str(rate): _row(of_rate) for rate, of_rate in cells.items()}
+    return {"at_rate": figures, "rows": len(rows), "k": K, "top_m": TOP_M}, _bars(figures)
+
+
+async def _cells(scene: Scene, options: Options, progress: Progress) -> dict[int, dict[str, Cell]]:
+    progress("both ways are warmed up")
+    for way in scene.ways:
+        await _play(scene, way, Cell(), _WARM_UP_PER_S, options.kafka_warm_up, seed=0)
+    cells = {rate: {way: Cell() for way in scene.ways} for rate in RATES_PER_S}
+    for repeat in range(options.repeats):
+        for rate, by_way in cells.items():
+            count = max(options.kafka_least, int(rate * options.load_s))
+            progress(f"{count} retrievals at {rate}/s both ways, repeat {repeat + 1}")
+            for way, cell in by_way.items():
+                await _play(scene, way, cell, rate, count, seed=options.seed + repeat)
+    return cells
+
+
+async def _play(scene: Scene, way: str, cell: Cell, rate_per_s: int, count: int, seed: int) -> None:
+    """The same queries at the same times, whichever way."""
+    random = np.random.default_rng(seed)
+    due_s = np.cumsum(random.exponential(1 / rate_per_s, count)).tolist()
+    chosen = random.integers(0, len(scene.queries), count).tolist()
+    ask, taken = scene.ways[way], []
+    meter, own_s = CpuMeter(scene.pids), time.process_time()
+
+    async def one(counted_s: float, query: int) -> None:
+        try:
+            found = await ask(scene.queries[query])
+        except TriviumError:
+            cell.errors += 1
+            return
+        taken.append((time.perf_counter() - counted_s) * 1_000)
+        cell.recalls.append(len(set(found) & set(scene.truth[query].tolist())) / K)
+
+    began_s = time.perf_counter()
+    async with asyncio.TaskGroup() as under_way:
+        for at_s, query in zip(due_s, chosen, strict=True):
+            if (wait_s := began_s + at_s - time.perf_counter()) > 0:
+                await asyncio.sleep(wait_s)
+            counted_s = min(time.perf_counter(), began_s + at_s + _TIMER_S)
+            under_way.create_task(one(counted_s, query))
+    cell.took_ms.append(taken)
+    for name, used_s in {"benchmark": time.process_time() - own_s, **meter.used_s()}.items():
+        cell.cpu_ms[name] = cell.cpu_ms.get(name, 0.0) + used_s * 1_000
+
+
+def _in_process(engine: SearchEngine, index: Index) -> Ask:
+    async def ask(vector: Array) -> list[int]:
+        query = Query(vector=vector, k=K, top_m=TOP_M, deadline_ms=wall_ms() + DEADLINE_MS)
+        found: list[int] = (await engine.search(index, query)).rows.tolist()
+        return found
+
+    return ask
+
+
+def _through(asker: Asker) -> Ask:
+    async def ask(vector: Array) -> list[int]:
+        found = await asker.search(
+            vector, collection=_COLLECTION, k=K, top_m=TOP_M, deadline_ms=wall_ms() + DEADLINE_MS
+        )
+        return [int(hit.document_id) for hit in found.hits]
+
+    return ask
+
+
+async def _load(log: LogSettings, rows: Array) -> None:
+    producer = LogProducer(log, Codec(), durable=True, client_id="bench-documents")
+    await producer.start()
+    try:
+        acks: list[Any] = []
+        for row, vector in enumerate(rows):
+            document = Document(
+                document_id=str(row), collection=_COLLECTION, vector=pack_vector(vector),
+                at_ms=wall_ms(),
+            )  # fmt: skip
+            key = document_key(_COLLECTION, document.document_id)
+            partition = partition_of(key, log.document_partitions)
+            acks.append(await producer.send("documents", document, key=key, partition=partition))
+            if len(acks) >= _UNDER_WAY:
+                await asyncio.gather(*acks)
+                acks.clear()
+        await asyncio.gather(*acks)
+    finally:
+        await producer.stop()
+
+
+@asynccontextmanager
+async def _worker(log: LogSettings, folder: Path) -> AsyncIterator[tuple[Asker, int]]:
+    """An asker, and the process id of a retrieval worker that is ready to answer it."""
+    told = {f"TRIVIUM_LOG_{k.upper()}": str(v) for k, v in dataclasses.asdict(log).items() if v}
+    told["TRIVIUM_RETRIEVAL_METRICS"] = f"{_COLLECTION}=sqeuclidean"
+    spec = ProcessSpec(
+        name=_WORKER,
+        command=(sys.executable, "-m", "infra.cli.app", "retrieval", "--id", _WORKER),
+        log_file=folder / "retrieval.log",
+        env={**os.environ, "TRIVIUM_HOME": str(folder), **told},
+        restart=False,
+    )
+    supervisor = Supervisor()
+    process = supervisor.start(spec)
+    try:
+        async with asking(log, Codec(), "bench-asker") as asker:
+            until_s = time.monotonic() + _READY_TIMEOUT_S
+            while not layout_of(asker.membership.view, wall_ms()).living:
+                if process.exit_code is not None or time.monotonic() > until_s:
+                    raise NotReady(f"the retrieval worker is not ready; see {spec.log_file}")
+                await asyncio.sleep(_LOOK_S)
+            yield asker, process.pid
+    finally:
+        await supervisor.stop()
+
+
+def _row(cells: dict[str, Cell]) -> dict[str, Any]:
+    ways = {way: cell.figures() for way, cell in cells.items()}
+    row: dict[str, Any] = {"ways": ways}
+    for percent in (50, 99):
+        row[f"added_ms_p{percent}"] = median(
+            [
+                _difference(through, here, percent)
+                for through, here in zip(
+                    cells[KAFKA].took_ms, cells[IN_PROCESS].took_ms, strict=True
+                )
+            ]
+        )
+    return row
+
+
+def _difference(above: Sequence[float], below: Sequence[float], percent: int) -> float | None:
+    high, low = percentile(above, percent), percentile(below, percent)
+    return None if high is None or low is None else high - low
+
+
+def _bars(figures: dict[str, Any]) -> list[Bar]:
+    alone, busy = (figures[str(rate)] for rate in RATES_PER_S)
+    return [
+        at_most("added by the log at 1 retrieval/s, p50", alone["added_ms_p50"], 5, "ms"),
+        at_most("added by the log at 200 retrievals/s, p50", busy["added_ms_p50"], 5, "ms"),
+        at_most("added by the log at 200 retrievals/s, p99", busy["added_ms_p99"], 20, "ms"),
+    ]

@@ -1,0 +1,98 @@
+"""Part of the search benchmark: probes of decode that begin where the probe before ended.
+
+Sequences drift; the first probe of each is cold with a long routing list, later ones hand the
+routing list of the one before over as seeds and keep a short one. Cold searches of all probes with
+rising effort say how many distances the same recall costs without.
+"""
+
+import asyncio
+from typing import Any
+
+import numpy as np
+
+from infra.bench.results import Bar, at_least, at_most
+from infra.bench.search import vectors
+from infra.bench.search.parts.index_alone import K, Scene
+from infra.bench.search.systems import OURS
+from workers.search import bulk, metrics
+from workers.search.engine import EngineSettings, SearchEngine
+from workers.search.index import Index
+from workers.search.query import Effort, Query
+
+Array = np.ndarray[Any, Any]
+
+DRIFT = 0.1
+COLD_TOP_M, WARM_TOP_M = 128, 32
+_COLD = (32, 48, 64, 96, 128, 160, 192, 256)
+
+
+async def _warm(index: Index, probes: Array, engine: SearchEngine) -> tuple[Array, Array]:
+    """Rows of each probe, shape (probes, sequences, k), and its distances per search."""
+
+    async def one(vector: Array, seeds: Array | None) -> tuple[Array, Array, int]:
+        query = Query(
+            vector=vector, k=K, top_m=COLD_TOP_M if seeds is None else WARM_TOP_M,
+            seeds=() if seeds is None else seeds[:WARM_TOP_M],
+        )  # fmt: skip
+        answer = await engine.search(index, query)
+        return answer.rows, answer.top, answer.computed
+
+    tops: list[Any] = [None] * probes.shape[1]
+    rows, computed = [], []
+    for vectors_now in probes:
+        pairs = zip(vectors_now, tops, strict=True)
+        found = await asyncio.gather(*[one(vector, seeds) for vector, seeds in pairs])
+        rows.append([each[0] for each in found])
+        tops = [each[1] for each in found]
+        computed.append(float(np.mean([each[2] for each in found])))
+    await engine.close()
+    return np.array(rows), np.array(computed)
+
+
+def warm(scene: Scene) -> tuple[dict[str, Any], list[Bar]]:
+    """Part 5: recall and distances of warm probes, and of cold searches of equal recall."""
+    options, index = scene.options, scene.system(OURS).index
+    scene.progress(f"warm probes: {options.probes} of {options.sequences} sequences")
+    start = scene.queries[: options.sequences]
+    probes = vectors.drifting(start, options.probes, drift=DRIFT, seed=options.seed)
+    truth = np.array([vectors.truth(scene.rows, each, K) for each in probes])
+    engine = SearchEngine(EngineSettings(inbox_max=max(8_192, options.sequences)))
+    rows, computed = asyncio.run(_warm(index, probes, engine))
+    recalls = [vectors.recall(*pair) for pair in zip(rows, truth, strict=True)]
+    later, spent = float(np.mean(recalls[1:])), float(computed[1:].mean())
+    scene.progress("cold searches of the same probes")
+    cold = _cold(index, probes[1:].reshape(-1, probes.shape[2]), truth[1:].reshape(-1, K))
+    cold_distances = _distances_at(cold, later)
+    share = spent / cold_distances if cold_distances else None
+    figures = {
+        "recall_by_probe": recalls,
+        "distances_by_probe": computed.tolist(),
+        "warm_recall": later,
+        "warm_distances": spent,
+        "cold": cold,
+        "cold_distances_at_equal_recall": cold_distances,
+    }
+    return figures, [
+        at_least("recall of warm probes, least of any", min(recalls[1:]), 0.97, ""),
+        at_most("distances of warm probes, of cold ones of equal recall", share, 0.55, "times"),
+    ]
+
+
+def _cold(index: Index, queries: Array, truth: Array) -> list[dict[str, float]]:
+    view = index.view()
+    prepared = metrics.prepared(queries, view.dim, view.metric)
+    out = []
+    for top_m in _COLD:
+        found = bulk.search_all(Effort(k=K, top_m=top_m), prepared, view)
+        recall = vectors.recall(found.rows, truth)
+        out.append({"top_m": top_m, "recall": recall, "distances": found.computed / len(prepared)})
+    return out
+
+
+def _distances_at(cold: list[dict[str, float]], recall: float) -> float | None:
+    """Between the efforts around it: linear in the logarithm of what is missed."""
+    missed = [-np.log(max(1e-6, 1 - row["recall"])) for row in cold]
+    wanted = -np.log(max(1e-6, 1 - recall))
+    if not missed[0] <= wanted <= missed[-1]:
+        return None
+    return float(np.exp(np.interp(wanted, missed, np.log([row["distances"] for row in cold]))))

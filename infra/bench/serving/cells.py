@@ -1,0 +1,212 @@
+"""Runs the cells of the serving benchmark, one after the other, through the load generator.
+
+Says what is measured in which order; `figures.py` says what it means.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.progress import Progress
+
+from infra.bench.cpu_time import CpuMeter
+from infra.bench.serving.contenders import HOST, HTTPX, MODEL, NAMES, REMOTE, REPLICA, Peer
+from infra.bench.serving.figures import Cell, Cells
+from infra.bench.serving.load_generator import OfferedLoad
+from workers.llm.models.sim import make_tokenizer
+
+PROMPTS, PROMPT_WORDS, TOKENS = 32, 64, 64
+TRIVIUM = (REPLICA, REMOTE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What to measure, and for how long."""
+
+    streams: tuple[int, ...] = (1, 16, 64, 256, 512)
+    repeats: int = 5
+    seconds: float = 4.0  # of each cell's window
+    settle_s: float = 1.0
+    warm_up_s: float = 60.0
+    rates: tuple[float, ...] = (100, 200, 400, 600, 800, 1_000, 1_200, 1_500)
+    open_repeats: int = 2
+    peers: tuple[str, ...] = NAMES
+    seed: int = 1
+    httpx_streams_max: int = 256  # beyond its collapse there is nothing to learn
+
+
+QUICK = Options(
+    repeats=1, seconds=1.5, settle_s=0.7, warm_up_s=12, rates=(100, 400, 800), open_repeats=1
+)
+
+
+class Generator:
+    """The load generator's process."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls) -> "Generator":
+        return cls(
+            await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "infra.bench.serving.load_generator",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=1 << 24,
+            )
+        )
+
+    async def run(self, load: OfferedLoad) -> dict[str, Any]:
+        """One cell."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        stdin.write(json.dumps(asdict(load)).encode() + b"\n")
+        line = await stdout.readline()
+        if not line:
+            raise RuntimeError("the load generator ended; its message is above")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    async def stop(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        await self._process.wait()
+
+
+class Benchmark:
+    """All cells of one run."""
+
+    def __init__(self, options: Options, peers: dict[str, Peer], generator: Generator) -> None:
+        self._options = options
+        self._peers = peers
+        self._generator = generator
+        self._bodies = make_bodies(options.seed)
+        self._expected: Sequence[str] = ()
+        self.closed: Cells = {}
+        self.open: Cells = {}
+        self.idle: dict[str, dict[str, float]] = {}
+
+    async def check_answers(self) -> None:
+        """Every peer must give the first peer's answers, token for token."""
+        for name in self._peers:
+            cell = await self._cell(name, streams=4, requests_max=PROMPTS, window_s=60)
+            if cell["errors"]:
+                raise RuntimeError(f"{name}: wrong answers before any load: {cell['errors']}")
+            self._expected = self._expected or cell["texts"]
+
+    async def measure_idle(self, seconds: float) -> None:
+        """CPU that processes take while nothing is asked of them."""
+        meters = {name: CpuMeter(peer.pids()) for name, peer in self._peers.items()}
+        await asyncio.sleep(seconds)
+        for name, meter in meters.items():
+            self.idle[name] = {k: round(v / seconds, 3) for k, v in meter.used_s().items()}
+
+    async def warm_up(self, progress: Progress) -> None:
+        """Load until the broker's and everybody's code is hot."""
+        names = [name for name in TRIVIUM if name in self._peers]
+        task = progress.add_task("warming up", total=2 * len(names))
+        for streams in (64, 256):
+            for name in names:
+                window_s = self._options.warm_up_s / 2 / len(names)
+                await self._cell(name, streams=streams, settle_s=0, window_s=window_s)
+                progress.advance(task)
+
+    async def run_closed(self, progress: Progress) -> None:
+        """Closed loops: peers side by side at each number of streams."""
+        options = self._options
+        task = progress.add_task("closed loop", total=self._closed_cells())
+        for repeat in range(options.repeats):
+            for streams in options.streams:
+                for name in self._in_turn(repeat):
+                    if name == HTTPX and streams > options.httpx_streams_max:
+                        continue
+                    progress.update(task, description=f"closed loop: {name}, {streams} streams")
+                    cell = await self._cell(name, streams=streams)
+                    self.closed.setdefault(name, {}).setdefault(streams, []).append(cell)
+                    progress.advance(task)
+
+    async def run_open(self, progress: Progress) -> None:
+        """Open loops: rates rise until a peer no longer keeps up."""
+        options = self._options
+        cells = len(options.rates) * len(self._peers) * options.open_repeats
+        task = progress.add_task("open loop", total=cells)
+        for repeat in range(options.open_repeats):
+            saturated: set[str] = set()
+            for rate in options.rates:
+                for name in self._in_turn(repeat):
+                    progress.advance(task)
+                    if name in saturated:
+                        continue
+                    progress.update(task, description=f"open loop: {name}, {rate:g} req/s")
+                    seed = options.seed + repeat
+                    cell = await self._cell(name, rate_per_s=rate, seed=seed, drain_s=5)
+                    self.open.setdefault(name, {}).setdefault(rate, []).append(cell)
+                    if not keeps_up(rate, cell):
+                        saturated.add(name)
+
+    def _in_turn(self, repeat: int) -> list[str]:
+        names = list(self._peers)
+        return names[::-1] if repeat % 2 else names
+
+    def _closed_cells(self) -> int:
+        options = self._options
+        skipped = sum(s > options.httpx_streams_max for s in options.streams)
+        cells = len(options.streams) * len(self._peers) - skipped * (HTTPX in self._peers)
+        return cells * options.repeats
+
+    async def _cell(self, name: str, **load: Any) -> Cell:
+        options, peer = self._options, self._peers[name]
+        times = {"settle_s": options.settle_s, "window_s": options.seconds}
+        meter, started_s = CpuMeter(peer.pids()), time.monotonic()
+        cell: Cell = await self._generator.run(
+            OfferedLoad(
+                host=HOST,
+                port=peer.port,
+                bodies=self._bodies,
+                expected=self._expected,
+                tokens=TOKENS,
+                **{**times, **load},
+            )
+        )
+        used_s, requests = meter.used_s(), cell["requests"]
+        cell["cpu_ms"] = {k: 1e3 * v / requests for k, v in used_s.items()} if requests else {}
+        elapsed_s = time.monotonic() - started_s
+        ours_s = sum(used_s.values()) + cell["client_cpu_share"] * elapsed_s
+        cell["other_cpu_share"] = round(max(0.0, meter.machine_s() - ours_s) / elapsed_s, 3)
+        return cell
+
+
+def keeps_up(rate: float, cell: Cell) -> bool:
+    """Whether an open loop's answers came at the rate of the requests."""
+    p99_ms = cell["ttft_ms"]["p99"]
+    on_time = p99_ms is not None and p99_ms < 1_000
+    return not cell["errors"] and on_time and cell["requests_per_s"] > 0.9 * rate
+
+
+def make_bodies(seed: int) -> list[str]:
+    """Request bodies: chats of random words that the simulated model's tokenizer knows."""
+    vocabulary = make_tokenizer().get_vocab()
+    words = sorted(token[1:] for token in vocabulary if token.startswith("Ġ") and len(token) > 3)
+    rng = random.Random(seed)
+    prompts = [" ".join(rng.choices(words, k=PROMPT_WORDS)) for _ in range(PROMPTS)]
+    return [
+        json.dumps(
+            {
+                "model": MODEL,
+                "messages": [{"role": "user", "content": prompt}],
+                "max_tokens": TOKENS,
+                "temperature": 0,
+                "stream": True,
+            }
+        )
+        for prompt in prompts
+    ]

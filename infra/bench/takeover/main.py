@@ -1,0 +1,182 @@
+"""How long a router takes to take partitions over, after an hour of traffic.
+
+`make bench-takeover`, or `trivium bench takeover`. Writes the records of such an hour to a
+broker of its own, as their processes would have written them, and has a router rebuild from them:
+once where all that lives is a few seconds old, and once where a request is as old as the traffic.
+Writes build/bench/takeover.json.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from rich.console import Console
+
+from infra.bench.results import BENCH_DIR, Bar, at_most, command_line, show_bars, write_report
+from infra.bench.search.parts.through_the_log import running_broker
+from infra.bench.takeover.hour_of_traffic import RecordSource
+from schemas.log.clock import wall_ms
+from schemas.log.connecting import client_options
+from schemas.settings import LogSettings
+from schemas.topics import partition_of
+from streams.agents.marks import marks_group
+from streams.agents.router import RouterProcess
+from streams.config import RouterSettings
+
+YOUNG_MAX_S, HOUR_MAX_S = 5.0, 180.0  # bars: what lives is young, or as old as the traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What the log holds."""
+
+    seconds: int = 3_600
+    requests_per_s: int = 100
+    live_s: int = 5  # requests that are not older than that have not ended
+    prompt_tokens: int = 300
+    turns: int = 4  # of each conversation
+
+
+QUICK = Traffic(seconds=120)
+
+
+def chunks(traffic: Traffic) -> Iterator[range]:
+    """Numbers of requests, one second's at a time."""
+    for second in range(traffic.seconds):
+        yield range(second * traffic.requests_per_s, (second + 1) * traffic.requests_per_s)
+
+
+async def write_traffic(log: LogSettings, traffic: Traffic) -> dict[int, int]:
+    """Write everything; returns how many requests each partition has that have ended."""
+    source = RecordSource(prompt_tokens=traffic.prompt_tokens, turns=traffic.turns)
+    producer = AIOKafkaProducer(**client_options(log), max_request_size=8 << 20, acks=1)
+    began_ms = wall_ms() - traffic.seconds * 1_000
+    ended: dict[int, int] = dict.fromkeys(range(log.session_partitions), 0)
+    last = (traffic.seconds - traffic.live_s) * traffic.requests_per_s
+    await producer.start()
+    try:
+        for second, numbers in enumerate(chunks(traffic)):
+            at_ms = began_ms + second * 1_000
+            batches: dict[tuple[str, int], Any] = {}
+            for number in numbers:
+                partition = partition_of(source.session_id(number), log.session_partitions)
+                ended[partition] += number < last
+                for topic, key, value in source.records(number, has_ended=number < last):
+                    place = (topic, partition)
+                    if place not in batches:
+                        batches[place] = producer.create_batch()
+                    if batches[place].append(key=key, value=value, timestamp=at_ms) is None:
+                        await _send(producer, log, place, batches.pop(place))
+                        batches[place] = producer.create_batch()
+                        batches[place].append(key=key, value=value, timestamp=at_ms)
+            for place, batch in batches.items():
+                await _send(producer, log, place, batch)
+    finally:
+        await producer.stop()
+    return ended
+
+
+async def _send(
+    producer: AIOKafkaProducer, log: LogSettings, place: tuple[str, int], batch: Any
+) -> None:
+    await producer.send_batch(batch, log.topic_prefix + place[0], partition=place[1])
+
+
+async def mark(log: LogSettings, offsets: dict[int, int]) -> None:
+    """Commit marks, as the last router has left them."""
+    consumer = AIOKafkaConsumer(
+        **client_options(log), group_id=marks_group(log), enable_auto_commit=False
+    )
+    await consumer.start()
+    try:
+        places = {TopicPartition(f"{log.topic_prefix}requests", p): at for p, at in offsets.items()}
+        consumer.assign(list(places))
+        consumer.pause(*places)
+        await consumer.commit(places)
+    finally:
+        await consumer.stop()
+
+
+async def take_over(log: LogSettings) -> dict[str, float]:
+    """One router rebuilds all partitions; how long until it may apply new records."""
+    process = RouterProcess(log, RouterSettings(), router_id="router-bench")
+    partitions = set(range(log.session_partitions))
+    began_s, began_cpu_s = time.monotonic(), time.process_time()
+    process.assigned(partitions)
+    opened = asyncio.gather(*(process.gate.passes(p) for p in partitions))
+    failing = asyncio.ensure_future(process.failure())
+    ends: list[asyncio.Future[Any]] = [opened, failing]
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    if failing.done():
+        failing.result()
+    failing.cancel()
+    return {
+        "seconds": time.monotonic() - began_s,
+        "cpu_seconds": time.process_time() - began_cpu_s,
+        "records": float(process.records_read),
+        "live": float(len(process.router.view())),
+    }
+
+
+async def measure(log: LogSettings, traffic: Traffic, console: Console) -> dict[str, Any]:
+    """Both takeovers."""
+    began_s = time.monotonic()
+    ended = await write_traffic(log, traffic)
+    console.print(
+        f"Wrote {traffic.seconds * traffic.requests_per_s} requests with their records in "
+        f"{time.monotonic() - began_s:.0f} s."
+    )
+    figures = {}
+    for name, offsets in (("young", ended), ("hour", dict.fromkeys(ended, 0))):
+        await mark(log, offsets)
+        found = figures[name] = await take_over(log)
+        console.print(
+            f"{name}: {found['records']:.0f} records in {found['seconds']:.2f} s, "
+            f"{found['live']:.0f} requests live."
+        )
+    return figures
+
+
+def bars_of(figures: dict[str, Any]) -> list[Bar]:
+    """What a takeover may take."""
+    return [
+        at_most("takeover, all that lives is young", figures["young"]["seconds"], YOUNG_MAX_S, "s"),
+        at_most("takeover, one lives since the start", figures["hour"]["seconds"], HOUR_MAX_S, "s"),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry of `trivium bench takeover`."""
+    parser = argparse.ArgumentParser(prog="bench takeover", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="two minutes of traffic, not an hour")
+    parser.add_argument("--json", action="store_true", help="print the report instead of tables")
+    given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
+    traffic, console = QUICK if given.quick else Traffic(), Console(stderr=given.json)
+    with tempfile.TemporaryDirectory() as folder, running_broker(Path(folder)) as (log, _):
+        figures = asyncio.run(measure(log, traffic, console))
+    bars = bars_of(figures)
+    path = write_report(
+        "takeover",
+        command=command_line(),
+        seed=0,
+        load=asdict(traffic),
+        figures=figures,
+        bars=bars,
+        folder=BENCH_DIR,
+    )
+    show_bars(bars, console)
+    console.print(f"Written to {path}.")
+    if given.json:
+        print(json.dumps(json.loads(path.read_text()), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""How often two attempts of one request differ by the batch that they run in, on real vLLM.
+
+`make bench-attempts`, or `trivium bench attempts`. Each request is answered alone, alone
+again, and in batches of others, greedy and with a seed, by one engine without prefix cache: what a
+second attempt on another worker of the same kind would compute. Writes build/bench/attempts.json.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from tokenizers import Tokenizer
+
+from infra.bench.arguments import chosen
+from infra.bench.results import BENCH_DIR, command_line, write_report
+from infra.bench.vllm.smollm import SMOLLM, model_of, plain_words
+from infra.stack.engine_source import start_engine
+from schemas.log.clock import wall_ms
+from schemas.records import Role, Sampling, WorkPhase
+from schemas.settings import ModelSettings
+from workers.llm.engine import Engine, Job
+
+ENGINE = {
+    "kv_events": False,
+    "first_token_timeout_ms": 300_000,
+    "progress_timeout_ms": 300_000,
+    "extra": json.dumps({"enable_prefix_caching": False}),
+}
+PROMPT_WORDS = (10, 120)
+_DEADLINE_MS = 3_600_000
+KINDS = {"greedy": 0.0, "seeded": 0.8}  # temperatures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What to ask, and in which company."""
+
+    requests: int = 32
+    tokens: int = 64
+    batches: tuple[int, ...] = (2, 8, 16)
+    model: str = SMOLLM
+    dtype: str = "float32"
+    seed: int = 1
+
+
+QUICK = Options(requests=16, tokens=24)
+
+
+async def run(options: Options, console: Console) -> dict[str, Any]:
+    """All of it; returns the report."""
+    model = model_of(options.model, BENCH_DIR / "models")
+    prompts = _prompts(model, options)
+    engine = await start_engine(
+        "vllm",
+        {**ENGINE, "dtype": options.dtype},
+        model=ModelSettings(path=str(model)),
+        roles=[Role.REPLICA],
+        worker_id="attempts",
+        worker_epoch=1,
+    )
+    columns = (TextColumn("{task.description:<24}"), BarColumn(24), MofNCompleteColumn())
+    found: dict[str, dict[str, Any]] = {}
+    try:
+        with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+            for kind, temperature in KINDS.items():
+                jobs = [_sampled(options, temperature, number) for number in range(len(prompts))]
+                asked = list(zip(prompts, jobs, strict=True))
+                alone = await _answers(engine, asked, 1, f"{kind}, alone", progress)
+                for size in (1, *options.batches):
+                    name = "alone again" if size == 1 else f"batch of {size}"
+                    again = await _answers(engine, asked, size, f"{kind}, {name}", progress)
+                    found[f"{kind}, {name}"] = compared(alone, again)
+    finally:
+        await engine.close()
+    path = write_report(
+        "attempts",
+        command=command_line(),
+        seed=options.seed,
+        load=asdict(options),
+        figures=found,
+        bars=[],
+        folder=BENCH_DIR,
+    )
+    console.print(table(found))
+    console.print(f"Written to {path}.")
+    report: dict[str, Any] = json.loads(path.read_text())
+    return report
+
+
+async def _answers(
+    engine: Engine,
+    asked: Sequence[tuple[list[int], Sampling]],
+    size: int,
+    name: str,
+    progress: Progress,
+) -> list[list[int]]:
+    """The tokens of each, in batches of this size: the next begins when the last has ended."""
+    task = progress.add_task(name, total=len(asked))
+    found: list[list[int]] = [[] for _ in asked]
+    for begin in range(0, len(asked), size):
+        running = set()
+        for number in range(begin, min(begin + size, len(asked))):
+            prompt, sampling = asked[number]
+            job = Job(
+                request_id=f"{name} {number}",
+                phase=WorkPhase.DECODE,
+                prompt_tokens=prompt,
+                sampling=sampling,
+                deadline_ms=wall_ms() + _DEADLINE_MS,
+            )
+            running.add(job.request_id)
+            engine.add(job)
+        while running:
+            for output in await engine.outputs():
+                assert output.error is None, output.error
+                found[int(output.request_id.rpartition(" ")[2])] += output.token_ids
+                if output.finish_reason:
+                    running.discard(output.request_id)
+                    progress.advance(task)
+    return found
+
+
+def compared(alone: Sequence[Sequence[int]], again: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """How many answers differ, and after how many tokens."""
+    places = [
+        next(n for n, pair in enumerate(zip(left, right, strict=True)) if pair[0] != pair[1])
+        for left, right in zip(alone, again, strict=True)
+        if left != right
+    ]
+    return {"answers": len(alone), "different": len(places), "first_difference": sorted(places)}
+
+
+def table(found: dict[str, dict[str, Any]]) -> Table:
+    """A row for each way."""
+    shown = Table("as", "answers", "different", "equal tokens before", title="Beside alone")
+    for name, row in found.items():
+        places = row["first_difference"]
+        before = f"{places[0]} to {places[-1]}" if places else ""
+        shown.add_row(name, str(row["answers"]), str(row["different"]), before)
+    return shown
+
+
+def _sampled(options: Options, temperature: float, number: int) -> Sampling:
+    return Sampling(
+        max_tokens=options.tokens, temperature=temperature, seed=number + 1, ignore_eos=True
+    )
+
+
+def _prompts(model: Path, options: Options) -> list[list[int]]:
+    rng = random.Random(options.seed)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    words = plain_words(tokenizer)
+    texts = [
+        " ".join(rng.choices(words, k=rng.randint(*PROMPT_WORDS))) for _ in range(options.requests)
+    ]
+    return [tokenizer.encode(text).ids for text in texts]
+
+
+def parse(arguments: Sequence[str]) -> tuple[Options, bool]:
+    """Options and whether to print the report as JSON."""
+    parser = argparse.ArgumentParser(prog="bench attempts", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter answers")
+    parser.add_argument("--json", action="store_true", help="print the report instead of tables")
+    parser.add_argument("--requests", type=int)
+    parser.add_argument("--tokens", type=int, help="of each answer")
+    parser.add_argument("--batches", type=int, nargs="+", help="sizes")
+    parser.add_argument("--model", help="smollm, tiny, a folder, or a name on a model hub")
+    parser.add_argument("--dtype", help="float32, bfloat16 or auto")
+    parser.add_argument("--seed", type=int)
+    return chosen(parser, arguments, full=Options(), quick=QUICK)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry of `trivium bench attempts`."""
+    options, as_json = parse(sys.argv[1:] if arguments is None else arguments)
+    report = asyncio.run(run(options, Console(stderr=as_json)))
+    if as_json:
+        print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

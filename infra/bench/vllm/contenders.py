@@ -1,0 +1,238 @@
+"""The deployments that `bench vllm` compares: Trivium's, and vLLM's own serving on the same cores.
+
+Every deployment has two engines of the same model with the same settings, one on each half of the
+cores. vLLM's are its OpenAI API servers, without Trivium's plugin, behind a proxy: of two calls
+(`NixlConnector`) or dealing whole requests in turn. A deployment that is not under test is frozen
+where its engines would take CPU time while idle.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from infra.broker.probe import free_ports
+from infra.processes.identity import children
+from infra.processes.supervisor import Process, ProcessSpec, Supervisor
+from infra.stack.configuration import Settings
+from infra.stack.fleet_watch import FleetWatch
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan, core_shares
+from infra.stack.reassignment import move_worker
+from schemas.errors import NotReady
+from schemas.log.clients import LogProducer
+from schemas.log.registry import make_codec
+from schemas.records import MemberKind, Role
+from schemas.settings import LogSettings, ModelSettings
+from streams.gateway.config import GatewaySettings
+from workers.config import WorkerSettings
+
+HOST, MODEL = "127.0.0.1", "model"
+ENGINE: dict[str, Any] = {"block_size": 32, "running_max": 64, "kv_cache_bytes": 512 << 20}
+MODEL_LEN_MAX = 2_048
+START_S = 420.0
+_POLL_S = 0.2
+_WORKER = "VLLM::Worker"  # as vLLM titles the processes that compute
+_PATIENT = {"first_token_timeout_ms": 120_000, "progress_timeout_ms": 120_000}
+
+
+@dataclass(slots=True)
+class Peer:
+    """A deployment under test."""
+
+    name: str
+    url: str
+    freezable: Sequence[Process] = field(default_factory=list)  # with all of their groups
+
+    def signal(self, number: signal.Signals) -> None:
+        """To every process that may be frozen."""
+        for process in self.freezable:
+            os.killpg(process.pid, number)
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Running for as long as it is under test."""
+        self.signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self.signal(signal.SIGSTOP)
+
+
+@asynccontextmanager
+async def trivium(
+    name: str, plan: StackPlan, bootstrap: str, model: Path, folder: Path
+) -> AsyncIterator[Stack]:
+    """A Trivium stack on a broker that runs."""
+    (port,) = free_ports(HOST)
+    settings = Settings(
+        log=LogSettings(bootstrap=bootstrap, topic_prefix=f"bench-{name}."),
+        model=ModelSettings(path=str(model), name=MODEL, max_model_len=MODEL_LEN_MAX),
+        gateway=GatewaySettings(port=port),
+        worker=WorkerSettings(engine="vllm", drain_timeout_ms=2_000),
+        engines={"vllm": {**ENGINE, **_PATIENT}},
+    )
+    stack = Stack(settings, dataclasses.replace(plan, broker=False), folder=folder / name)
+    try:
+        await stack.start(timeout_s=START_S)
+        yield stack
+    finally:
+        await stack.stop(grace_s=10)
+
+
+async def give_roles(stack: Stack, roles: Sequence[Role]) -> None:
+    """Every worker of the stack gets all of these roles, and keeps its engine."""
+    log = stack.settings.log
+    codec = await asyncio.to_thread(make_codec, log)
+    fleet, producer = FleetWatch(log, codec), LogProducer(log, codec, durable=True, client_id="b")
+    await fleet.start()
+    following = asyncio.create_task(fleet.follow())
+    try:
+        await producer.start()
+        for worker_id, kind in stack.plan.names().items():
+            if kind is not MemberKind.WORKER:
+                continue
+            await move_worker(fleet, producer, log, worker_id, roles, timeout_s=60)
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await producer.stop()
+        await fleet.stop()
+
+
+@asynccontextmanager
+async def vllm_pair(
+    name: str, shown: str, model: Path, folder: Path, *, hands_over: bool
+) -> AsyncIterator[Peer]:
+    """Two of vLLM's API servers behind a proxy; frozen unless they are under test."""
+    supervisor = Supervisor()
+    ports = free_ports(*[HOST] * 5)
+    servers, channels, proxy_port = ports[:2], ports[2:4], ports[4]
+    try:
+        for number, (port, channel) in enumerate(zip(servers, channels, strict=True)):
+            spec = _server(f"{name}-{number}", number, port, channel, model, folder, hands_over)
+            supervisor.start(spec)
+        first, second = (f"http://{HOST}:{port}" for port in servers)
+        deals = ("aiohttp", first, second) if hands_over else ("robin", "", f"{first},{second}")
+        supervisor.start(_proxy(name, deals, proxy_port, folder))
+        for number, port in enumerate(servers):
+            process = supervisor.processes[f"{name}-{number}"]
+            await _healthy(f"http://{HOST}:{port}/health", process)
+        engines = [supervisor.processes[f"{name}-{number}"] for number in range(2)]
+        for number, process in enumerate(engines):
+            hold(process.pid, _cores(number))
+        peer = Peer(shown, f"http://{HOST}:{proxy_port}", engines)
+        peer.signal(signal.SIGSTOP)
+        try:
+            yield peer
+        finally:
+            peer.signal(signal.SIGCONT)
+    finally:
+        await supervisor.stop(grace_s=10)
+
+
+def _server(
+    name: str, number: int, port: int, channel: int, model: Path, folder: Path, hands_over: bool
+) -> ProcessSpec:
+    """One API server on its half of the cores, as Trivium's launcher would bind a worker."""
+    cores = _cores(number)
+    flags: dict[str, Any] = {
+        "host": HOST,
+        "port": port,
+        "model": model,
+        "served-model-name": MODEL,
+        "dtype": "float32",
+        "max-model-len": MODEL_LEN_MAX,
+        "block-size": ENGINE["block_size"],
+        "max-num-seqs": ENGINE["running_max"],
+        "kv-cache-memory-bytes": ENGINE["kv_cache_bytes"],
+        "uvicorn-log-level": "warning",
+    }
+    if hands_over:
+        connector = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+        flags["kv-transfer-config"] = json.dumps(connector)
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
+    command += [word for flag, value in flags.items() for word in (f"--{flag}", str(value))]
+    env = {
+        **os.environ,
+        "VLLM_PLUGINS": "",  # Trivium's must not mend what it is compared with
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "OMP_NUM_THREADS": str(len(cores)),
+        "TORCHDYNAMO_DISABLE": "1",  # as Trivium's worker asks for: nothing is compiled
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(channel),
+    }
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    return _spec(name, command, folder, env)
+
+
+def _cores(number: int) -> Sequence[int]:
+    """Those of one engine of two."""
+    return core_shares(sorted(os.sched_getaffinity(0)), 2)[number]
+
+
+def hold(pid: int, cores: Sequence[int]) -> None:
+    """Give the engine workers under a process their cores again.
+
+    vLLM's `NixlConnector` moves the thread that computes to the last core of its node whatever it
+    was bound to, so both engines of this machine would share one core.
+    """
+    for child, command in children(pid).items():
+        if _WORKER in command:
+            for thread in os.listdir(f"/proc/{child}/task"):
+                with contextlib.suppress(ProcessLookupError):  # it has just ended
+                    os.sched_setaffinity(int(thread), cores)
+        hold(child, cores)
+
+
+def _proxy(name: str, deals: Sequence[str], port: int, folder: Path) -> ProcessSpec:
+    kind, prefill, decode = deals
+    command = [
+        sys.executable,
+        "-m",
+        "infra.bench.serving.proxies",
+        kind,
+        str(port),
+        prefill,
+        decode,
+    ]
+    return _spec(f"{name}-proxy", command, folder, dict(os.environ))
+
+
+def _spec(name: str, command: Sequence[str], folder: Path, env: dict[str, str]) -> ProcessSpec:
+    return ProcessSpec(
+        name=name,
+        command=tuple(command),
+        log_file=folder / f"{name}.log",
+        env=env,
+        restart=False,
+        grace_s=10.0,
+    )
+
+
+async def _healthy(url: str, process: Process) -> None:
+    end_s = time.monotonic() + START_S
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as client:
+        while True:
+            try:
+                async with client.get(url) as response:
+                    if response.status == 200:
+                        return
+            except (aiohttp.ClientError, TimeoutError):
+                pass
+            if process.failed or time.monotonic() > end_s:
+                raise NotReady(f"{process.name}: does not serve; it says:\n{process.tail()}")
+            await asyncio.sleep(_POLL_S)

@@ -1,0 +1,109 @@
+"""Figures, table and bars of the comparison with vLLM's own serving. Pure."""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich.table import Table
+
+from infra.bench.results import Bar, at_least, at_most, median, median_ratio
+from infra.bench.vllm.closed_loop import Cell
+
+PAIR, VLLM_PAIR = "Trivium 1P+1D", "vLLM 1P+1D"
+BOTH, REPLICAS = "Trivium 2 in both roles", "Trivium 2 replicas"
+VLLM_REPLICAS = "vLLM 2 replicas"
+NAMES = (PAIR, VLLM_PAIR, BOTH, REPLICAS, VLLM_REPLICAS)
+PAIR_RATIO, REPLICAS_RATIO, BOTH_RATIO = 1.5, 0.9, 0.9
+Measured = dict[str, Any]
+Cells = dict[str, dict[Cell, list[Measured]]]  # by peer; one per repeat
+
+
+def rate(found: Measured) -> float:
+    """Whole answers per second, counted in tokens."""
+    return float(found["requests_per_s"])
+
+
+def bars(cells: Cells) -> list[Bar]:
+    """Geometric means over the cells with so many streams."""
+    found = []
+    for streams in sorted({cell.streams for cell in cells.get(PAIR, {})}):
+        for name, target, ratio in (
+            ("1P+1D, of vLLM's rate", PAIR_RATIO, _of(PAIR, VLLM_PAIR)),
+            ("replicas, of vLLM's rate", REPLICAS_RATIO, _of(REPLICAS, VLLM_REPLICAS)),
+            ("both roles, of the best of all", BOTH_RATIO, _of_best),
+        ):
+            value = _mean([ratio(cells, cell) for cell in cells[PAIR] if cell.streams == streams])
+            found.append(at_least(f"{name}: {streams} streams", value, target, ""))
+    ours = [each for name in (PAIR, BOTH, REPLICAS) for each in _all(cells.get(name, {}))]
+    errors = sum(sum(each["errors"].values()) for each in ours)
+    return [*found, at_most("Trivium's errors", errors, 0, "")]
+
+
+def _of(name: str, other: str) -> Callable[[Cells, Cell], float | None]:
+    def ratio(cells: Cells, cell: Cell) -> float | None:
+        if cell not in cells.get(name, {}) or cell not in cells.get(other, {}):
+            return None
+        above, below = ([rate(each) for each in cells[peer][cell]] for peer in (name, other))
+        return median_ratio(above, below)
+
+    return ratio
+
+
+def _of_best(cells: Cells, cell: Cell) -> float | None:
+    others = [median([rate(each) for each in cells[n][cell]]) for n in cells if n != BOTH]
+    mine = median([rate(each) for each in cells.get(BOTH, {}).get(cell, ())])
+    best = max((value for value in others if value), default=None)
+    return None if mine is None or best is None else mine / best
+
+
+def _mean(ratios: list[float | None]) -> float | None:
+    """Geometric; None where one is missing."""
+    known = [ratio for ratio in ratios if ratio]
+    if not known or len(known) < len(ratios):
+        return None
+    return math.exp(sum(map(math.log, known)) / len(known))
+
+
+def _all(by_cell: Mapping[Cell, list[Measured]]) -> list[Measured]:
+    return list(itertools.chain.from_iterable(by_cell.values()))
+
+
+def figures(cells: Cells) -> dict[str, Any]:
+    """Every repeat of every cell, by peer and cell."""
+    return {
+        name: {cell.name: repeats for cell, repeats in by_cell.items()}
+        for name, by_cell in cells.items()
+    }
+
+
+def equal_answers(said: Mapping[str, Mapping[str, tuple[int, ...]]]) -> dict[str, Any]:
+    """Answers of peers to the same conversations: how many there were, and how many were equal."""
+    found = {}
+    for left, right in itertools.combinations(said, 2):
+        both = said[left].keys() & said[right].keys()
+        if both:
+            equal = sum(said[left][asked] == said[right][asked] for asked in both)
+            found[f"{left} and {right}"] = {"answers": len(both), "equal": equal}
+    return found
+
+
+def table(cells: Cells) -> Table:
+    """Requests/s and TTFT p50, a row for each cell."""
+    names = [name for name in NAMES if name in cells]
+    shown = Table("cell", *names, title="requests/s, TTFT p50 in ms")
+    for cell in cells[names[0]]:
+        texts = [_text(cells[name].get(cell, [])) for name in names]
+        shown.add_row(cell.name, *texts)
+    return shown
+
+
+def _text(repeats: list[Measured]) -> str:
+    per_s = median([rate(each) for each in repeats])
+    first_ms = median([each["ttft_ms"]["p50"] for each in repeats])
+    errors = sum(sum(each["errors"].values()) for each in repeats)
+    return (
+        ("-" if per_s is None else f"{per_s:.2f}")
+        + ("" if first_ms is None else f", {first_ms:.0f}")
+        + (f", {errors} errors" if errors else "")
+    )

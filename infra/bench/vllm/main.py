@@ -1,0 +1,206 @@
+"""The comparison with vLLM's own serving: the same engines, model, cores and prompts.
+
+`make bench-vllm`, or `trivium bench vllm --quick`. First one prefill and one decode
+engine, Trivium's beside vLLM's behind a two-call proxy; then Trivium's two workers in both roles
+and two replicas beside vLLM's two replicas. In each part all deployments run, and each cell is
+measured on one after the other. Writes build/bench/vllm.json.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from tokenizers import Tokenizer
+
+from infra.bench.arguments import chosen
+from infra.bench.results import BENCH_DIR, command_line, show_bars, write_report
+from infra.bench.vllm.closed_loop import TOKENS, Cell, Conversations
+from infra.bench.vllm.contenders import ENGINE, MODEL, Peer, give_roles, trivium, vllm_pair
+from infra.bench.vllm.figures import (
+    BOTH,
+    PAIR,
+    REPLICAS,
+    VLLM_PAIR,
+    VLLM_REPLICAS,
+    Cells,
+    bars,
+    equal_answers,
+    figures,
+    table,
+)
+from infra.bench.vllm.smollm import SMOLLM, model_of, plain_words
+from infra.broker.node import Broker
+from infra.broker.section import BrokerSettings
+from infra.stack.plan import StackPlan
+from schemas.records import Role
+
+_WARM = Cell(streams=4, prompt_tokens=60, turns=2, window_s=4.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What to measure, and for how long."""
+
+    streams: tuple[int, ...] = (1, 4, 16)
+    prompt_tokens: tuple[int, ...] = (60, 400)
+    turns: tuple[int, ...] = (1, 4)
+    seconds: float = 10.0  # of a cell's window; half as long again at 16 streams
+    repeats: int = 1
+    model: str = SMOLLM  # or a folder, a name on a model hub, or tiny
+    seed: int = 1
+
+    def cells(self) -> list[Cell]:
+        """In the order of measuring."""
+        return [
+            Cell(
+                streams=streams,
+                prompt_tokens=prompt,
+                turns=turns,
+                window_s=self.seconds * (1.5 if streams >= 16 else 1.0),
+            )
+            for streams in self.streams
+            for prompt in self.prompt_tokens
+            for turns in self.turns
+        ]
+
+
+QUICK = Options(streams=(4, 16), prompt_tokens=(60,), turns=(1, 4), seconds=4.0)
+
+
+class Comparison:
+    """All cells of one run."""
+
+    def __init__(self, options: Options, model: Path, progress: Progress) -> None:
+        self._options = options
+        self._words = plain_words(Tokenizer.from_file(str(model / "tokenizer.json")))
+        self._progress = progress
+        self.cells: Cells = {}
+        self.said: dict[str, dict[str, tuple[int, ...]]] = {}  # by peer
+
+    async def part(self, name: str, peers: Sequence[Peer]) -> None:
+        """Every cell on each of these, in turn; what they asked differs from other parts'."""
+        cells = self._options.cells()
+        for peer in peers:
+            await self._run(peer, _WARM, f"{self._options.seed} warm {name}")
+        total = len(cells) * len(peers) * self._options.repeats
+        task = self._progress.add_task(name, total=total)
+        for repeat in range(self._options.repeats):
+            for number, cell in enumerate(cells):
+                order = peers[::-1] if (repeat + number) % 2 else peers
+                for peer in order:
+                    said = f"{name}: {peer.name}, {cell.name}"
+                    self._progress.update(task, description=said)
+                    seed = f"{self._options.seed} {name} {repeat}"
+                    found = await self._run(peer, cell, seed)
+                    self.said.setdefault(peer.name, {}).update(found.pop("said"))
+                    by_cell = self.cells.setdefault(peer.name, {})
+                    by_cell.setdefault(cell, []).append(found)
+                    self._progress.advance(task)
+
+    async def _run(self, peer: Peer, cell: Cell, seed: str) -> dict[str, Any]:
+        with peer.awake() if peer.freezable else nullcontext():
+            return await Conversations(peer.url, MODEL, cell, self._words, seed).measure()
+
+
+async def run(options: Options, console: Console) -> dict[str, Any]:
+    """The whole benchmark; returns the report."""
+    began_s = time.monotonic()
+    folder = BENCH_DIR.absolute() / "vllm"
+    shutil.rmtree(folder, ignore_errors=True)
+    console.print(f"Model: {options.model}")
+    model = model_of(options.model, BENCH_DIR / "models")
+    broker = Broker(BrokerSettings(port=0), folder / "broker", tethered=True)
+    bootstrap = broker.start()  # in this thread, with which a tethered broker ends
+    columns = (TextColumn("{task.description:<58}"), BarColumn(20), MofNCompleteColumn())
+    try:
+        with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+            comparison = Comparison(options, model, progress)
+            await _compare(comparison, bootstrap, model, folder, progress)
+    finally:
+        broker.stop()
+    judged = bars(comparison.cells)
+    path = write_report(
+        "vllm",
+        command=command_line(),
+        seed=options.seed,
+        load={**asdict(options), "answer_tokens": TOKENS, "engine": ENGINE},
+        figures={
+            "cells": figures(comparison.cells),
+            "equal_answers": equal_answers(comparison.said),
+            "elapsed_s": round(time.monotonic() - began_s),
+        },
+        bars=judged,
+        folder=BENCH_DIR,
+    )
+    console.print(table(comparison.cells))
+    show_bars(judged, console)
+    console.print(f"Written to {path}; logs are in {folder}.")
+    report: dict[str, Any] = json.loads(path.read_text())
+    return report
+
+
+async def _compare(
+    comparison: Comparison, bootstrap: str, model: Path, folder: Path, progress: Progress
+) -> None:
+    async def opened(stack: AsyncExitStack, name: str, opening: Any) -> Any:
+        task = progress.add_task(f"starting {name}", total=1)
+        found = await stack.enter_async_context(opening)
+        progress.update(task, completed=1)
+        return found
+
+    def ours(name: str, plan: StackPlan) -> Any:
+        return trivium(name, plan, bootstrap, model, folder)
+
+    async with AsyncExitStack() as all_along:
+        pair = await opened(all_along, PAIR, ours("pair", StackPlan(prefill=1, decode=1)))
+        url = pair.gateway_urls[0]
+        async with AsyncExitStack() as first:
+            theirs = vllm_pair("vllm-pair", VLLM_PAIR, model, folder, hands_over=True)
+            peer: Peer = await opened(first, VLLM_PAIR, theirs)
+            await comparison.part("disaggregated", [Peer(PAIR, url), peer])
+        await give_roles(pair, (Role.PREFILL, Role.DECODE))
+        plan = StackPlan(prefill=0, decode=0, replica=2)
+        replicas = await opened(all_along, REPLICAS, ours("replicas", plan))
+        theirs = vllm_pair("vllm-replicas", VLLM_REPLICAS, model, folder, hands_over=False)
+        peer = await opened(all_along, VLLM_REPLICAS, theirs)
+        peers = [Peer(BOTH, url), Peer(REPLICAS, replicas.gateway_urls[0]), peer]
+        await comparison.part("replicas", peers)
+
+
+def parse(arguments: Sequence[str]) -> tuple[Options, bool]:
+    """Options and whether to print the report as JSON."""
+    parser = argparse.ArgumentParser(prog="bench vllm", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="few cells, in about six minutes")
+    parser.add_argument("--json", action="store_true", help="print the report instead of tables")
+    parser.add_argument("--streams", type=int, nargs="+", help="closed loops to run")
+    parser.add_argument("--prompt-tokens", type=int, nargs="+", help="of openings")
+    parser.add_argument("--turns", type=int, nargs="+", help="of conversations")
+    parser.add_argument("--seconds", type=float, help="of each cell's window")
+    parser.add_argument("--repeats", type=int, help="of every cell")
+    parser.add_argument("--model", help="smollm, tiny, a folder, or a name on a model hub")
+    parser.add_argument("--seed", type=int)
+    return chosen(parser, arguments, full=Options(), quick=QUICK)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry of `trivium bench vllm`."""
+    options, as_json = parse(sys.argv[1:] if arguments is None else arguments)
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    report = asyncio.run(run(options, Console(stderr=as_json)))
+    if as_json:
+        print(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,333 @@
+"""Runs one Kafka node as a child process or a background service: start, stop, status, reset.
+
+Everything lies in one folder: `data/`, `server.properties`, `broker.json` (who runs),
+`broker.log`, `broker.out`. A process is signalled only if its id and start time are those that
+this file wrote down. Used by the command line, the launcher and the tests; clients never need it.
+"""
+
+import base64
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from infra.broker.probe import broker_answers, free_ports, port_is_taken
+from infra.broker.section import BrokerSettings
+from infra.processes import tether
+from infra.processes.identity import PRIVATE, Identity, identify
+from schemas.errors import BrokerUnavailable, ConfigError
+from schemas.settings import home, private_folder
+
+_HERE = Path(__file__).parent
+_DEFAULT_LIBS = _HERE.parents[1] / "build" / "broker" / "libs"
+_POLL_S = 0.05
+_TOLD_APART_S = 10.0  # for the answer of who has our port; a busy broker is slow
+_OUTPUT_LINES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerState:
+    """What `broker.json` holds: the process, and the ports to take again next time."""
+
+    pid: int
+    started_ticks: int
+    host: str
+    port: int
+    controller_port: int
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(self.pid, self.started_ticks)
+
+    @property
+    def bootstrap(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerStatus:
+    """What `trivium broker status` shows."""
+
+    running: bool
+    answers: bool
+    bootstrap: str
+    pid: int
+    folder: str
+    data_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A node's place among several (`infra/broker/quorum.py`); its ports are given."""
+
+    node: int  # its id, from 1
+    cluster: str  # the cluster's id
+    controller_port: int
+    voters: tuple[str, ...]  # id@host:port of every controller
+
+    def properties(self) -> dict[str, str]:
+        """What is said otherwise than for a node alone."""
+        copies = str(min(3, len(self.voters)))
+        internal = ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
+        return {
+            "node.id": str(self.node),
+            "controller.quorum.voters": ",".join(self.voters),
+            **{f"{topic}.replication.factor": copies for topic in internal},
+            **{f"{topic}.min.isr": str(int(copies) // 2 + 1) for topic in internal[1:]},
+        }
+
+
+class Broker:
+    """One Kafka node and its folder; a `tethered` one ends with the thread that started it."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        folder: Path | None = None,
+        *,
+        tethered: bool = False,
+        place: Place | None = None,
+    ) -> None:
+        self._settings = settings
+        self._place = place
+        self._tethered = tethered
+        self._child: subprocess.Popen[bytes] | None = None
+        self.folder = folder or home() / "broker"
+        self.log_file = self.folder / "broker.log"
+        self._state_file = self.folder / "broker.json"
+        self._properties = self.folder / "server.properties"
+        self._data = self.folder / "data"
+
+    def start(self) -> str:
+        """Start unless it runs, wait until it answers; returns the bootstrap address."""
+        bootstrap = self.spawn()
+        end = time.monotonic() + self._settings.start_timeout_s
+        while not self.answers():
+            if time.monotonic() > end:
+                self.stop()
+                limit = f"{self._settings.start_timeout_s:g} s"
+                raise BrokerUnavailable(f"the broker did not answer within {limit}: {self._tail()}")
+            time.sleep(_POLL_S)
+        return bootstrap
+
+    def spawn(self, *, same_port: bool = False) -> str:
+        """Start unless it runs, and return at once; `answers` then says when it serves.
+
+        With `same_port` it raises BrokerUnavailable where it cannot have its former port.
+        """
+        self._check_folder()
+        private_folder(self.folder)
+        with self._locked():
+            state = self._read_state()
+            if state is not None and state.identity.lives():
+                return state.bootstrap
+            self._reap()
+            classpath = self._classpath()
+            ports = self._choose_ports(state)
+            if same_port and state is not None and ports[0] != state.port:
+                raise BrokerUnavailable(f"port {state.port} is taken; waiting until it is free")
+            self._write_properties(*ports)
+            if not (self._data / "meta.properties").exists():
+                self._format(classpath)
+            return self._launch(classpath, *ports).bootstrap
+
+    def runs(self) -> bool:
+        """True while the process lives, whether it serves yet or not."""
+        return self.pid != 0
+
+    @property
+    def pid(self) -> int:
+        """Of the living process; 0 where none runs."""
+        state = self._read_state()
+        return state.pid if state is not None and state.identity.lives() else 0
+
+    def answers(self) -> bool:
+        """True once the node serves; raises BrokerUnavailable if its process has ended."""
+        state = self._read_state()
+        if state is None or not state.identity.lives():
+            raise BrokerUnavailable(f"the broker ended: {self._tail()}")
+        return broker_answers(state.bootstrap)
+
+    def stop(self) -> bool:
+        """Controlled shutdown; True if it ran."""
+        state = self._read_state()
+        ran = state is not None and state.identity.lives()
+        if state is not None and ran:
+            state.identity.stop(grace_s=self._settings.stop_timeout_s)
+        self._reap()
+        return ran
+
+    def status(self) -> BrokerStatus:
+        """What is there now; asks the node, changes nothing."""
+        state = self._read_state()
+        running = state is not None and state.identity.lives()
+        bootstrap = state.bootstrap if state else f"{self._settings.host}:{self._settings.port}"
+        return BrokerStatus(
+            running=running,
+            answers=broker_answers(bootstrap),
+            bootstrap=bootstrap,
+            pid=state.pid if state and running else 0,
+            folder=str(self.folder),
+            data_bytes=_folder_bytes(self._data),
+        )
+
+    def reset(self) -> None:
+        """Stop, and delete all records, topics and logs."""
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _check_folder(self) -> None:
+        if "," in str(self._data):
+            raise ConfigError(
+                f"{self.folder}: expected a folder without a comma in its path; Kafka would cut it "
+                "in two there: name another with TRIVIUM_HOME"
+            )
+
+    def _reap(self) -> None:
+        """Take note of the end of a child of ours; until then it stays a zombie."""
+        if self._child is not None:
+            self._child.wait()
+            self._child = None
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.folder / "start.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _read_state(self) -> BrokerState | None:
+        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+            return BrokerState(**json.loads(self._state_file.read_text()))
+        return None
+
+    def _classpath(self) -> str:
+        if shutil.which(self._settings.java) is None:
+            raise ConfigError(
+                f"broker.java: expected Java 17 or newer, found no {self._settings.java!r}; "
+                "install it (Debian: apt-get install openjdk-17-jre-headless), or use another "
+                "cluster with --bootstrap"
+            )
+        libs = Path(self._settings.libs or _DEFAULT_LIBS)
+        jars = sorted(str(jar) for jar in libs.glob("*.jar"))
+        if not any("/kafka_" in jar for jar in jars):
+            raise ConfigError(
+                f"broker.libs: expected the broker's jars in {libs}, found none; run `make setup`"
+            )
+        return ":".join(jars)
+
+    def _choose_ports(self, last: BrokerState | None) -> tuple[int, int]:
+        """The data port as configured, or any free one; both are taken again if they can be."""
+        host, port = self._settings.host, self._settings.port
+        if self._place is not None:
+            return port, self._place.controller_port
+        if port and port_is_taken(host, port):
+            is_broker = broker_answers(f"{host}:{port}", timeout_s=_TOLD_APART_S)
+            found = "another Kafka broker" if is_broker else "another program"
+            raise BrokerUnavailable(
+                f"broker.port {port} on {host} is taken by {found}; stop it, choose another port "
+                f"(TRIVIUM_BROKER_PORT, or 0 for a free one), or use what is there with --bootstrap"
+            )
+        free, free_for_controller = free_ports(host, "127.0.0.1")
+        if not port:
+            port = last.port if last and not port_is_taken(host, last.port) else free
+        if last and not port_is_taken("127.0.0.1", last.controller_port):
+            return port, last.controller_port
+        return port, free_for_controller
+
+    def _write_properties(self, port: int, controller_port: int) -> None:
+        template = (_HERE / "server.properties").read_text()
+        values = {
+            "{host}": self._settings.host,
+            "{port}": str(port),
+            "{controller_port}": str(controller_port),
+            "{data}": _property(self._data),
+        }
+        for name, value in values.items():
+            template = template.replace(name, value)
+        if self._place is not None:
+            own = self._place.properties()
+            lines = [line for line in template.splitlines() if line.partition("=")[0] not in own]
+            lines = [line for line in lines if "quorum.bootstrap" not in line]
+            template = "\n".join([*lines, *(f"{name}={value}" for name, value in own.items())])
+        self._properties.write_text(template)
+
+    def _format(self, classpath: str) -> None:
+        cluster_id, alone = new_cluster_id(), ["--standalone"]
+        if self._place is not None:
+            cluster_id, alone = self._place.cluster, []
+        command = [self._settings.java, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+        command += [*self._log_flags(), "-cp", classpath, "kafka.tools.StorageTool", "format"]
+        command += [*alone, "-t", cluster_id, "-c", str(self._properties)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, umask=PRIVATE)
+        if done.returncode:
+            raise BrokerUnavailable(
+                f"the broker's storage could not be formatted in {self._data}: "
+                f"{(done.stderr or done.stdout).strip()[-2_000:]}"
+            )
+
+    def _launch(self, classpath: str, port: int, controller_port: int) -> BrokerState:
+        heap_mb = self._settings.heap_mb
+        command = [self._settings.java, f"-Xms{heap_mb // 2}m", f"-Xmx{heap_mb}m"]
+        command += ["-XX:TieredStopAtLevel=1"] if self._settings.quick else []
+        command += ["-XX:+ExitOnOutOfMemoryError", "-Djava.awt.headless=true"]
+        command += [*self._settings.jvm_flags, *self._log_flags()]
+        command += ["-cp", classpath, "kafka.Kafka", str(self._properties)]
+        if self._tethered:
+            command = [sys.executable, "-IS", tether.__file__, str(os.getpid()), *command]
+        with (self.folder / "broker.out").open("wb") as output:
+            self._child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                umask=PRIVATE,
+            )
+        identity = identify(self._child.pid)
+        assert identity is not None, "a child that nobody has waited for keeps its entry"
+        state = BrokerState(
+            pid=identity.pid,
+            started_ticks=identity.started_ticks,
+            host=self._settings.host,
+            port=port,
+            controller_port=controller_port,
+        )
+        self._state_file.write_text(json.dumps(asdict(state)))
+        return state
+
+    def _log_flags(self) -> list[str]:
+        return [
+            f"-Dlog4j2.configurationFile={_HERE / 'log4j2.xml'}",
+            f"-Dtrivium.broker.log={self.log_file}",
+        ]
+
+    def _tail(self) -> str:
+        lines: list[str] = []
+        for path in (self.log_file, self.folder / "broker.out"):
+            with contextlib.suppress(FileNotFoundError):
+                lines += path.read_text(errors="replace").splitlines()[-_OUTPUT_LINES:]
+        return "\n".join([f"its last words (all in {self.folder}):", *lines])
+
+
+def new_cluster_id() -> str:
+    """As Kafka makes them, told apart by their beginning."""
+    return base64.urlsafe_b64encode(b"tri" + uuid.uuid4().bytes[3:]).decode().rstrip("=")
+
+
+def _property(path: Path) -> str:
+    """The path as Java reads it from property files: in Latin-1, with backslashes as escapes."""
+    units = memoryview(str(path).encode("utf-16-le", "surrogatepass")).cast("H")
+    plain = [chr(each) if each < 128 and each != ord("\\") else f"\\u{each:04x}" for each in units]
+    return "".join(plain)
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,73 @@
+"""`trivium broker`: the Kafka node that Trivium runs itself."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from infra.broker.node import Broker
+from infra.cli.options import AsJson, Config, Quiet, settings_from
+from infra.terminal.output import print_json
+
+app = typer.Typer(
+    help="Apache Kafka as one node of Trivium's own, with its data in the state folder.",
+    no_args_is_help=True,
+)
+
+
+@app.command(epilog="Example: TRIVIUM_BROKER_PORT=0 trivium broker start")
+def start(config: Config = None, as_json: AsJson = False, quiet: Quiet = False) -> None:
+    """Start the broker in the background, and wait until it answers."""
+    broker = Broker(settings_from(config).broker)
+    before = broker.runs()
+    bootstrap = broker.start()
+    if as_json:
+        print_json(asdict(broker.status()))
+    elif not quiet:
+        print(f"Kafka {'already runs' if before else 'started'} at {bootstrap}")
+
+
+@app.command(epilog="Example: trivium broker stop --quiet")
+def stop(config: Config = None, as_json: AsJson = False, quiet: Quiet = False) -> None:
+    """Stop it in an orderly way; data stays."""
+    stopped = Broker(settings_from(config).broker).stop()
+    if as_json:
+        print_json({"stopped": stopped})
+    elif not quiet:
+        print("Kafka stopped" if stopped else "Kafka does not run here")
+
+
+@app.command(epilog="Example: trivium broker status --json | jq -r .bootstrap")
+def status(config: Config = None, as_json: AsJson = False) -> None:
+    """Say whether it runs, where, and how much it holds; exit code 1 if it does not run."""
+    found = Broker(settings_from(config).broker).status()
+    if as_json:
+        print_json(asdict(found))
+    elif found.running:
+        state = "answers" if found.answers else "does not answer yet"
+        size_mb = found.data_bytes / 1e6
+        print(f"Kafka at {found.bootstrap} {state}; pid {found.pid}, {size_mb:.1f} MB of data")
+        print(f"in {found.folder}")
+    elif found.answers:
+        print(f"Trivium's own Kafka does not run, but another one answers at {found.bootstrap}")
+    else:
+        print("Kafka does not run here; start it with `trivium broker start`")
+    if not found.running:
+        raise typer.Exit(1)
+
+
+@app.command(epilog="Example: trivium broker reset --yes && trivium broker start")
+def reset(
+    config: Config = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Stop it and delete all its data."""
+    broker = Broker(settings_from(config).broker)
+    if not yes:
+        typer.confirm(f"Delete every record in {broker.folder}?", abort=True, err=True)
+    broker.reset()
+    if as_json:
+        print_json({"folder": str(broker.folder), "empty": True})
+    else:
+        print(f"{broker.folder} is empty")

@@ -1,0 +1,89 @@
+"""`trivium explain REQUEST_ID`: a request's whole story, read back from the log, in one screen."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
+from infra.terminal.output import print_json, stdout_console
+from schemas.errors import ConfigError
+from schemas.settings import LogSettings
+
+if TYPE_CHECKING:
+    from infra.story.record_finder import Progress
+    from infra.story.story import Story
+
+_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def explain(
+    request_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="REQUEST_ID",
+            help="Header x-trivium-request-id, the answer's id, or how either begins.",
+        ),
+    ],
+    since: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="How far back to look for an id that does not tell its time: 90s, 30m, 2h, 1d.",
+        ),
+    ] = "1h",
+    as_json: AsJson = False,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Tell a request's whole story: decisions and why, dispatches, KV transfers, tokens, outcome.
+
+    Examples: `trivium explain r01m7yr198f`, `trivium explain chatcmpl-r01m7yr198fcw... --json`,
+    `trivium explain r01m7y --since 30m`
+    """
+    from infra.story.screen import as_json_value, show
+
+    since_ms = duration_ms(since)
+    story = asyncio.run(_read(settings_of_running(config, bootstrap).log, request_id, since_ms))
+    if as_json:
+        print_json(as_json_value(story))
+    else:
+        show(story, stdout_console())
+
+
+def duration_ms(text: str) -> int:
+    """A duration such as 30m; raises ConfigError."""
+    found = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text.strip())
+    if found is None:
+        raise ConfigError(
+            f"--since: expected a duration such as 90s, 30m, 2h or 1d, found {text!r}"
+        )
+    return int(found[1]) * _UNITS_MS[found[2]]
+
+
+async def _read(log: LogSettings, name: str, since_ms: int) -> "Story":
+    from infra.story.record_finder import read_story
+
+    with _progress() as progress:
+        return await read_story(log, name, since_ms=since_ms, progress=progress)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator["Progress"]:
+    """One bar per topic on the terminal's standard error, gone when all is read."""
+    from rich.console import Console
+    from rich.progress import Progress as Bars
+
+    console = Console(stderr=True)
+    with Bars(console=console, transient=True, disable=not console.is_terminal) as bars:
+        tasks: dict[str, Any] = {}
+
+        def advance(topic: str, passed: int, total: int) -> None:
+            if topic not in tasks:
+                tasks[topic] = bars.add_task(f"reading {topic}")
+            bars.update(tasks[topic], completed=passed, total=total)
+
+        yield advance

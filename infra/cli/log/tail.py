@@ -1,0 +1,162 @@
+"""`trivium tail TOPIC`: records of a topic, decoded, as they come."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
+from infra.terminal.printable import printable
+from schemas.errors import ConfigError, RecordError
+from schemas.settings import LogSettings
+from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, TOPICS
+
+_LONG_LIST = 12
+
+
+def tail(
+    topic: Annotated[str, typer.Argument(help="A name of the table, or NAME.dlq.")],
+    from_beginning: Annotated[
+        bool, typer.Option("--from-beginning", help="Start with the oldest record.")
+    ] = False,
+    count: Annotated[
+        int, typer.Option("-n", help="Stop after so many records.", show_default="never")
+    ] = 0,
+    as_json: AsJson = False,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Print decoded records of a topic.
+
+    Examples: `trivium tail decisions`, `trivium tail requests --from-beginning -n 3 --json`
+    """
+    table = topic.removesuffix(DEAD_LETTER_SUFFIX)
+    if table not in TOPICS:
+        raise ConfigError(f"topic: expected one of {', '.join(TOPICS)}, found {topic!r}")
+    log = settings_of_running(config, bootstrap).log
+    partitions = 1 if topic != table else log.partitions(TOPICS[table].group)
+    asyncio.run(_follow(log, topic, partitions, from_beginning, count, as_json))
+
+
+async def _follow(
+    log: LogSettings, topic: str, partitions: int, from_beginning: bool, count: int, as_json: bool
+) -> None:
+    from schemas.log.clients import AssignedReader
+    from schemas.log.registry import make_codec
+
+    codec = await asyncio.to_thread(make_codec, log)
+    reader = AssignedReader(log, topic, range(partitions), client_id="trivium-tail")
+    await reader.start("earliest" if from_beginning else "latest")
+    if not from_beginning and sys.stderr.isatty():
+        hint = f"{topic} from now on; --from-beginning shows what is there, Ctrl-C ends"
+        print(hint, file=sys.stderr)
+    shown = 0
+    try:
+        while True:
+            for record in sorted(await reader.batch(), key=lambda found: found.timestamp):
+                print(_line(codec, record, as_json))
+                shown += 1
+                if shown == count:
+                    return
+            sys.stdout.flush()
+    finally:
+        await reader.stop()
+
+
+def _line(codec: Any, record: Any, as_json: bool) -> str:
+    from schemas.codec import to_dict, unpack_tokens
+
+    place = {"partition": record.partition, "offset": record.offset, "at_ms": record.timestamp}
+    key = record.key.decode(errors="replace") if record.key else ""
+    headers = {name: value.decode(errors="replace") for name, value in record.headers}
+    buried = {
+        name.removeprefix(DEAD_LETTER_HEADERS): value
+        for name, value in headers.items()
+        if name.startswith(DEAD_LETTER_HEADERS)
+    }
+    try:
+        decoded = codec.decode(record.value)
+        kind, fields = type(decoded).__name__, to_dict(decoded)
+        if isinstance(packed := fields.get("prompt_tokens"), bytes):
+            fields = {**fields, "prompt_tokens": unpack_tokens(packed)}
+    except RecordError as error:
+        kind, fields = "undecodable", {"error": error.message, **headers}
+        if not record.value and not buried:  # what a compacted topic forgets its key by
+            kind, fields = "Tombstone", {}
+    if as_json:
+        origin = {"buried": buried} if buried else {}
+        line = {"record": kind, "key": key, **place, "value": fields, **origin}
+        return json.dumps(line, default=_plain)
+    if buried and kind != "undecodable":
+        place_before = f"{buried['topic']} {buried['partition']}/{buried['offset']}"
+        why = buried["error-message"]
+        shown = f"buried from {place_before}, {why}; {_fields(fields)}"
+    elif kind == "Decision":
+        shown = _decision(fields)
+    elif kind == "KvEvents":
+        shown = _fields({**fields, **_block_counts(fields)})
+    else:
+        shown = _fields(fields)
+    return printable(f"{record.partition}/{record.offset} {kind} {key}: {shown}")
+
+
+def _fields(fields: dict[str, Any]) -> str:
+    return " ".join(f"{name}={_short(value)}" for name, value in _telling(fields))
+
+
+def _decision(fields: dict[str, Any]) -> str:
+    """What was decided and why, in a line; `trivium explain` and --json tell the rest."""
+    workers = " → ".join(filter(None, (fields["prefill_worker"], fields["decode_worker"])))
+    said = [fields["request_id"], fields["kind"]]
+    said += [value for value in (fields["mode"], fields["orchestration"]) if value != "none"]
+    said += [f"on {workers}"] if workers else []
+    said.append(f"because {fields['reason']} (policy {fields['policy'] or 'none'})")
+    said += [f"attempt {fields['attempt']}"] if fields["attempt"] > 1 else []
+    said += [f"waited {fields['waited_ms']} ms"] if fields["waited_ms"] else []
+    if (estimate := fields["estimate"]) is not None:
+        if estimate["ttft_remote_ms"]:
+            said.append(
+                f"TTFT {estimate['ttft_local_ms']:.0f} ms local, {estimate['ttft_remote_ms']:.0f} "
+                f"remote; TPOT {estimate['tpot_local_ms']:.1f} local, "
+                f"{estimate['tpot_remote_ms']:.1f} remote;"
+            )
+        said.append(f"score {estimate['score']:+.3f} from {estimate['samples']}")
+    return " ".join(said)
+
+
+def _block_counts(fields: dict[str, Any]) -> dict[str, str]:
+    """Block hashes as counts; they are of 8 bytes each."""
+    told = {name: len(fields[name]) // 8 for name in ("stored", "removed")}
+    return {name: f"{count} blocks" if count else "" for name, count in told.items()}
+
+
+def _telling(fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Fields that say something: empty ones are left out."""
+    for name, value in fields.items():
+        if value not in (None, "", 0, [], (), {}, b"", "none"):
+            yield name, value
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    if isinstance(value, dict):
+        inner = ", ".join(f"{name}={_short(item)}" for name, item in _telling(value))
+        return "{" + inner + "}"
+    if isinstance(value, list | tuple):
+        items = [_short(item) for item in value[:_LONG_LIST]]
+        more = [f"and {len(value) - _LONG_LIST} more"] if len(value) > _LONG_LIST else []
+        return "[" + ", ".join(items + more) + "]"
+    return str(value)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"no JSON form for {type(value).__name__}")

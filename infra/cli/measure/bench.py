@@ -1,0 +1,69 @@
+"""`trivium bench` and `trivium demo`: runs what measures and what shows."""
+
+import importlib
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from infra.cli.options import AsJson
+from schemas.errors import ConfigError
+
+DEMO = "infra.demo.main:run"
+BENCHMARKS = {
+    "serving": "infra.bench.serving.main:main",
+    "decisions": "infra.bench.decisions.main:main",
+    "chaos": "infra.bench.faults.chaos:main",
+    "kills": "infra.bench.faults.kills:main",
+    "takeover": "infra.bench.takeover.main:main",
+    "vllm": "infra.bench.vllm.main:main",
+    "attempts": "infra.bench.vllm.batch_effects:main",
+    "search": "infra.bench.search.main:main",
+    "search-gpu": "infra.bench.search.gpu.main:main",
+}
+_BENCH_USAGE = """Usage: trivium bench NAME [OPTIONS]
+
+Run a benchmark; what follows its name goes to it. Results lie in build/bench.
+
+  serving     Trivium beside a direct engine and two HTTP proxies
+  decisions   placement in a fleet of 200 workers, 100 000 sessions, 1 M known KV blocks
+  chaos       processes and the broker killed and frozen under load; what is lost or wrong
+  kills       Dynamo's protocol: one process of each kind killed, failed requests of 800
+  takeover    how long a router takes to rebuild its partitions, after an hour of traffic
+  vllm        Trivium beside vLLM's own serving, with the same engines
+  attempts    how often vLLM answers otherwise in another batch
+  search      the vector engine beside hnswlib, faiss and usearch
+  search-gpu  the same on a CUDA device, beside cuVS where that is installed
+
+Examples: `trivium bench serving --quick`, `trivium bench serving --help`"""
+PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+def demo(
+    engine: Annotated[str, typer.Option(help="vllm, or sim for a quick look.")] = "vllm",
+    as_json: AsJson = False,
+) -> None:
+    """Hold three conversations through Kafka, real engines and NIXL, and explain one of them.
+
+    Examples: `trivium demo`, `trivium demo --engine sim --json | jq .good`
+    """
+    raise typer.Exit(_function(DEMO)(engine=engine, as_json=as_json))
+
+
+def bench(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="Which benchmark.", show_default="all names")] = "",
+) -> None:
+    """Run a benchmark; what follows its name goes to it. Results lie in build/bench."""
+    if name in ("", "-h", "--help"):
+        print(_BENCH_USAGE)
+        return
+    if name not in BENCHMARKS:
+        raise ConfigError(f"bench: expected one of {', '.join(BENCHMARKS)}, found {name!r}")
+    sys.argv = [f"trivium bench {name}", *context.args]
+    raise typer.Exit(_function(BENCHMARKS[name])() or 0)
+
+
+def _function(place: str) -> Any:
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -1,0 +1,170 @@
+"""`trivium plan`: tables that policies look up, made by measuring beforehand."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra.cli.options import Bootstrap, Config, settings_of_running
+from infra.stack.statefile import read_state
+from schemas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from infra.evaluate.live.conversations import LiveLoad
+    from schemas.settings import LogSettings
+    from streams.core.placement.ppd_table import PpdTable
+
+app = typer.Typer(help="Tables that policies look up, made by measuring beforehand.")
+_LIVE = "On a cluster"
+_EXAMPLES = """[bold]Examples[/]
+
+trivium plan ppd --prefill 1 --decode 3 [dim]in the simulator[/]
+
+trivium plan ppd --engine sim --quick [dim]on a cluster that starts and ends here[/]
+
+trivium plan probe, then `trivium up` with router.policy = "table" and router.table =
+"build/plan/probe.json", then trivium plan ppd --live [dim]on the cluster that runs here[/]
+
+trivium plan ppd --live --streams 1 --streams 4 --streams 16 [dim]at three loads[/]
+
+trivium plan ppd --url http://HOST:8000 --bootstrap HOST:9092 [dim]on a cluster elsewhere[/]
+"""
+
+
+@app.callback()
+def _group() -> None:
+    """Tables that policies look up, made by measuring beforehand."""
+
+
+@app.command("probe")
+def probe(
+    out: Annotated[Path, typer.Option(help="The file.")] = Path("build/plan/probe.json"),
+) -> None:
+    """A table with which a running cluster can be measured: weights choose local or remote."""
+    from infra.evaluate.live import live_table
+
+    live_table.write(live_table.PROBE, out)
+    print(f'written: {out}; start routers with policy = "table" and table = "{out}"')
+
+
+@app.command("ppd", epilog=_EXAMPLES)
+def ppd(
+    out: Annotated[Path, typer.Option(help="The table's file.")] = Path("build/plan/ppd.json"),
+    prefill: Annotated[int, typer.Option(min=1, help="Prefill workers.")] = 2,
+    decode: Annotated[int, typer.Option(min=1, help="Decode workers.")] = 2,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Three loads instead of ten, or two kinds of turns.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of arrivals and words.")] = 1,
+    jobs: Annotated[int, typer.Option(help="Processes.", show_default="one per core")] = 0,
+    live: Annotated[
+        bool, typer.Option("--live", help="The cluster that runs here.", rich_help_panel=_LIVE)
+    ] = False,
+    url: Annotated[
+        str | None,
+        typer.Option(help="A gateway of any running cluster.", rich_help_panel=_LIVE),
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(help="Start one here: sim or vllm.", rich_help_panel=_LIVE),
+    ] = None,
+    conversations: Annotated[
+        int, typer.Option(min=1, help="Per kind, load and x.", rich_help_panel=_LIVE)
+    ] = 20,
+    streams: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            help="Conversations at a time: a load of the table; may be repeated.",
+            show_default="2 and 8, with --quick 2",
+            rich_help_panel=_LIVE,
+        ),
+    ] = None,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """PPD's table for the policy `table`: each kind of turn with x=0 and x=1.
+
+    In the simulator, or on a cluster through its gateway, whose log says what load that was. Then
+    start routers with `policy = "table"` and `table = "FILE"` in the section router.
+    """
+    from infra.evaluate.live import live_table
+
+    if live or url or engine:
+        loads = live_table.kinds(
+            conversations=conversations, streams=streams or (), seed=seed, quick=quick
+        )
+        if engine is not None:
+            table = _started(engine, loads, prefill, decode)
+        else:
+            table = _running(url or _here(), settings_of_running(config, bootstrap).log, loads)
+    else:
+        table = _simulated(prefill, decode, quick, seed, jobs)
+    live_table.write(table, out)
+    print(f"written: {out} ({len(table.cells)} cells)")
+
+
+def _simulated(prefill: int, decode: int, quick: bool, seed: int, jobs: int) -> "PpdTable":
+    from infra.evaluate.paper.grid import LOADS_PER_S
+    from infra.evaluate.points.plan_table import plan
+    from infra.evaluate.points.runs import runner
+    from infra.simulator.shape import Shape
+
+    loads = LOADS_PER_S[1::4] if quick else LOADS_PER_S
+    with runner(jobs or os.cpu_count() or 1) as pool:
+        return plan(pool, Shape(prefill=prefill, decode=decode).name, loads, seed)
+
+
+@contextmanager
+def _bar(loads: "list[LiveLoad]") -> Iterator[Callable[[], None]]:
+    """Shows how many runs are done; yields what counts one more."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True)) as bars:
+        bar = bars.add_task("x=0 and x=1", total=2 * len(loads))
+        yield lambda: bars.advance(bar)
+
+
+def _running(url: str, log: "LogSettings", loads: "list[LiveLoad]") -> "PpdTable":
+    from infra.evaluate.live import live_table
+
+    with _bar(loads) as done:
+        return asyncio.run(live_table.measure(url, log, loads, done))
+
+
+def _here() -> str:
+    state = read_state()
+    if state is None or not state.gateways:
+        raise ConfigError(
+            "plan: expected a cluster that runs here, found none; start one with `trivium up`, "
+            "name a gateway with --url, or have one started with --engine sim"
+        )
+    return state.gateways[0]
+
+
+def _started(engine: str, loads: "list[LiveLoad]", prefill: int, decode: int) -> "PpdTable":
+    from infra.bench.results import BENCH_DIR
+    from infra.evaluate.live import comparison, live_table
+    from infra.stack.plan import StackPlan
+
+    if engine not in ("sim", "vllm"):
+        raise ConfigError(f"--engine: expected sim or vllm, found {engine!r}")
+
+    async def run(done: Callable[[], None]) -> "PpdTable":
+        folder = BENCH_DIR.absolute() / "plan"
+        with comparison.machine(engine, folder) as made:
+            live_table.write(live_table.PROBE, folder / "probe.json")
+            deployment = comparison.DEPLOYMENTS[engine][0]
+            stack = made(deployment, StackPlan(prefill=prefill, decode=decode, broker=False))
+            stack.settings = live_table.probed(stack.settings, folder / "probe.json")
+            async with stack:
+                url, log = stack.gateway_urls[0], stack.settings.log
+                return await live_table.measure(url, log, loads, done)
+
+    with _bar(loads) as done:
+        return asyncio.run(run(done))

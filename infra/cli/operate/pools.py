@@ -1,0 +1,115 @@
+"""`trivium pool`: which workers serve which pools, and moving them while they run."""
+
+import asyncio
+from typing import Annotated, Any
+
+import typer
+
+from infra.cli.options import AsJson, Bootstrap, Config, roles_from, settings_of_running
+from infra.terminal.output import print_json, stdout_console
+from schemas.settings import LogSettings
+
+app = typer.Typer(
+    help="Show the pools of workers, and move workers between them without a restart.",
+    no_args_is_help=True,
+)
+_COLUMNS = ("worker", "roles", "state", "credits", "running", "engine", "orchestrations")
+
+
+@app.command("list", epilog="Example: trivium pool list --json | jq '.[].roles'")
+def list_(config: Config = None, bootstrap: Bootstrap = None, as_json: AsJson = False) -> None:
+    """Show every worker with its roles, its credits in each, and what it runs."""
+    asyncio.run(_list(settings_of_running(config, bootstrap).log, as_json))
+
+
+@app.command(epilog="Example: trivium pool move prefill-1 --to decode")
+def move(
+    worker: Annotated[str, typer.Argument(help="Its id; `trivium pool list` shows them.")],
+    to: Annotated[
+        list[str], typer.Option("--to", help="prefill, decode or replica; several with a comma.")
+    ],
+    timeout_s: Annotated[float, typer.Option(min=0.1, help="Wait so long for the fleet.")] = 30,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give a worker other roles; it finishes what it holds and keeps its engine and caches.
+
+    Examples: `trivium pool move decode-0 --to prefill`, `trivium pool move decode-0 --to
+    prefill,decode`. A worker of `trivium up` that dies comes back with these roles; one that was
+    started by hand, or with another `trivium up`, has the roles of its command line again.
+    """
+    roles = roles_from(to, "--to")
+    log = settings_of_running(config, bootstrap).log
+    asyncio.run(_move(log, worker, roles, timeout_s, as_json))
+
+
+async def _list(log: LogSettings, as_json: bool) -> None:
+    from rich.table import Table
+
+    from infra.cli.operate.status import members
+    from infra.stack.fleet_watch import FleetWatch
+    from schemas.log.registry import make_codec
+
+    fleet = FleetWatch(log, await asyncio.to_thread(make_codec, log))
+    await fleet.start()
+    try:
+        rows = [_row(member) for member in members(fleet) if member["kind"] == "worker"]
+    finally:
+        await fleet.stop()
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        print("no worker is there; start some with `trivium up` or `trivium worker`")
+        return
+    table = Table(*_COLUMNS, box=None, padding=(0, 1, 0, 0))
+    for row in rows:
+        credits = ", ".join(f"{role} {count}" for role, count in row["credits"].items())
+        ways = ", ".join(row["orchestrations"])
+        roles, running = ", ".join(row["roles"]), str(row["running"])
+        table.add_row(row["worker_id"], roles, row["state"], credits, running, row["engine"], ways)
+    stdout_console().print(table)
+
+
+def _row(member: dict[str, Any]) -> dict[str, Any]:
+    kept = ("roles", "state", "epoch", "leases", "credits", "engine", "orchestrations")
+    return {
+        "worker_id": member["member_id"],
+        **{name: member[name] for name in kept},
+        "running": member["load"]["running"],
+    }
+
+
+async def _move(
+    log: LogSettings, worker_id: str, roles: list[Any], timeout_s: float, as_json: bool
+) -> None:
+    from rich.console import Console
+
+    from infra.stack.fleet_watch import FleetWatch
+    from infra.stack.reassignment import find_worker, move_worker
+    from schemas.log.clients import LogProducer
+    from schemas.log.clock import wall_ms
+    from schemas.log.registry import make_codec
+
+    codec = await asyncio.to_thread(make_codec, log)
+    fleet = FleetWatch(log, codec)
+    producer = LogProducer(log, codec, durable=True, client_id="trivium-pool")
+    await fleet.start()
+    following = asyncio.create_task(fleet.follow())
+    try:
+        before = [role.value for role in find_worker(fleet, worker_id).registration.roles]
+        await producer.start()
+        wanted, began_ms = " and ".join(roles), wall_ms()
+        with Console(stderr=True).status(f"{worker_id}: {' and '.join(before)} becomes {wanted}"):
+            await move_worker(fleet, producer, log, worker_id, roles, timeout_s=timeout_s)
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await producer.stop()
+        await fleet.stop()
+    took_ms = wall_ms() - began_ms
+    if as_json:
+        print_json({"worker_id": worker_id, "before": before, "roles": roles, "took_ms": took_ms})
+    else:
+        print(f"{worker_id}: {' and '.join(before)} is now {wanted}, after {took_ms / 1000:.1f} s")

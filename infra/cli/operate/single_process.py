@@ -1,0 +1,227 @@
+"""`trivium worker`, `router`, `gateway`: one process each, in the foreground.
+
+SIGTERM and Ctrl-C drain; a second one ends at once. Exit code 2: the settings are wrong, do not try
+again; 1: start a new life. `infra/stack/launcher.py` relies on both.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Annotated, Any
+
+import typer
+
+from infra.cli.options import Bootstrap, Config, roles_from, settings_from
+from infra.processes import garbage, log_lines
+from infra.processes.identity import PRIVATE
+from infra.stack.configuration import Settings
+from schemas.errors import ClientError, ConfigError, TopicError, TriviumError
+from schemas.settings import home
+
+_DRAIN_MAX_S = 60
+_HOPELESS = (ClientError, ConfigError, TopicError)
+LogLevel = Annotated[str, typer.Option("--log-level", help="debug, info, warning or error.")]
+Id = Annotated[
+    str | None, typer.Option("--id", help="Name in the fleet.", show_default="kind and host")
+]
+
+
+def worker(
+    role: Annotated[
+        list[str], typer.Option(help="prefill, decode or replica; several with a comma.")
+    ],
+    engine: Annotated[str | None, typer.Option(help="vllm or sim.", show_default="vllm")] = None,
+    member_id: Id = None,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    log_level: LogLevel = "info",
+) -> None:
+    """Run one worker.
+
+    Examples: `trivium worker --role prefill --engine sim --bootstrap kafka:9092`,
+    `trivium worker --role prefill,decode`
+    """
+    roles = roles_from(role, "--role")
+    settings = settings_from(config, bootstrap, worker={"engine": engine})
+    name = member_id or _default_id(roles[0].value)
+
+    async def run(stop: asyncio.Event) -> None:
+        from infra.stack.engine_source import engine_source
+        from schemas.log.registry import make_codec
+        from workers.runtime import run_worker
+
+        resolved = await asyncio.to_thread(_with_model_folder, settings)
+        await run_worker(
+            resolved.log,
+            resolved.worker,
+            resolved.model,
+            worker_id=name,
+            roles=roles,
+            engine=engine_source(resolved, name, roles),
+            stop=stop,
+            codec=await asyncio.to_thread(make_codec, resolved.log),
+        )
+
+    _serve(run, log_level)
+
+
+def retrieval(
+    shard: Annotated[
+        str, typer.Option(help="Which part of the documents, counted from 0.", metavar="N/OF")
+    ] = "0/1",
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or auto.", show_default="cpu")
+    ] = None,
+    member_id: Id = None,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    log_level: LogLevel = "info",
+) -> None:
+    """Run one retrieval worker: a shard of all collections, searched for prefill and decode.
+
+    Every shard needs one worker; more of them share its retrievals. Examples:
+    `trivium retrieval`, `trivium retrieval --shard 0/2 --id left-a --bootstrap kafka:9092`
+    """
+    from workers.search.settings import ShardPlace
+
+    settings = settings_from(config, bootstrap, retrieval={"device": device})
+    place = ShardPlace.parse(shard)
+    name = member_id or f"{_default_id('retrieval')}-{place.shard}"
+
+    async def run(stop: asyncio.Event) -> None:
+        from schemas.log.registry import make_codec
+        from workers.search.pool import run_retrieval
+
+        await run_retrieval(
+            settings.log,
+            settings.retrieval,
+            place,
+            worker_id=name,
+            stop=stop,
+            codec=await asyncio.to_thread(make_codec, settings.log),
+        )
+
+    _serve(run, log_level)
+
+
+def router(
+    member_id: Id = None,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    log_level: LogLevel = "info",
+) -> None:
+    """Run one router; several share the sessions among them.
+
+    Example: `trivium router --id router-1 --bootstrap kafka:9092`
+    """
+    settings = settings_from(config, bootstrap)
+
+    async def run(stop: asyncio.Event) -> None:
+        from schemas.log.registry import make_codec
+        from streams.agents.lives import run_router
+
+        name = member_id or _default_id("router")
+        codec = await asyncio.to_thread(make_codec, settings.log)
+        await run_router(
+            settings.log,
+            settings.router,
+            router_id=name,
+            stop=stop,
+            codec=codec,
+            deadline_ms_max=settings.gateway.deadline_ms_max,
+        )
+
+    _serve(run, log_level)
+
+
+def gateway(
+    member_id: Id = None,
+    host: Annotated[str | None, typer.Option(help="Listen here.")] = None,
+    port: Annotated[int | None, typer.Option(help="0: any free port.")] = None,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    log_level: LogLevel = "info",
+) -> None:
+    """Run one gateway: the OpenAI API over HTTP.
+
+    Example: `trivium gateway --host 0.0.0.0 --port 8001 --bootstrap kafka:9092`
+    """
+    settings = settings_from(config, bootstrap, gateway={"host": host, "port": port})
+
+    async def run(stop: asyncio.Event) -> None:
+        from schemas.log.registry import make_codec
+        from streams.gateway.app import run_gateway
+        from streams.gateway.stream.event_key import event_key
+
+        name = member_id or _default_id("gateway")
+        resolved = await asyncio.to_thread(_with_model_folder, settings)
+        key = event_key(resolved.gateway.event_key, home())
+        await run_gateway(
+            resolved.log,
+            dataclasses.replace(resolved.gateway, event_key=key),
+            resolved.model,
+            gateway_id=name,
+            stop=stop,
+            codec=await asyncio.to_thread(make_codec, resolved.log),
+        )
+
+    _serve(run, log_level)
+
+
+def _default_id(kind: str) -> str:
+    return f"{kind}-{socket.gethostname()}"
+
+
+def _with_model_folder(settings: Settings) -> Settings:
+    """The model's folder made or found, and its name kept."""
+    from workers.llm.models.folder import model_folder
+
+    model = settings.model
+    resolved = dataclasses.replace(model, path=model_folder(model), name=model.served_name)
+    return dataclasses.replace(settings, model=resolved)
+
+
+def _serve(run: Callable[[asyncio.Event], Awaitable[None]], log_level: str) -> None:
+    import uvloop
+
+    level = logging.getLevelNamesMapping().get(log_level.upper())
+    if level is None:
+        raise ConfigError(
+            f"--log-level: expected debug, info, warning or error, found {log_level!r}"
+        )
+    log_lines.begin(level)
+    os.umask(PRIVATE)
+    try:
+        uvloop.run(_until_stopped(run))
+    except _HOPELESS:
+        raise
+    except TriviumError as error:
+        logging.getLogger("trivium").error("%s: %s", error.code, error.message)
+        sys.exit(1)
+    except OSError:  # a new life may do better, and the log is to say where it was
+        logging.getLogger("trivium").exception("ended by the system")
+        sys.exit(1)
+
+
+def _until_stopped(run: Callable[[asyncio.Event], Awaitable[None]]) -> Coroutine[Any, Any, None]:
+    async def main() -> None:
+        stop = asyncio.Event()
+
+        def on_signal() -> None:
+            if stop.is_set():  # asked twice
+                os._exit(1)
+            stop.set()
+            loop.call_later(_DRAIN_MAX_S, os._exit, 1)  # a drain may wait for a broker that is gone
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal)
+        garbage.spare(loop)
+        await run(stop)
+
+    return main()

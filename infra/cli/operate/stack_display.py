@@ -1,0 +1,167 @@
+"""How `trivium up` shows a stack: a live table in a terminal, lines elsewhere, JSON if asked."""
+
+import asyncio
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from infra.stack.launcher import Stack
+    from infra.stack.statefile import ProcessRow
+
+_REFRESH_S = 0.2
+COLOURS = {
+    "ready": "green",
+    "draining": "yellow",
+    "restarting": "yellow",
+    "failed": "red",
+    "no broker": "red",
+    "stopped": "dim",
+    "waiting": "dim",
+    "gone": "red",
+}
+
+
+class PlainLines:
+    """One line for every change."""
+
+    def __init__(self, stack: "Stack") -> None:
+        self._stack = stack
+        self._console = Console(highlight=False)
+        self._shown: dict[str, str] = {}
+        self._held_up = ""
+        self._began_s = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to close."""
+
+    async def follow(self) -> None:
+        """Show changes until cancelled."""
+        while True:
+            self._show_changes()
+            await asyncio.sleep(_REFRESH_S)
+
+    def ready(self) -> None:
+        """Where to go now."""
+        self._show_changes()
+        for url in self._stack.gateway_urls:
+            self._say(f"ready: {url}/v1 (OpenAI API), {url}/docs")
+        self._say(f"Kafka at {self._stack.bootstrap}; logs in {self._stack.folder / 'logs'}")
+        self._say("Ctrl-C drains and stops; `trivium status` and `trivium chat` in another shell")
+
+    def stopping(self) -> None:
+        """The drain begins."""
+        self._say("draining; again Ctrl-C stops at once")
+
+    def stopped(self) -> None:
+        """The end."""
+        self._say("stopped; nothing of it runs any more")
+
+    def _show_changes(self) -> None:
+        if self._held_up != self._stack.waits_for:
+            self._held_up = self._stack.waits_for
+            if self._held_up:
+                self._waits()
+        for row in self._stack.rows():
+            if self._shown.get(row.name) != row.state and row.state != "waiting":
+                self._shown[row.name] = row.state
+                self._changed(row)
+
+    def _waits(self) -> None:
+        self._say(f"waiting: {escape(self._held_up)}")
+
+    def _changed(self, row: "ProcessRow") -> None:
+        self._say(f"{row.name}: {row.state}" + (f", pid {row.pid}" * bool(row.pid)))
+
+    def _say(self, text: str) -> None:
+        self._console.print(f"[dim]{self._after_s():6.1f} s[/dim]  {text}", soft_wrap=True)
+
+    def _after_s(self) -> float:
+        return time.monotonic() - self._began_s
+
+
+class JsonLines(PlainLines):
+    """One JSON object for every change, in a line."""
+
+    def ready(self) -> None:
+        """Where to go now."""
+        self._show_changes()
+        gateways, folder = self._stack.gateway_urls, str(self._stack.folder)
+        self._tell("ready", bootstrap=self._stack.bootstrap, gateways=gateways, folder=folder)
+
+    def stopping(self) -> None:
+        """The drain begins."""
+        self._tell("draining")
+
+    def stopped(self) -> None:
+        """The end."""
+        self._tell("stopped")
+
+    def _waits(self) -> None:
+        self._tell("waiting", reason=self._held_up)
+
+    def _changed(self, row: "ProcessRow") -> None:
+        self._tell("process", **asdict(row))
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        after_s = round(self._after_s(), 1)
+        print(json.dumps({"event": event, "after_s": after_s, **fields}), flush=True)
+
+
+class LiveTable(PlainLines):
+    """A table that redraws itself, with a bar until everything is ready."""
+
+    def __init__(self, stack: "Stack") -> None:
+        super().__init__(stack)
+        self._live = Live(console=self._console, auto_refresh=False)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    async def follow(self) -> None:
+        """Redraw until cancelled."""
+        while True:
+            self._live.update(self._picture(), refresh=True)
+            await asyncio.sleep(_REFRESH_S)
+
+    def _show_changes(self) -> None:
+        """The table has them."""
+
+    def _picture(self) -> RenderableType:
+        rows = self._stack.rows()
+        table = Table("process", "pid", "state", "restarts", "address", "log", box=None)
+        for row in rows:
+            table.add_row(
+                row.name,
+                str(row.pid or ""),
+                Text(row.state, style=COLOURS.get(row.state, "")),
+                str(row.restarts or ""),
+                row.url,
+                Text(Path(row.log_file).name, style="dim"),
+            )
+        if self._stack.ready:
+            return table
+        done = sum(row.state == "ready" for row in rows)
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(
+            ProgressBar(total=len(rows), completed=done, width=30),
+            f"{done} of {len(rows)} ready, {self._after_s():.0f} s",
+        )
+        held_up = Text(f"waiting: {self._stack.waits_for}" * bool(self._stack.waits_for), "yellow")
+        return Group(table, bar, held_up)

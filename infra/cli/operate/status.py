@@ -1,0 +1,251 @@
+"""`trivium status`: the fleet as its own heartbeats tell it, live."""
+
+import asyncio
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
+from infra.stack.statefile import read_state
+from infra.terminal.output import print_json, stdout_console
+from schemas.errors import BrokerUnavailable
+from schemas.settings import LogSettings
+
+if TYPE_CHECKING:
+    from infra.stack.fleet_watch import FleetWatch
+    from schemas.records import Capability
+
+_REFRESH_S = 0.5
+_MISSED_TOLD = 0.01  # share of documents that searches for them do not find
+
+
+def status(
+    once: Annotated[
+        bool, typer.Option("--once", help="Print and end, as where the output is no terminal.")
+    ] = False,
+    as_json: AsJson = False,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+) -> None:
+    """Show workers, routers and gateways: states, credits, queues, tokens per second, KV.
+
+    Examples: `trivium status`, `trivium status --json | jq '.[].state'`
+    """
+    once = once or as_json or not sys.stdout.isatty()
+    asyncio.run(_show(settings_of_running(config, bootstrap).log, once, as_json))
+
+
+async def _show(log: LogSettings, once: bool, as_json: bool) -> None:
+    from rich.live import Live
+
+    from infra.stack.fleet_watch import FleetWatch
+    from schemas.log.registry import make_codec
+
+    fleet = FleetWatch(log, await asyncio.to_thread(make_codec, log))
+    try:
+        await fleet.start()
+    except BrokerUnavailable as error:
+        _show_launched(error, as_json)
+        return
+    try:
+        if as_json:
+            print_json(members(fleet))
+        elif once:
+            stdout_console().print(_view(members(fleet)))
+        else:
+            following = asyncio.create_task(fleet.follow())
+            with Live(_view(members(fleet)), auto_refresh=False) as live:
+                while not following.done():
+                    live.update(_view(members(fleet)), refresh=True)
+                    await asyncio.wait([following], timeout=_REFRESH_S)
+            following.result()
+    finally:
+        await fleet.stop()
+
+
+def _show_launched(error: BrokerUnavailable, as_json: bool) -> None:
+    """Without the log: the processes of the stack that runs here, as its launcher sees them.
+
+    Raises the error where there is none.
+    """
+    from rich.table import Table
+
+    stack = read_state()
+    if stack is None:
+        raise error
+    if as_json:
+        print_json([{"member_id": row.name, **asdict(row)} for row in stack.processes])
+        return
+    table = Table("process", "state", "pid", "restarts", "log", box=None, padding=(0, 1, 0, 0))
+    for row in stack.processes:
+        table.add_row(row.name, row.state, str(row.pid or ""), str(row.restarts), row.log_file)
+    console = stdout_console()
+    console.print(f"no broker answers at {stack.bootstrap}; processes wait for it, as they are:")
+    console.print(table)
+
+
+def members(fleet: "FleetWatch") -> list[dict[str, Any]]:
+    """One dictionary per member that is not gone, in order of kind and id."""
+    from schemas.log.clock import wall_ms
+    from schemas.records import MemberState
+
+    now_ms, found = wall_ms(), []
+    for member in fleet.view.members.values():
+        if member.state is MemberState.GONE:
+            continue
+        registration = member.registration
+        credits: dict[str, int] = {}
+        for (_router, role), count in member.credits.items():
+            credits[role.value] = credits.get(role.value, 0) + count
+        found.append(
+            {
+                "member_id": member.member_id,
+                "kind": registration.kind.value,
+                "roles": [role.value for role in registration.roles],
+                "state": member.state.value if member.lives(now_ms) else "lost",
+                "epoch": member.epoch,
+                "host": registration.host,
+                "pid": registration.pid,
+                "url": registration.url,
+                "leases": {lease.topic: lease.partition for lease in registration.leases},
+                "engine": registration.capability.engine if registration.capability else "",
+                "model": registration.capability.model if registration.capability else "",
+                **_abilities(registration.capability),
+                "credits": credits,
+                "load": asdict(member.load),
+                "shard": asdict(registration.search) if registration.search else None,
+                "search": asdict(member.search) if member.search else None,
+                "clock_ms": member.ahead_ms,
+                "silent_ms": max(0, now_ms - member.seen_ms),
+            }
+        )
+    return sorted(found, key=lambda each: (each["kind"] == "worker", each["member_id"]))
+
+
+def _abilities(capability: "Capability | None") -> dict[str, Any]:
+    """How a worker can take part in remote placements."""
+    return {
+        "tensor_parallel": capability.tensor_parallel if capability else 0,
+        "block_size": capability.block_size if capability else 0,
+        "orchestrations": [way.value for way in capability.orchestrations] if capability else [],
+    }
+
+
+def _view(rows: list[dict[str, Any]]) -> Any:
+    """Members, and below them what the workers' engines can do, equal ones in one row, and what
+    the retrieval workers hold and do.
+    """
+    from rich.console import Group
+    from rich.table import Table
+
+    parts = [_table(rows)]
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        if row["engine"]:
+            ways = ", ".join(row["orchestrations"]) or "none"
+            parallel = str(row["tensor_parallel"])
+            told: tuple[str, ...] = (row["engine"], row["model"], parallel, ways)
+            alike.setdefault(told, []).append(row["member_id"])
+    heads = ("engine", "model", "tensor parallel", "orchestrations", "workers")
+    engines = Table(*heads, box=None, padding=(0, 1, 0, 0))
+    for abilities, members_alike in alike.items():
+        engines.add_row(*abilities, ", ".join(members_alike))
+    if alike:
+        parts += ["", engines]
+    if len(rows) > 1:
+        parts += ["", _clocks(rows)]
+    if any(row["search"] for row in rows):
+        parts += ["", _searchers(rows)]
+    return Group(*parts)
+
+
+def _clocks(rows: list[dict[str, Any]]) -> str:
+    """How well the members' clocks agree, measured by their heartbeats."""
+    from schemas.fleet import CLOCK_MARGIN_MS
+
+    first, *_, last = sorted(rows, key=lambda row: row["clock_ms"])
+    apart_ms = last["clock_ms"] - first["clock_ms"]
+    if apart_ms <= CLOCK_MARGIN_MS:
+        return f"Clocks agree within {apart_ms} ms; KV moves within {CLOCK_MARGIN_MS} ms."
+    return (
+        f"Clocks differ by {apart_ms} ms ({first['member_id']} is behind {last['member_id']}): "
+        f"above {CLOCK_MARGIN_MS} ms no KV moves between two workers; keep them by NTP."
+    )
+
+
+def _searchers(rows: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    heads = ("retrieval", "shard", "documents", "running", "waiting", "wait p95 ms", "share")
+    table = Table(*heads, "searches", "missed", box=None, padding=(0, 1, 0, 0))
+    for row in rows:
+        search, shard = row["search"], row["shard"]
+        if not search or not shard:
+            continue
+        held = map(_collection, search["collections"])
+        waits = (search["prefill_wait_ms_p95"], search["decode_wait_ms_p95"])
+        table.add_row(
+            row["member_id"],
+            f"{shard['shard']}/{shard['shards']}",
+            ", ".join(held) or "none",
+            f"{search['running']}/{shard['slots']}",
+            f"{search['waiting_prefill']}/{search['waiting_decode']}",
+            "/".join(f"{wait:.1f}" for wait in waits),
+            f"{search['share']:.2f}",
+            str(search["searches_total"]),
+            str(search["misses_total"]),
+        )
+    return table
+
+
+def _table(rows: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    if not rows:
+        return Text("nobody is there; start something with `trivium up`")
+    heads = ("member", "roles", "state", "credits", "running", "waiting", "tokens/s")
+    table = Table(*heads, "KV blocks", "KV out/in", box=None, padding=(0, 1, 0, 0))
+    table.columns[0].min_width = max(len(row["member_id"]) for row in rows)  # ids are to be whole
+    table.columns[1].min_width = len("retrieval")
+    for column in table.columns[1:]:
+        column.overflow = "fold"  # where a terminal is narrow
+    for row in rows:
+        load = row["load"]
+        blocks = f"{load['kv_blocks_used']}/{load['kv_blocks_total']}"
+        moved = f"{_megabytes(load['kv_bytes_sent'])}/{_megabytes(load['kv_bytes_received'])}"
+        table.add_row(
+            Text(row["member_id"], no_wrap=True),
+            ", ".join(row["roles"]) or row["kind"],
+            _state(row),
+            "/".join(str(count) for count in row["credits"].values()),
+            str(load["running"]),
+            str(load["waiting"] or ""),
+            f"{load['tokens_per_s']:.0f}",
+            blocks if load["kv_blocks_total"] else "",
+            moved if moved != "0/0" else "",
+        )
+    return table
+
+
+def _state(row: dict[str, Any]) -> Any:
+    """A member's state; of one that is lost, for how long as well."""
+    from rich.text import Text
+
+    from infra.cli.operate.stack_display import COLOURS
+
+    lost = f" {row['silent_ms'] / 1000:.0f} s" if row["state"] == "lost" else ""
+    return Text(row["state"] + lost, style=COLOURS.get(row["state"], "red"))
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count else "0"
+
+
+def _collection(held: dict[str, Any]) -> str:
+    """How much of it a worker holds, and what searches miss of that where it is worth a word."""
+    share = held["missed_share"]
+    missed = f" ({share:.1%} not found)" if share >= _MISSED_TOLD else ""
+    return f"{held['name']} {held['documents']}{missed}"

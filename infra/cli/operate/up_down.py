@@ -1,0 +1,181 @@
+"""`trivium up` and `trivium down`: a whole deployment on this machine."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.cli.options import AsJson, Bootstrap, Config, Quiet, settings_from
+from infra.processes.identity import PRIVATE
+from infra.stack.statefile import StackState, read_state
+from infra.terminal.output import print_json
+from schemas.errors import NotReady
+from schemas.settings import home, private_folder
+
+if TYPE_CHECKING:
+    from infra.cli.operate.stack_display import PlainLines
+    from infra.stack.launcher import Stack
+
+_POLL_S = 0.2
+_DOWN_S = 90.0
+Count = Annotated[int, typer.Option(min=0)]
+
+
+def up(
+    prefill: Annotated[int | None, typer.Option(help="Prefill workers.", show_default="1")] = None,
+    decode: Annotated[int | None, typer.Option(help="Decode workers.", show_default="1")] = None,
+    replica: Annotated[int, typer.Option(help="Workers that do both in place.")] = 0,
+    retrieval: Annotated[int, typer.Option(help="Retrieval workers.")] = 0,
+    shards: Annotated[int, typer.Option(help="Parts that these divide documents in.")] = 1,
+    routers: Annotated[int, typer.Option(help="Routers.")] = 1,
+    gateways: Annotated[int, typer.Option(help="Gateways, on ports from --port on.")] = 1,
+    engine: Annotated[str | None, typer.Option(help="vllm or sim.", show_default="vllm")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Folder or Hugging Face name.", show_default="tiny")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Of the gateway.", show_default="8000")] = None,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return when ready.")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live table.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="A line of JSON per change; with -d, the stack's state.")
+    ] = False,
+) -> None:
+    """Start broker, routers, workers and gateways; Ctrl-C drains and stops them.
+
+    Examples: `trivium up --engine sim --prefill 2`, `trivium up --replica 1 -d`,
+    `trivium up --retrieval 4 --shards 2`,
+    `trivium up --bootstrap kafka:9092`, `trivium up -d --json | jq -r .gateways[0]`
+    """
+    from infra.cli.operate.stack_display import JsonLines, LiveTable, PlainLines
+    from infra.stack.launcher import Stack
+    from infra.stack.plan import StackPlan
+
+    settings = settings_from(
+        config,
+        bootstrap,
+        worker={"engine": engine},
+        model={"path": model},
+        gateway={"port": port},
+    )
+    os.umask(PRIVATE)
+    if detach:
+        _detach(as_json)
+        return
+    pools = 0 if replica and prefill is None and decode is None else 1  # replicas need no pools
+    plan = StackPlan(
+        prefill=pools if prefill is None else prefill,
+        decode=pools if decode is None else decode,
+        replica=replica,
+        retrieval=retrieval,
+        shards=shards,
+        routers=routers,
+        gateways=gateways,
+        broker=bootstrap is None,
+    )
+    stack = Stack(settings, plan)
+    lines = PlainLines if plain or not sys.stdout.isatty() else LiveTable
+    asyncio.run(_run(stack, JsonLines(stack) if as_json else lines(stack)))
+
+
+def down(quiet: Quiet = False, as_json: AsJson = False) -> None:
+    """Stop the stack that runs in this state folder, draining it first.
+
+    Example: `TRIVIUM_HOME=/tmp/other trivium down`
+    """
+    state = read_state()
+    if state is not None:
+        state.launcher.signal(signal.SIGTERM)
+        if not state.launcher.wait(_DOWN_S):
+            state.launcher.stop(grace_s=5)
+    if as_json:
+        print_json({"stopped": state is not None})
+    elif not quiet:
+        print("stopped" if state else f"nothing runs in {home()}")
+
+
+async def _run(stack: "Stack", display: "PlainLines") -> None:
+    stop = asyncio.Event()
+    hurry = asyncio.Event()
+
+    def on_signal() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    with display:
+        showing = asyncio.create_task(display.follow())
+        try:
+            if await _unless(stop, stack.start()):
+                display.ready()
+                await stop.wait()
+        finally:
+            if stop.is_set():
+                display.stopping()
+            if not await _unless(hurry, stack.stop()):
+                await stack.stop(grace_s=0)
+            showing.cancel()
+    display.stopped()
+
+
+async def _unless(event: asyncio.Event, work: Any) -> bool:
+    """Do the work, unless the event comes first; True if the work was done."""
+    task, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task])
+        return False
+    task.result()
+    return True
+
+
+def _detach(as_json: bool) -> None:
+    if (running := read_state()) is not None:
+        raise NotReady(f"a stack runs already, at {running.bootstrap}; stop it with `trivium down`")
+    arguments = [each for each in sys.argv[1:] if each not in ("-d", "--detach", "--json")]
+    private_folder(home())
+    log_file = private_folder(home() / "logs") / "up.log"
+    with log_file.open("wb") as output:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "infra.cli.app", *arguments, "--plain"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            umask=PRIVATE,
+        )
+    shown: set[str] = set()
+    while True:
+        state = read_state()
+        if state is not None and state.launcher.pid == child.pid:
+            if not as_json:
+                _show_new(state, shown)
+            if state.ready and as_json:
+                print_json(asdict(state))
+                return
+            if state.ready:
+                print(f"ready: {', '.join(state.gateways)}; logs in {home() / 'logs'}")
+                return
+        if child.poll() is not None:
+            raise NotReady(f"the stack did not start:\n{log_file.read_text().strip()}")
+        time.sleep(_POLL_S)
+
+
+def _show_new(state: StackState, shown: set[str]) -> None:
+    if state.waits_for and state.waits_for not in shown:
+        shown.add(state.waits_for)
+        print(f"waiting: {state.waits_for}", flush=True)
+    for row in state.processes:
+        if row.state == "ready" and row.name not in shown:
+            shown.add(row.name)
+            print(f"{row.name} is ready, pid {row.pid}")

@@ -1,0 +1,133 @@
+"""The whole evaluation: grid, tables, regret, step change, many turns, weights, real traffic.
+
+`report/whole_page.py` shows what is found. Called by `trivium evaluate`.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from infra.evaluate.paper.grid import (
+    CONFIGS,
+    LOADS_PER_S,
+    OURS,
+    RATIOS,
+    WORKLOADS,
+    Config,
+    Workload,
+)
+from infra.evaluate.points import paper_tables, plan_table
+from infra.evaluate.points.paper_tables import Points
+from infra.evaluate.points.point import SETUP, Spec
+from infra.evaluate.points.runs import Runner, points_of, runner
+from infra.evaluate.report import bars
+from infra.evaluate.report.findings import Findings
+from infra.evaluate.studies import (
+    failures,
+    frontier,
+    interference,
+    many_turns,
+    margins,
+    regret,
+    sharegpt,
+    step_change,
+    weighing,
+)
+from infra.evaluate.studies.traffic import traffic
+from infra.simulator.machine.latency import Setup
+
+APPENDS = (16, 32, 64, 128, 256, 512, 1_024, 2_048)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much of the grid is run."""
+
+    workloads: Sequence[Workload]
+    loads_per_s: tuple[float, ...]
+    turns: tuple[int, ...]
+    step_seeds: int  # of the step change
+
+
+WHOLE = Size(workloads=WORKLOADS, loads_per_s=LOADS_PER_S, turns=many_turns.TURNS, step_seeds=8)
+QUICK = Size(
+    workloads=[WORKLOADS[i] for i in (0, 8, 9, 11, 14, 17)],
+    loads_per_s=(1.0, 6.0, 16.0),
+    turns=(2, 8),
+    step_seeds=4,
+)
+
+
+def evaluate(*, quick: bool, seed: int, jobs: int, traces: Path | None) -> Findings:
+    """Run it all. Without a folder of traces that part is skipped."""
+    began_s = time.monotonic()
+    size, setup = QUICK if quick else WHOLE, SETUP
+    results = Findings(seed=seed, quick=quick, setup=setup)
+    with runner(jobs) as pool:
+        points = _grid(pool, size, seed)
+        results.points = list(points.by_key.values())
+        results.sharegpt = sharegpt.served(pool, seed, quick=quick)
+        results.recovery = step_change.step_changes(pool, seed, size.step_seeds)
+        results.lengths = many_turns.lengths(pool, size.turns, seed)
+        results.frontier = frontier.marks(pool, points, seed)
+        results.weighed = weighing.weighed(pool, seed, quick=quick)
+        if traces is None:
+            results.traffic_skipped = "no folder of traces: name one with --traces"
+        else:
+            results.traffic = traffic(pool, traces, seed, quick=quick)
+    _fill(results, points, setup)
+    results.runs = len(results.points)
+    results.bars = bars.of(results)
+    results.seconds = time.monotonic() - began_s
+    return results
+
+
+def _grid(pool: Runner, size: Size, seed: int) -> Points:
+    """All configurations; `table` last, since its tables are made from what the others found."""
+
+    def specs(configs: Sequence[Config]) -> list[Spec]:
+        return [
+            Spec(config=config, workload=workload, loads_per_s=size.loads_per_s, seed=seed)
+            for workload in size.workloads
+            for config in configs
+        ]
+
+    first = [config for config in (*CONFIGS, *OURS) if config.policy != "table"]
+    found = [p for run in pool.map("grid", points_of, specs(first)) for p in run]
+    points = Points(found)
+    tabled = []
+    for pools in RATIOS:
+        table = plan_table.table_of(points, pools, plan_table.halves(seed, points)[0])
+        config = Config(pools=pools, policy="table")
+        tabled += [
+            Spec(
+                config=config,
+                workload=workload,
+                loads_per_s=size.loads_per_s,
+                seed=seed,
+                table=table,
+            )
+            for workload in size.workloads
+        ]
+    found += [p for run in pool.map("table", points_of, tabled) for p in run]
+    return Points(found)
+
+
+def _fill(results: Findings, points: Points, setup: Setup) -> None:
+    results.table_1 = paper_tables.table_1(points)
+    results.trends = paper_tables.trends(results.table_1)
+    results.table_2 = paper_tables.table_2(points)
+    results.trends_2 = paper_tables.trends_2(results.table_2)
+    results.why_2 = margins.explanation(points)
+    results.unlike_winners = paper_tables.unlike_winners(points)
+    results.table_4 = paper_tables.table_4(points, (*CONFIGS, *OURS))
+    results.trends_4, results.why_4 = failures.trends(
+        results.table_4, results.sharegpt, results.lengths
+    )
+    results.headline = paper_tables.headline(points)
+    results.interference = interference.slow_downs(setup)
+    results.appends = interference.by_length(setup, APPENDS)
+    test = plan_table.halves(results.seed, points)[1]
+    for pools in RATIOS:
+        results.regret += regret.rows(points, pools, test)

@@ -1,0 +1,304 @@
+"""Ways to place the turns of conversations, compared on live stacks of this machine.
+
+`trivium evaluate ppd --live` starts one prefill and one decode worker for each way that KV can
+move, holds the same conversations in every way, and one more worker that answers alone: every
+answer must have its tokens. The router starts anew for each way; workers stay.
+"""
+
+import asyncio
+import shutil
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from infra.bench.results import BENCH_DIR, Bar, command_line, percentile, write_report
+from infra.broker.node import Broker
+from infra.broker.section import BrokerSettings
+from infra.evaluate.live.conversations import LiveLoad, Turn, hold
+from infra.evaluate.paper.grid import WORKLOADS
+from infra.evaluate.report import html, plots
+from infra.stack import configuration
+from infra.stack.configuration import Settings
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan
+from infra.story.record_finder import read_stories
+from schemas.errors import ConfigError
+from schemas.records import MemberKind
+from schemas.settings import LogSettings, ModelSettings
+from streams.gateway.config import GatewaySettings
+from workers.config import WorkerSettings
+from workers.llm.models.sim import make_sim_model
+
+_RESTART_S, _POLL_S = 60.0, 0.05
+Found = dict[str, dict[str, Any]]  # by part of the grid and by way
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """How turns are placed."""
+
+    name: str
+    policy: str = "static"
+    local_share: float = 0.0
+    orchestration: str = "prefill_first"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """Workers that some ways can use; `engine` holds fields of the engine's section."""
+
+    name: str
+    ways: Sequence[Way]
+    engine: dict[str, Any] = field(default_factory=dict)
+
+
+LOCAL, LEARNED = Way(name="x=1", local_share=1.0), Way(name="learned", policy="learned")
+SIM = Deployment(
+    name="sim",
+    engine={"decode_step_ms": 4.0, "prefill_base_ms": 10.0, "end_every_tokens": 0},
+    ways=(
+        Way(name="x=0"),
+        Way(name="x=0 decode first", orchestration="decode_first"),
+        Way(name="x=0 concurrent", orchestration="concurrent"),
+        LOCAL,
+        replace(LEARNED, orchestration="auto"),
+    ),
+)
+PULL = Deployment(
+    name="pull", engine={"kv_transfer": "pull"}, ways=(Way(name="x=0"), LOCAL, LEARNED)
+)
+PUSH = Deployment(
+    name="push",
+    engine={"kv_transfer": "push"},
+    ways=(Way(name="x=0 push"), Way(name="x=0 concurrent", orchestration="concurrent")),
+)
+KEPT = Deployment(
+    name="kept",
+    engine={"kv_transfer": "pull", "keep_decoded_kv_ms": 60_000},
+    ways=(Way(name="x=0 reading back"),),
+)
+DEPLOYMENTS = {"sim": (SIM,), "vllm": (PULL, PUSH, KEPT)}
+
+
+async def switch(stack: Stack, way: Way) -> None:
+    """Let the routers go on in another way: they start anew, with other settings."""
+    router = replace(
+        stack.settings.router,
+        policy=way.policy,
+        local_share=way.local_share,
+        orchestration=way.orchestration,
+    )
+    stack.settings = replace(stack.settings, router=router)
+    (stack.folder / "stack.toml").write_text(configuration.dump(stack.settings))
+    kinds = stack.plan.names()
+    before = {
+        name: process.pid
+        for name, process in stack.processes.items()
+        if kinds[name] is MemberKind.ROUTER
+    }
+    for name in before:
+        await stack.kill(name, signal.SIGTERM)
+    async with asyncio.timeout(_RESTART_S):
+        # The supervisor tells nobody when it has started a process again.
+        while any(stack.processes[name].pid in (0, pid) for name, pid in before.items()):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_S)
+    await stack.wait_ready(*before)
+
+
+def chosen(
+    workloads: Sequence[str],
+    loads_per_s: Sequence[float],
+    *,
+    turns: int,
+    conversations: int,
+    streams: int,
+    scale: float,
+    seed: int,
+) -> list[LiveLoad]:
+    """Parts of the paper's grid, with lengths scaled to small models: words asked, tokens answered.
+
+    Raises ConfigError for a workload that the grid has not.
+    """
+    known = {workload.name: workload.profile for workload in WORKLOADS}
+    found = []
+    for name in workloads:
+        if name not in known:
+            raise ConfigError(f"--workload: expected one of {'; '.join(known)}, found {name!r}")
+        first, later = known[name].first, known[name].later
+        lengths = (first.input_tokens, first.output_tokens, later.input_tokens, later.output_tokens)
+        words, answer, new_words, new_answer = (max(4, round(scale * each)) for each in lengths)
+        found += [
+            LiveLoad(
+                name=f"{name} at {per_s:g}/s",
+                conversations=conversations,
+                turns=turns,
+                streams=streams,
+                per_s=per_s,
+                first_words=words,
+                first_tokens=answer,
+                words=new_words,
+                tokens=new_answer,
+                seed=seed,
+            )
+            for per_s in loads_per_s
+        ]
+    return found
+
+
+async def compare(
+    stack: Stack,
+    alone: Stack,
+    ways: Sequence[Way],
+    load: LiveLoad,
+    done: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """The figures of each way, with how many of its answers differ from those given alone."""
+    found = {}
+    for way in ways:
+        await switch(stack, way)
+        name = f"{load.name} {way.name}".strip()
+        await hold(stack, replace(load, conversations=1), f"warm {name}", way.name)
+        turns = await hold(stack, load, name, way.name)
+        expected = await hold(alone, replace(load, per_s=0.0), name, "alone")
+        found[way.name] = turns, expected
+        done()
+    stories = await read_stories(stack.settings.log)
+    moved = {request_id: story.kv_bytes for request_id, story in stories.items()}
+    return {way: figures(*held, moved) for way, held in found.items()}
+
+
+def figures(
+    held: list[list[Turn]], expected: list[list[Turn]], moved: Mapping[str, int]
+) -> dict[str, Any]:
+    """Medians over the turns after the first, and the sum of the KV bytes that they moved.
+
+    `moved` gives those of each request, in both directions; an answer tells only what came to it.
+    """
+    pairs = [
+        (turn, alone)
+        for turns, others in zip(held, expected, strict=True)
+        for turn, alone in zip(turns, others, strict=True)
+    ]
+    later = [turn for turn, _ in pairs if turn.number > 1]
+    modes = [turn.mode for turn in later]
+    return {
+        "answers": len(pairs),
+        "different": sum(turn.token_ids != alone.token_ids for turn, alone in pairs),
+        "local_share": modes.count("local") / len(modes),
+        "ttft_ms": percentile([turn.ttft_ms for turn in later], 50),
+        "ttft_ms_p99": percentile([turn.ttft_ms for turn in later], 99),
+        "tpot_ms": percentile([turn.tpot_ms for turn in later], 50),
+        "kv_bytes": sum(moved[turn.request_id] for turn in later),
+        "kv_bytes_turn_1": sum(moved[t.request_id] for t, _ in pairs if t.number == 1),
+    }
+
+
+def table(name: str, found: dict[str, Any]) -> Table:
+    """What `compare` found, a row for each way."""
+    shown = Table("way", *_COLUMNS, title=f"{name}: turns after the first".strip(": "))
+    for way, row in found.items():
+        shown.add_row(way, *(show(row) for show in _COLUMNS.values()))
+    return shown
+
+
+_COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "answers": lambda row: str(row["answers"]),
+    "different": lambda row: str(row["different"]),
+    "local": lambda row: f"{row['local_share']:.0%}",
+    "TTFT p50, ms": lambda row: f"{row['ttft_ms']:.1f}",
+    "p99, ms": lambda row: f"{row['ttft_ms_p99']:.1f}",
+    "TPOT p50, ms": lambda row: f"{row['tpot_ms']:.2f}",
+    "KV, MiB": lambda row: f"{row['kv_bytes'] / (1 << 20):.2f}",
+}
+
+
+def settings(engine: str, deployment: Deployment, log: LogSettings, model: str) -> Settings:
+    """One deployment on this machine."""
+    return Settings(
+        log=log,
+        model=ModelSettings(path=model, max_model_len=2_048),
+        gateway=GatewaySettings(port=0),
+        worker=WorkerSettings(engine=engine, drain_timeout_ms=2_000),
+        engines={engine: deployment.engine},
+    )
+
+
+@contextmanager
+def machine(engine: str, folder: Path) -> Iterator[Callable[[Deployment, StackPlan], Stack]]:
+    """A broker and a model for stacks of deployments; yields what makes such a stack."""
+    shutil.rmtree(folder, ignore_errors=True)
+    model = str(make_sim_model(folder / "model")) if engine == "sim" else "tiny"
+    broker = Broker(BrokerSettings(port=0), folder / "broker", tethered=True)
+    bootstrap = broker.start()  # in this thread, with which a tethered broker ends
+
+    def made(deployment: Deployment, plan: StackPlan) -> Stack:
+        log = LogSettings(bootstrap=bootstrap, topic_prefix=f"live-{deployment.name}.")
+        found = settings(engine, deployment, log, model)
+        return Stack(found, plan, folder=folder / deployment.name)
+
+    try:
+        yield made
+    finally:
+        broker.stop()
+
+
+async def run(
+    engine: str, loads: Sequence[LiveLoad], console: Console, only: Sequence[str] = ()
+) -> Found:
+    """Every way that the engine can do, or some deployments, at every load."""
+    deployments = [each for each in DEPLOYMENTS[engine] if not only or each.name in only]
+    if not deployments:
+        names = ", ".join(each.name for each in DEPLOYMENTS[engine])
+        raise ConfigError(f"--only: expected some of {names}, found {', '.join(only)}")
+    plain = Deployment(name="alone", ways=(), engine=DEPLOYMENTS[engine][0].engine)
+    found: Found = {load.name: {} for load in loads}
+    with machine(engine, BENCH_DIR.absolute() / "live") as made, Progress(console=console) as bars:
+        total = len(loads) * sum(len(each.ways) for each in deployments)
+        bar = bars.add_task("starting", total=total)
+        async with made(plain, StackPlan(prefill=0, decode=0, replica=1, broker=False)) as alone:
+            for deployment in deployments:
+                async with made(deployment, StackPlan(broker=False)) as stack:
+                    bars.update(bar, description=deployment.name)
+                    for load in loads:
+                        found[load.name] |= await compare(
+                            stack, alone, deployment.ways, load, lambda: bars.advance(bar)
+                        )
+    return found
+
+
+def write(engine: str, loads: Sequence[LiveLoad], found: Found, folder: Path) -> Path:
+    """live-ENGINE.json, .png and .html; the page's path."""
+    different = sum(row["different"] for part in found.values() for row in part.values())
+    bar = Bar(
+        name="answers that differ from one engine's alone",
+        value=different,
+        unit="",
+        target="0",
+        met=not different,
+    )
+    write_report(
+        f"live-{engine}",
+        command=command_line(),
+        seed=loads[0].seed,
+        load={load.name: asdict(load) for load in loads},
+        figures=found,
+        bars=[bar],
+        folder=folder,
+    )
+    drawn = plots.live(found)
+    (folder / f"live-{engine}.png").write_bytes(drawn)
+    parts = [html.note(f"Engine {engine}, this machine; medians of the turns after the first.")]
+    parts.append(html.table(("bar", "found", "holds"), [(bar.name, different, bar.met)]))
+    for name, rows in found.items():
+        shown = [(way, *(show(row) for show in _COLUMNS.values())) for way, row in rows.items()]
+        parts += [f"<h2>{name}</h2>", html.table(("way", *_COLUMNS), shown)]
+    path = folder / f"live-{engine}.html"
+    path.write_text(html.page("Placement, live", [*parts, html.picture("live", drawn)]))
+    return path

@@ -1,0 +1,142 @@
+"""Conversations with a live stack: what is asked follows from their names, answers are streamed.
+
+The client side of `comparison.py` and `live_table.py`; judges nothing.
+"""
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import httpx
+
+from infra.stack.launcher import Stack
+
+_WORDS = "a log remembers what its readers have not asked for yet and tells it again".split()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveLoad:
+    """What is asked of every way; conversations run at most `streams` at a time."""
+
+    name: str = ""
+    conversations: int = 20
+    turns: int = 4
+    streams: int = 2
+    per_s: float = 0.0  # conversations that begin, as a Poisson process; 0: as soon as they can
+    tokens: int = 24  # of each answer
+    words: int = 60  # of each question
+    first_tokens: int = 0  # of the first turn; 0: as of the others
+    first_words: int = 0  # likewise
+    seed: int = 1
+
+    def begins_s(self) -> list[float]:
+        """When each conversation may begin."""
+        if not self.per_s:
+            return [0.0] * self.conversations
+        rng = random.Random(self.seed)
+        return list(accumulate(rng.expovariate(self.per_s) for _ in range(self.conversations)))
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """One answer, as its client saw it."""
+
+    number: int  # from 1
+    request_id: str = ""
+    prompt_tokens: int = 0
+    ttft_ms: float = 0.0
+    tpot_ms: float = 0.0
+    mode: str = ""
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+
+
+async def converse(
+    client: httpx.AsyncClient,
+    model: str,
+    load: LiveLoad,
+    name: str,
+    session: str,
+    weights: str = "",
+) -> list[Turn]:
+    """One conversation. What is asked follows from its name, so it can be held elsewhere too."""
+    rng = random.Random(f"{load.seed} {name}")
+    messages: list[dict[str, str]] = []
+    turns = []
+    for number in range(1, load.turns + 1):
+        words = (number == 1 and load.first_words) or load.words
+        question = f"{name}: {' '.join(rng.choices(_WORDS, k=words))}?"
+        messages.append({"role": "user", "content": question})
+        body = {
+            "model": model,
+            "messages": messages,
+            "temperature": 0,
+            "max_tokens": (number == 1 and load.first_tokens) or load.tokens,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        turn = await _ask(client, body, session, number, weights)
+        messages.append({"role": "assistant", "content": turn.text})
+        turns.append(turn)
+    return turns
+
+
+async def _ask(
+    client: httpx.AsyncClient, body: dict[str, Any], session: str, number: int, weights: str
+) -> Turn:
+    turn, times = Turn(number=number), list[float]()
+    began_s = time.perf_counter()
+    headers = {"X-Session-Id": session}
+    if weights:
+        headers["x-trivium-weights"] = weights
+    url = "/v1/chat/completions"
+    async with client.stream("POST", url, json=body, headers=headers) as response:
+        response.raise_for_status()
+        turn.request_id = response.headers["x-trivium-request-id"]
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            if "error" in event:
+                raise RuntimeError(f"{session}, turn {number}: {event['error']}")
+            for choice in event.get("choices", ()):
+                turn.text += choice["delta"].get("content") or ""
+                found = choice.get("token_ids") or []
+                turn.token_ids += found
+                times += [time.perf_counter()] * len(found)
+            used = event.get("usage") or {}
+            turn.prompt_tokens = used.get("prompt_tokens", turn.prompt_tokens)
+            placed = event.get("trivium") or {}
+            turn.mode = placed.get("mode", turn.mode)
+    turn.ttft_ms = (times[0] - began_s) * 1_000
+    turn.tpot_ms = (times[-1] - times[0]) * 1_000 / max(1, len(times) - 1)
+    return turn
+
+
+async def hold(stack: Stack, load: LiveLoad, prefix: str, session: str) -> list[list[Turn]]:
+    """All conversations of the load whose names begin so, on one stack."""
+    return await hold_at(
+        stack.gateway_urls[0], stack.settings.model.served_name, load, prefix, session
+    )
+
+
+async def hold_at(
+    url: str, model: str, load: LiveLoad, prefix: str, session: str, weights: str = ""
+) -> list[list[Turn]]:
+    """The same at a gateway's address, with weights in each request's header."""
+    free = asyncio.Semaphore(load.streams)
+    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+
+        async def one(number: int, begins_s: float) -> list[Turn]:
+            await asyncio.sleep(begins_s)
+            async with free:
+                name = f"{prefix} {number}"
+                return await converse(client, model, load, name, f"{session} {name}", weights)
+
+        return await asyncio.gather(*map(one, range(load.conversations), load.begins_s()))

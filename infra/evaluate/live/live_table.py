@@ -1,0 +1,190 @@
+"""PPD's table from a live cluster: each kind of turn with x=0 and with x=1, through its gateway, at
+each load: with so many conversations at a time. What load that is, the router says on `decisions`.
+
+Nothing in a request says local or remote, but its weights do where the table has one cell with
+equal gain and loss, the probe: only the time to first token counts, local; only the time per token,
+remote. So the operator lets a cluster be measured by starting its routers with the policy `table`
+and that file. What answers say about their placement is checked.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from infra.evaluate.live.conversations import LiveLoad, Turn, hold_at
+from infra.evaluate.points.plan_table import Measured, table_from
+from infra.stack.configuration import Settings
+from infra.story.record_finder import CLOCKS_MS, LogFinder, Window
+from schemas.errors import ConfigError
+from schemas.log.clock import wall_ms
+from schemas.log.registry import make_codec
+from schemas.records import Decision, DecisionKind
+from schemas.settings import LogSettings
+from streams.core.placement.ppd_table import Cell, PpdTable
+
+PROBE = PpdTable(
+    {"context_tokens": [], "new_tokens": [], "answer_tokens": [], "load": []},
+    [Cell(bin=(0, 0, 0, 0), gain_ttft=1.0, loss_tpot=1.0, samples=1)],
+)
+_WAYS = {"remote": "tpot=1", "local": "ttft=1"}
+_OBEYED = 0.9  # of the later turns at least: a full worker makes a local turn remote
+
+FIRST_WORDS = (40, 300)
+NEW_WORDS = (8, 60, 240)
+ANSWER_TOKENS = (8, 64)
+STREAMS = (2, 8)
+_SESSIONS = "plan"  # how their ids begin
+
+
+def write(table: PpdTable, path: Path) -> None:
+    """As routers read it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(table.to_dict(), indent=1) + "\n")
+
+
+def probed(settings: Settings, path: Path) -> Settings:
+    """Settings of a cluster that can be measured, with the probe in a file."""
+    return replace(settings, router=replace(settings.router, policy="table", table=str(path)))
+
+
+def kinds(*, conversations: int, streams: Sequence[int], seed: int, quick: bool) -> list[LiveLoad]:
+    """Two-turn conversations of each kind, for each number of streams; at least as many as those.
+
+    Quick: the shortest and the longest kind, and the least of `STREAMS` where none are asked for.
+    """
+    streams = sorted({*streams}) or STREAMS[: 1 if quick else None]
+    lengths = [
+        (first, new, answer)
+        for first in FIRST_WORDS
+        for new in NEW_WORDS
+        for answer in ANSWER_TOKENS
+    ]
+    return [
+        LiveLoad(
+            name=f"{first}+{new}/{answer} of {at_once}",
+            conversations=max(conversations, at_once),
+            turns=2,
+            streams=at_once,
+            first_words=first,
+            first_tokens=ANSWER_TOKENS[0],
+            words=new,
+            tokens=answer,
+            seed=seed,
+        )
+        for first, new, answer in (lengths[:: len(lengths) - 1] if quick else lengths)
+        for at_once in streams
+    ]
+
+
+async def served_model(url: str) -> str:
+    """The model that a gateway serves; ConfigError where none answers."""
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=10) as client:
+            answer = await client.get("/v1/models")
+            answer.raise_for_status()
+            return str(answer.json()["data"][0]["id"])
+    except (httpx.HTTPError, LookupError, ValueError) as error:
+        raise ConfigError(
+            f"plan: expected a gateway at {url}, found {error!r}; start one with `trivium up`, or "
+            "name its address with --url"
+        ) from error
+
+
+async def measure(
+    url: str, log: LogSettings, loads: Sequence[LiveLoad], done: Callable[[], None]
+) -> PpdTable:
+    """The table of a cluster, whose log is named, from these loads; `done` after each run."""
+    model, found = await served_model(url), []
+    for load in loads:
+        turns, began_ms = {}, wall_ms()
+        for mode, weights in _WAYS.items():
+            held = await hold_at(url, model, load, f"{load.name} {mode}", _SESSIONS, weights)
+            turns[mode] = [turn for each in held for turn in each]
+            check(mode, turns[mode])
+            done()
+        placed = await _placements(log, began_ms)
+        seen = [load_seen(each, placed, log) for each in turns.values()]
+        found.append(_measured(load, turns["remote"], turns["local"], float(np.mean(seen))))
+    return table_of(loads, found)
+
+
+def table_of(loads: Sequence[LiveLoad], found: Sequence[Measured]) -> PpdTable:
+    """What was measured with each load; as many words are one length, if not as many tokens."""
+    contexts = _alike([load.first_words for load in loads], [each.context_tokens for each in found])
+    news = _alike([load.words for load in loads], [each.new_tokens for each in found])
+    rows = [
+        replace(each, context_tokens=context, new_tokens=new)
+        for each, context, new in zip(found, contexts, news, strict=True)
+    ]
+    return table_from(rows, len({load.streams for load in loads}))
+
+
+def _alike(words: Sequence[int], tokens: Sequence[int]) -> list[int]:
+    """For each the median tokens of all that have as many words."""
+    pairs = list(zip(words, tokens, strict=True))
+    return [int(np.median([count for same, count in pairs if same == each])) for each in words]
+
+
+async def _placements(log: LogSettings, since_ms: int) -> dict[str, float]:
+    """The router's load when it first placed each of our requests since then, by request id."""
+    finder = LogFinder(log, await asyncio.to_thread(make_codec, log))
+    window = Window(since_ms - CLOCKS_MS, wall_ms() + CLOCKS_MS)
+    found = await finder.find("decisions", range(log.session_partitions), _SESSIONS, window)
+    return {
+        each.request_id: each.load
+        for each in found
+        if isinstance(each, Decision) and each.kind is DecisionKind.PLACE
+    }
+
+
+def load_seen(turns: Sequence[Turn], placed: Mapping[str, float], log: LogSettings) -> float:
+    """Mean load of the later turns' placements; ConfigError where the log has not all of them."""
+    later = [turn.request_id for turn in turns if turn.number > 1]
+    seen = [placed[request_id] for request_id in later if request_id in placed]
+    if len(seen) < len(later):
+        raise ConfigError(
+            f"plan: expected {len(later)} placements on {log.topic_prefix}decisions at "
+            f"{log.bootstrap}, found {len(seen)}; name the cluster's log with --bootstrap and, for "
+            "its log.topic_prefix and partitions, --config"
+        )
+    return float(np.mean(seen))
+
+
+def check(mode: str, turns: Sequence[Turn]) -> None:
+    """ConfigError where later turns were not placed as their weights asked."""
+    later = [turn.mode for turn in turns if turn.number > 1]
+    if later.count(mode) < _OBEYED * len(later):
+        raise ConfigError(
+            f"plan: expected {mode} placements with x-trivium-weights: {_WAYS[mode]}, found "
+            f'{later.count(mode)} of {len(later)}; start the routers with `policy = "table"` and '
+            "the table that `trivium plan probe` writes, with a prefill and a decode worker"
+        )
+
+
+def _measured(
+    load: LiveLoad, remote: Sequence[Turn], local: Sequence[Turn], seen: float
+) -> Measured:
+    def median(turns: Sequence[Turn], figure: Callable[[Turn], float], first: int) -> float:
+        return float(np.median([figure(turn) for turn in turns if turn.number >= first]))
+
+    first = int(np.median([turn.prompt_tokens for turn in remote if turn.number == 1]))
+    prompt = int(median(remote, lambda turn: turn.prompt_tokens, 2))
+    context = first + load.first_tokens
+    ttft, tpot = (
+        [median(turns, figure, 2) for turns in (remote, local)]
+        for figure in (lambda turn: turn.ttft_ms, lambda turn: turn.tpot_ms)
+    )
+    return Measured(
+        context_tokens=context,
+        new_tokens=max(1, prompt - context),
+        answer_tokens=load.tokens,
+        load=seen,
+        gain_ttft=1 - ttft[1] / ttft[0],
+        loss_tpot=tpot[1] / tpot[0] - 1,
+        samples=2 * load.conversations,
+    )

@@ -1,0 +1,125 @@
+"""The grid of the PPD paper: 18 workloads, 10 loads, 17 configurations of four GPUs.
+
+Lengths, loads and configurations are those of the paper (arXiv:2603.13358) and of the benchmark
+that its authors publish (github.com/freelulul/vllm-ppd, scripts/benchmark): two-turn conversations
+whose second turn follows at once, from a client that holds 50 connections at most.
+"""
+
+from dataclasses import dataclass
+from itertools import product
+
+from infra.simulator.traffic.poisson import Profile, Shape
+
+LOADS_PER_S = (0.5, 1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0, 20.0)  # conversations
+LEVELS = {"low": LOADS_PER_S[:3], "medium": LOADS_PER_S[3:6], "high": LOADS_PER_S[7:]}  # 10: none
+DURATION_MS = 10_000.0
+TIMEOUT_MS = 30_000
+CONVERSATIONS_MAX = 50  # at a time
+
+FIRST_TURNS = {
+    "small": Shape(input_tokens=128, output_tokens=128),
+    "large": Shape(input_tokens=1_024, output_tokens=1_024),
+}
+SECOND_TURNS = {
+    "tiny": Shape(input_tokens=16, output_tokens=32),
+    "short gen": Shape(input_tokens=32, output_tokens=256),
+    "long gen": Shape(input_tokens=32, output_tokens=512),
+    "very long gen": Shape(input_tokens=64, output_tokens=1_024),
+    "small bal": Shape(input_tokens=64, output_tokens=64),
+    "mid bal": Shape(input_tokens=128, output_tokens=128),
+    "mid paste": Shape(input_tokens=256, output_tokens=64),
+    "big paste": Shape(input_tokens=512, output_tokens=64),
+    "huge paste": Shape(input_tokens=1_024, output_tokens=32),
+}
+
+IN_TURN = ("round robin", "pairs")  # the Neuron guide's
+RATIOS = ("1P3D", "2P2D", "3P1D")
+SHARES = {"0": 0.0, "1/3": 1 / 3, "1/2": 0.5, "2/3": 2 / 3, "1": 1.0}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A turn-1 profile and a turn-2 profile."""
+
+    name: str
+    profile: Profile
+
+    @property
+    def prefill_heavy(self) -> bool:
+        """More comes in than goes out, after the first turn."""
+        return self.profile.later.input_tokens > self.profile.later.output_tokens
+
+
+WORKLOADS = tuple(
+    Workload(
+        name=f"{first}, {second}",
+        profile=Profile(first=FIRST_TURNS[first], later=SECOND_TURNS[second], think_ms=0.0),
+    )
+    for first, second in product(FIRST_TURNS, SECOND_TURNS)
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Pools and how the router uses them.
+
+    `plain` is serving as published (`authors_serving.py`): conversations are dealt by hash, a share
+    is that of the decode workers, the prompt's whole KV moves at every turn, after the prefill,
+    over the authors' connector, and the KV of an answer is not found again. Otherwise the router
+    places, and what the receiver has cached stays where it is.
+    """
+
+    pools: str
+    policy: str
+    share: str = ""
+    plain: bool = False
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether requests are dealt in turn, in pairs or round robin, looking at no load."""
+        return self.policy in IN_TURN
+
+    @property
+    def name(self) -> str:
+        """Such as `2P2D x=1/2` or `1P3D learned`."""
+        if self.policy == "replica":
+            return self.pools
+        how = f"x={self.share}" if self.policy == "static" else self.policy
+        return f"{self.pools} {how}{' plain' if self.plain else ''}"
+
+    @property
+    def kind(self) -> str:
+        """What the paper sums up its configurations by."""
+        if "R" in self.pools:
+            return "replica" if self.policy == "replica" else "hybrid"
+        return f"x={self.share}" if self.share in ("0", "1") else "0<x<1"
+
+
+def static(pools: str, share: str, *, plain: bool = False) -> Config:
+    """A fixed share of later turns is local."""
+    return Config(pools=pools, policy="static", share=share, plain=plain)
+
+
+_SHARES_OF = {  # one for each number of decode workers that may prefill
+    "1P3D": ("0", "1/3", "2/3", "1"),
+    "2P2D": ("0", "1/2", "1"),
+    "3P1D": ("0", "1"),
+    "1P2D1R": ("0", "1/2", "1"),
+    "2P1D1R": ("0", "1"),
+    "1P1D2R": ("0", "1"),
+}
+CONFIGS = (
+    Config(pools="4R", policy="replica", plain=True),
+    *(static(pools, share, plain=True) for pools, some in _SHARES_OF.items() for share in some),
+)
+# Beside the paper's: what regret is measured with, and the policies.
+OURS = tuple(
+    config
+    for pools in RATIOS
+    for config in (
+        *(static(pools, share) for share in SHARES),
+        Config(pools=pools, policy="conditional"),
+        Config(pools=pools, policy="table"),
+        Config(pools=pools, policy="learned"),
+    )
+)

@@ -1,0 +1,304 @@
+"""The paper's tables, computed from the grid's points. Pure arithmetic."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from infra.evaluate.paper import ppd_paper
+from infra.evaluate.paper.grid import CONFIGS, LEVELS, RATIOS, WORKLOADS, Config, static
+from infra.evaluate.points.point import Point
+
+SLOW_MS = 1_000.0
+Key = tuple[Config, str, float]  # configuration, workload, load
+
+
+class Points:
+    """Points by configuration, workload and load."""
+
+    def __init__(self, points: Iterable[Point]) -> None:
+        self.by_key: dict[Key, Point] = {(p.config, p.workload, p.load_per_s): p for p in points}
+        self.loads = sorted({load for _, _, load in self.by_key})
+        self.workloads = [w for w in WORKLOADS if any(w.name == k[1] for k in self.by_key)]
+
+    def __getitem__(self, key: Key) -> Point:
+        return self.by_key[key]
+
+    def of(
+        self, config: Config, loads: Iterable[float] | None = None, named: str = ""
+    ) -> list[Point]:
+        """A configuration's points at some loads, or all, of workloads whose names begin so."""
+        wanted = self.loads if loads is None else [load for load in loads if load in self.loads]
+        workloads = [w.name for w in self.workloads if w.name.startswith(named)]
+        return [self[config, name, load] for name in workloads for load in wanted]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One cell of table 1: changes in percent; `why` where it is off.
+
+    Of all workloads, as published. The median over points stands for a cell: a change cannot fall
+    below -100 % but has no upper bound, so a mean is that of the few points where it is large.
+    """
+
+    pools: str
+    level: str
+    paper: float
+    ours: float  # median, measured as behind the paper's proxy, from plain disaggregation
+    mean: float
+    long: float  # median of long contexts
+    trivium: float  # median, measured at Trivium's clients, from Trivium's x=0
+    why: str
+
+    @property
+    def within(self) -> bool:
+        return abs(self.ours - self.paper) <= ppd_paper.TABLE_1_POINTS
+
+
+def changes(old: list[Point], new: list[Point], figure: Callable[[Point], float]) -> list[float]:
+    """Change in percent for each pair of points in which both have completed later turns."""
+    both = [(a, b) for a, b in zip(old, new, strict=True) if a.later and b.later]
+    return [100 * (figure(b) / figure(a) - 1) for a, b in both]
+
+
+def median(values: list[float]) -> float:
+    """Of at least one value."""
+    return float(np.median(values))
+
+
+def table_1(points: Points) -> list[Cell]:
+    """Later-turn TTFT from x=0 to x=1."""
+    cells = []
+    for pools in RATIOS:
+        for level, loads in LEVELS.items():
+            plain = points.of(static(pools, "0", plain=True), loads)
+            full = points.of(static(pools, "1", plain=True), loads)
+            published = ppd_paper.TABLE_1[pools][level]
+            each = changes(plain, full, lambda p: p.decode_ttft)
+            if not each:
+                continue
+            ours = median(each)
+            off = abs(ours - published) > ppd_paper.TABLE_1_POINTS
+            cells.append(
+                Cell(
+                    pools=pools,
+                    level=level,
+                    paper=published,
+                    ours=ours,
+                    mean=float(np.mean(each)),
+                    long=median(_long(points, pools, loads)),
+                    trivium=median(_at_clients(points, pools, loads)),
+                    why=_why(plain, full, published) if off else "",
+                )
+            )
+    return cells
+
+
+def _long(points: Points, pools: str, loads: Iterable[float]) -> list[float]:
+    """Changes from x=0 to x=1 with long contexts; 0 where there are none."""
+    old, new = (
+        points.of(static(pools, share, plain=True), loads, ppd_paper.LONG_CONTEXT) for share in "01"
+    )
+    return changes(old, new, lambda p: p.decode_ttft) or [0.0]
+
+
+def _at_clients(points: Points, pools: str, loads: Iterable[float]) -> list[float]:
+    """The same of all workloads, at our clients."""
+    old, new = (points.of(static(pools, share), loads) for share in "01")
+    return changes(old, new, lambda p: p.ttft)
+
+
+def _why(plain: list[Point], full: list[Point], published: float) -> str:
+    """Where the time goes in the model, for a cell that is off."""
+    both = [(a, b) for a, b in zip(plain, full, strict=True) if a.later and b.later]
+    to_first = float(np.median([a.ttft for a, _ in both]))
+    hand_over = float(np.median([a.decode_ttft - a.ttft for a, _ in both]))
+    append = float(np.median([b.decode_ttft for _, b in both]))
+    needed = append / (1 + published / 100)
+    return (
+        f"medians: x=0 takes {to_first:.0f} ms to the prefill worker's token and "
+        f"{hand_over:.0f} ms for the hand-over, {to_first + hand_over:.0f} in all, x=1 "
+        f"{append:.0f} ms; the published {published:.0f} % would need {needed:.0f} ms at x=0, or "
+        f"{(to_first + hand_over) * (1 + published / 100):.0f} ms at x=1"
+    )
+
+
+def trends(cells: list[Cell]) -> dict[str, bool]:
+    """What table 1 says in words, and whether ours says it too."""
+    ours = {(cell.pools, cell.level): cell.ours for cell in cells}
+    levels = list(LEVELS)
+    found = {"x=1 is faster in every cell": all(value < 0 for value in ours.values())}
+    for pools in RATIOS:
+        row = [ours[pools, level] for level in levels if (pools, level) in ours]
+        published = [ppd_paper.TABLE_1[pools][level] for level in levels if (pools, level) in ours]
+        if len(row) < 2:
+            continue
+        grows = published[-1] < published[0]
+        words = "grows" if grows else "shrinks"
+        found[f"{pools}: the gain {words} with load"] = (row[-1] < row[0]) == grows
+    for level in levels:
+        column = [ours[pools, level] for pools in RATIOS if (pools, level) in ours]
+        if column:
+            found[f"{level} load: more prefill workers, less gain"] = column == sorted(column)
+    return found
+
+
+# By objective: what is measured, smaller is better.
+OBJECTIVES: dict[str, Callable[[Point], float]] = {
+    "TTFT": lambda p: p.decode_ttft,
+    "TPOT": lambda p: p.every_decode_tpot,
+    "throughput": lambda p: -p.tokens_per_s,
+}
+KINDS = ("replica", "x=0", "0<x<1", "x=1", "hybrid")
+Winners = dict[tuple[str, float], Config]  # by workload and load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wins:
+    """A row of table 2: shares of the points, by kind of configuration, and at each load level."""
+
+    objective: str
+    kinds: dict[str, float]
+    best: dict[str, list[tuple[str, float]]]  # by level, the three that win most
+
+
+def winners(points: Points, figure: Callable[[Point], float]) -> Winners:
+    """A configuration can win a point only if nearly all of its requests succeed there."""
+    found: Winners = {}
+    for workload in points.workloads:
+        for load in points.loads:
+            rivals = [points[config, workload.name, load] for config in CONFIGS]
+            able = [p for p in rivals if p.failure_rate <= 1 - ppd_paper.SUCCESS_MIN and p.later]
+            if able:
+                found[workload.name, load] = min(able, key=figure).config
+    return found
+
+
+def table_2(points: Points) -> list[Wins]:
+    """Who wins how many points, for each objective."""
+    rows = []
+    for objective, figure in OBJECTIVES.items():
+        won = winners(points, figure)
+        kinds = Counter(config.kind for config in won.values())
+        best = {}
+        for level, loads in LEVELS.items():
+            names = Counter(config.name for (_, load), config in won.items() if load in loads)
+            if names:
+                total = sum(names.values())
+                best[level] = [(name, count / total) for name, count in names.most_common(3)]
+        shares = {kind: kinds[kind] / len(won) for kind in KINDS}
+        rows.append(Wins(objective=objective, kinds=shares, best=best))
+    return rows
+
+
+def unlike_winners(points: Points) -> float:
+    """The share of points at which TTFT and TPOT have different winners."""
+    ttft, tpot = (winners(points, OBJECTIVES[name]) for name in ("TTFT", "TPOT"))
+    return sum(ttft[at] != tpot[at] for at in ttft) / len(ttft)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """A row of table 4: percent of requests that failed, by level; of workloads in which any did,
+    by load; how many loads were degraded.
+
+    And what could have made them fail: the most KV that lay in a worker's memory (a share) and in a
+    connector's buffer beside it, workers that died of the latter, and the longest request.
+    """
+
+    config: str
+    percent: dict[str, float]
+    workloads: dict[float, float]
+    memory_share: float
+    buffered_bytes: int
+    crashed_points: int
+    longest_ms: float
+    degraded_loads: int  # at which any workload had failures
+    slow_loads: int  # at which any workload's later TTFT was above `SLOW_MS` in the 99th percentile
+    loads: int
+
+
+def table_4(points: Points, configs: Iterable[Config]) -> list[Failures]:
+    """Failure rates."""
+    rows = []
+    for config in configs:
+        percent, mine = {}, points.of(config)
+        for level, loads in LEVELS.items():
+            at = points.of(config, loads)
+            if at:
+                percent[level] = 100 * sum(p.failed for p in at) / sum(p.requests for p in at)
+        at_load = [points.of(config, [load]) for load in points.loads]
+        rows.append(
+            Failures(
+                config=config.name,
+                percent=percent,
+                workloads={
+                    load: 100 * sum(p.failed > 0 for p in at) / len(at)
+                    for load, at in zip(points.loads, at_load, strict=True)
+                },
+                memory_share=max(p.memory_share for p in mine),
+                buffered_bytes=max(p.buffered_bytes for p in mine),
+                crashed_points=sum(p.crashed > 0 for p in mine),
+                longest_ms=max(p.longest_ms for p in mine),
+                degraded_loads=sum(any(p.failed for p in at) for at in at_load),
+                slow_loads=sum(any(p.ttft_p99 > SLOW_MS for p in at) for at in at_load),
+                loads=len(points.loads),
+            )
+        )
+    return rows
+
+
+def trends_2(rows: list[Wins]) -> dict[str, bool]:
+    """What table 2 says in words: the kind of configuration that wins most points."""
+    found = {}
+    for row in rows:
+        published = ppd_paper.TABLE_2[row.objective]
+        first = max(published, key=lambda kind: published[kind])
+        ours = max(row.kinds, key=lambda kind: row.kinds[kind])
+        found[f"{row.objective}: {first} wins most points"] = ours == first
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """The paper's summary, for one P:D ratio: changes in percent from plain x=0 to x=1.
+
+    Medians over points, but for volumes, which are of all points together.
+    """
+
+    pools: str
+    ttft: float
+    kv_volume: float
+    later_kv_volume: float
+    tpot_prefill_heavy: float
+
+
+def headline(points: Points) -> list[Headline]:
+    """One row per ratio."""
+    rows = []
+    heavy = {w.name for w in points.workloads if w.prefill_heavy}
+    for pools in RATIOS:
+        plain = points.of(static(pools, "0", plain=True))
+        full = points.of(static(pools, "1", plain=True))
+        rows.append(
+            Headline(
+                pools=pools,
+                ttft=median(changes(plain, full, lambda p: p.decode_ttft)),
+                kv_volume=_total(plain, full, lambda p: p.kv_bytes),
+                later_kv_volume=_total(plain, full, lambda p: p.later_kv_bytes),
+                tpot_prefill_heavy=median(
+                    changes(
+                        [p for p in plain if p.workload in heavy],
+                        [p for p in full if p.workload in heavy],
+                        lambda p: p.decode_tpot,
+                    )
+                ),
+            )
+        )
+    return rows
+
+
+def _total(old: list[Point], new: list[Point], figure: Callable[[Point], float]) -> float:
+    before = sum(figure(p) for p in old)
+    return 100 * (sum(figure(p) for p in new) / before - 1) if before else 0.0

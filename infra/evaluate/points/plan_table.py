@@ -1,0 +1,117 @@
+"""PPD's table from measured points: algorithm 1, phase 1.
+
+Each workload and load is run with every later turn remote and with every one local; a cell holds
+what local gained in TTFT and cost in TPOT, as shares of remote. Failed turns count with the
+timeout. `infra/evaluate/live/live_table.py` measures the same on a cluster.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from infra.evaluate.paper.grid import WORKLOADS, static
+from infra.evaluate.points.paper_tables import Points
+from infra.evaluate.points.point import Point, Spec
+from infra.evaluate.points.runs import Runner, points_of
+from streams.core.placement.ppd_table import Bin, Cell, PpdTable
+
+LOAD_BINS = 6
+
+
+def plan(runner: Runner, pools: str, loads: Sequence[float], seed: int) -> PpdTable:
+    """Run the workloads on simulated pools, and make the table of them."""
+    specs = [
+        Spec(config=static(pools, share), workload=workload, loads_per_s=tuple(loads), seed=seed)
+        for share in ("0", "1")
+        for workload in WORKLOADS
+    ]
+    found = runner.map(f"plan {pools}", points_of, specs)
+    points = Points(point for each in found for point in each)
+    return table_of(points, pools, [(w.name, load) for w in WORKLOADS for load in loads])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One kind of turn at one load, with every such turn remote and with every one local."""
+
+    context_tokens: int
+    new_tokens: int
+    answer_tokens: int
+    load: float
+    gain_ttft: float
+    loss_tpot: float
+    samples: int
+
+
+def table_of(points: Points, pools: str, use: Iterable[tuple[str, float]]) -> PpdTable:
+    """The table of some of the points of one P:D ratio, measured with x=0 and x=1."""
+    by_name = {workload.name: workload.profile for workload in WORKLOADS}
+    found = []
+    for name, load in use:
+        profile = by_name[name]
+        remote, local = (points[static(pools, share), name, load] for share in ("0", "1"))
+        found.append(
+            Measured(
+                context_tokens=profile.first.input_tokens + profile.first.output_tokens,
+                new_tokens=profile.later.input_tokens,
+                answer_tokens=profile.later.output_tokens,
+                load=_load(remote, local),
+                gain_ttft=1 - local.cost_ttft / remote.cost_ttft,
+                loss_tpot=local.cost_tpot / remote.cost_tpot - 1,
+                samples=remote.later + local.later,
+            )
+        )
+    return table_from(found)
+
+
+def table_from(found: Sequence[Measured], load_bins: int = LOAD_BINS) -> PpdTable:
+    """Edges lie between the lengths that were measured, and at quantiles of the loads.
+
+    Where each kind was measured at the same n loads, n bins have their edges between these.
+    """
+    edges = {
+        "context_tokens": _between(each.context_tokens for each in found),
+        "new_tokens": _between(each.new_tokens for each in found),
+        "answer_tokens": _between(each.answer_tokens for each in found),
+        "load": _quantiles([each.load for each in found], load_bins),
+    }
+    empty = PpdTable(edges, [])
+    bins: dict[Bin, list[Measured]] = defaultdict(list)
+    for each in found:
+        at = empty.bin_of(each.context_tokens, each.new_tokens, each.answer_tokens, each.load)
+        bins[at].append(each)
+    return PpdTable(edges, [_cell(at, mine) for at, mine in bins.items()])
+
+
+def _cell(at: Bin, mine: Sequence[Measured]) -> Cell:
+    return Cell(
+        bin=at,
+        gain_ttft=float(np.mean([each.gain_ttft for each in mine])),
+        loss_tpot=float(np.mean([each.loss_tpot for each in mine])),
+        samples=sum(each.samples for each in mine),
+    )
+
+
+def _load(remote: Point, local: Point) -> float:
+    return (remote.load_seen + local.load_seen) / 2
+
+
+def _between(values: Iterable[int]) -> list[float]:
+    """Edges halfway, on a logarithmic scale, between the values that occur."""
+    known = sorted(set(values))
+    return [float(np.sqrt(a * b)) for a, b in zip(known, known[1:], strict=False)]
+
+
+def _quantiles(values: list[float], bins: int) -> list[float]:
+    shares = np.arange(1, bins) / bins
+    return sorted({round(float(edge), 6) for edge in np.quantile(values, shares)})
+
+
+def halves(seed: int, points: Points) -> tuple[list[tuple[str, float]], ...]:
+    """All pairs of workload and load, cut into two halves by a seed: to plan with, to test with."""
+    pairs = [(workload.name, load) for workload in points.workloads for load in points.loads]
+    order = np.random.default_rng(seed).permutation(len(pairs))
+    middle = len(pairs) // 2
+    return [pairs[i] for i in order[:middle]], [pairs[i] for i in order[middle:]]

@@ -1,0 +1,256 @@
+"""One simulation of the grid and what is measured of it.
+
+Figures are of turns after the first where they say `later`; a turn that failed, or that was never
+sent because an earlier one failed, counts as failed. `cost_` figures count it with the timeout as
+its time to first token, and the timeout over its tokens as its time per token; the others are of
+completed requests only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from infra.evaluate.paper import authors_serving, ppd_paper
+from infra.evaluate.paper.grid import CONVERSATIONS_MAX, DURATION_MS, TIMEOUT_MS, Config, Workload
+from infra.simulator.checkers.outcomes import OneOutcome
+from infra.simulator.cluster import READY_MS, Checker, Cluster, Fault
+from infra.simulator.dealing import HashDealer, InTurn
+from infra.simulator.machine.latency import H100, Setup
+from infra.simulator.members.clients import Served
+from infra.simulator.shape import Shape
+from infra.simulator.traffic.poisson import poisson
+from infra.simulator.traffic.script import Conversation
+from schemas.records import DecisionKind, Mode
+from streams.config import RouterSettings
+from streams.core.effects import Decide, Effect
+from streams.core.events import Event
+from streams.core.placement.ppd_table import PpdTable
+
+TICK_MS = 250  # virtual time need not be cut finer: events place requests, ticks only expire them
+_GAP_MS = 3_000.0  # between two loads of a series
+SETUP = Setup(gpu=replace(H100, memory_share=ppd_paper.GPU_MEMORY_SHARE))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """A configuration under one workload, at one load or at several, one after the other."""
+
+    config: Config
+    workload: Workload
+    loads_per_s: tuple[float, ...]
+    seed: int
+    table: PpdTable | None = None
+    weights: tuple[float, float] = (-1.0, -1.0)
+    setup: Setup = SETUP
+    conversations_max: int = CONVERSATIONS_MAX
+    published: bool = True  # plain runs have the authors' proxy and connector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """What came of one configuration under one workload at one load. Times in ms."""
+
+    config: Config
+    workload: str
+    load_per_s: float
+    requests: int
+    failed: int
+    later: int  # completed turns after the first
+    ttft: float = 0.0  # means of later turns
+    ttft_p50: float = 0.0
+    ttft_p99: float = 0.0
+    decode_ttft: float = 0.0  # mean, of the decode worker's first token
+    first_ttft: float = 0.0  # mean of first turns
+    tpot: float = 0.0  # of all turns
+    tpot_p99: float = 0.0
+    decode_tpot: float = 0.0  # mean of later turns, from the decode worker's first token on
+    every_decode_tpot: float = 0.0  # likewise of all turns
+    latency: float = 0.0  # mean of later turns, whole answers
+    cost_ttft: float = 0.0
+    cost_tpot: float = 0.0
+    kv_bytes: int = 0  # moved between workers
+    later_kv_bytes: int = 0  # of it by later turns
+    local: int = 0  # later turns that were placed locally
+    load_seen: float = 0.0  # mean of what the router took for its load when it placed them
+    tokens_per_s: float = 0.0  # of completed answers, from when arrivals begin to the last end
+    longest_ms: float = 0.0  # the completed request that took longest
+    memory_share: float = 0.0  # most KV that requests held of a worker's memory
+    buffered_bytes: int = 0  # most that a connector held beside it
+    crashed: int = 0  # workers that died of that
+
+    @property
+    def failure_rate(self) -> float:
+        return self.failed / self.requests
+
+
+class Watch(Checker):
+    """A checker that only notes the load that the router saw when it placed a request."""
+
+    def __init__(self) -> None:
+        self.loads: dict[str, float] = {}
+
+    def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
+        """Look for placements."""
+        for effect in effects:
+            if isinstance(effect, Decide) and effect.decision.kind is DecisionKind.PLACE:
+                self.loads[effect.decision.request_id] = effect.decision.load
+
+
+def run(spec: Spec) -> list[Point]:
+    """Simulate each load; all of a series on one cluster, whose router lives through them."""
+    watch = Watch()
+    cluster = make_cluster(spec, watch)
+    begin_ms, points = READY_MS, []
+    for load in spec.loads_per_s:
+        conversations = poisson(
+            spec.workload.profile,
+            per_s=load,
+            duration_ms=DURATION_MS,
+            begin_ms=begin_ms,
+            block_tokens=spec.setup.block_tokens,
+            seed=[spec.seed],
+            name=f"{load:g}",
+        )
+        before = len(cluster.clients.served)
+        cluster.run(conversations)
+        moved = cluster.links.moved_bytes
+        served = cluster.clients.served[before:]
+        found = measure(spec, load, conversations, served, moved, begin_ms)
+        seen = [watch.loads.get(each.request_id, 0.0) for each in served if each.turn > 1]
+        load_seen = float(np.mean(seen or [0.0]))
+        points.append(replace(found, load_seen=load_seen, **_pressure(cluster)))
+        begin_ms = cluster.clock.now_ms + _GAP_MS
+    cluster.finish()
+    return points
+
+
+def make_cluster(spec: Spec, *checkers: Checker, faults: Sequence[Fault] = ()) -> Cluster:
+    """The cluster of a spec, with nothing sent yet."""
+    config = spec.config
+    theirs = config.plain and spec.published
+    setup = replace(spec.setup, receiver_keeps=not config.plain)
+    if theirs:
+        setup = authors_serving.setup_of(setup)
+    settings = RouterSettings(
+        policy="static" if config.in_turn else config.policy,
+        local_share=_share(config.share),
+        table="given" if spec.table is not None else "",
+        orchestration="prefill_first" if config.plain else "auto",
+        tick_ms=TICK_MS,
+    )
+    shape, placer = Shape.parse(config.pools), None
+    if theirs or config.in_turn:
+        placer = HashDealer(settings, _salt(spec)) if theirs else _in_turn(config, shape, settings)
+    return Cluster(
+        shape,
+        setup,
+        settings,
+        timeout_ms=TIMEOUT_MS,
+        conversations_max=spec.conversations_max,
+        weights=spec.weights,
+        table=spec.table,
+        placer=placer,
+        checkers=[OneOutcome(), *checkers],
+        faults=faults,
+    )
+
+
+def _in_turn(config: Config, shape: Shape, settings: RouterSettings) -> InTurn:
+    pairs = min(shape.prefill, shape.decode) if config.policy == "pairs" else 0
+    return InTurn(settings, pairs=pairs)
+
+
+def _salt(spec: Spec) -> str:
+    return f"{spec.config.name} {spec.workload.name} {spec.loads_per_s} {spec.seed}"
+
+
+def _pressure(cluster: Cluster) -> dict[str, Any]:
+    workers = cluster.workers.values()
+    engines = [worker.life.engine.state for worker in workers]
+    return {
+        "memory_share": max(each.blocks_max / each.cache.blocks_max for each in engines),
+        "buffered_bytes": max(each.buffered_bytes_max for each in engines),
+        "crashed": sum(not worker.alive for worker in workers),
+    }
+
+
+def _share(name: str) -> float:
+    over, _, under = name.partition("/")
+    return float(over or 0) / float(under or 1)
+
+
+def measure(
+    spec: Spec,
+    load: float,
+    conversations: Sequence[Conversation],
+    served: Sequence[Served],
+    moved: dict[str, int],
+    begin_ms: float,
+) -> Point:
+    """The figures of one load, whose arrivals began then; `moved` gives each request's KV bytes."""
+    asked = sum(len(each.turns) for each in conversations)
+    done = [each for each in served if each.completed]
+    later = [each for each in done if each.turn > 1]
+    costs_ttft, costs_tpot = costs(conversations, done)
+    point = Point(
+        config=spec.config,
+        workload=spec.workload.name,
+        load_per_s=load,
+        requests=asked,
+        failed=asked - len(done),
+        later=len(later),
+        cost_ttft=float(np.mean(costs_ttft[:, 1:])),
+        cost_tpot=float(np.mean(costs_tpot)),
+        kv_bytes=sum(moved.get(each.request_id, 0) for each in served),
+        later_kv_bytes=sum(moved.get(each.request_id, 0) for each in served if each.turn > 1),
+        local=sum(each.mode is Mode.LOCAL for each in later),
+    )
+    if not later:
+        return point
+    ttft = [each.ttft_ms for each in later]
+    tpot = [each.tpot_ms for each in done]
+    return replace(
+        point,
+        ttft=float(np.mean(ttft)),
+        ttft_p50=float(np.percentile(ttft, 50)),
+        ttft_p99=float(np.percentile(ttft, 99)),
+        decode_ttft=float(np.mean([each.decode_ttft_ms for each in later])),
+        first_ttft=float(np.mean([each.ttft_ms for each in done if each.turn == 1])),
+        tpot=float(np.mean(tpot)),
+        tpot_p99=float(np.percentile(tpot, 99)),
+        decode_tpot=float(np.mean([_decode_tpot(each) for each in later])),
+        every_decode_tpot=float(np.mean([_decode_tpot(each) for each in done])),
+        latency=float(np.mean([each.took_ms for each in later])),
+        longest_ms=max(each.took_ms for each in done),
+        tokens_per_s=_tokens_per_s(done, begin_ms),
+    )
+
+
+def _tokens_per_s(done: Sequence[Served], begin_ms: float) -> float:
+    """As in the paper: completion tokens of both turns, over the time of the whole point."""
+    end_ms = max(each.sent_ms + each.took_ms for each in done)
+    return 1e3 * sum(each.output_tokens for each in done) / (end_ms - begin_ms)
+
+
+def _decode_tpot(each: Served) -> float:
+    assert each.decode_first_ms is not None and each.ended_ms is not None
+    return (each.ended_ms - each.decode_first_ms) / max(1, each.output_tokens - 1)
+
+
+def costs(
+    conversations: Sequence[Conversation], done: Sequence[Served]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """TTFT and TPOT, with the timeout where a turn failed: (conversations, turns), ms."""
+    completed = {(each.session_id, each.turn): each for each in done}
+    ttft, tpot = [], []
+    for conversation in conversations:
+        for number, turn in enumerate(conversation.turns, 1):
+            found = completed.get((conversation.session_id, number))
+            ttft.append(TIMEOUT_MS if found is None else found.ttft_ms)
+            late_ms = TIMEOUT_MS / turn.output_tokens
+            tpot.append(late_ms if found is None else found.tpot_ms)
+    shape = len(conversations), -1  # all have as many turns
+    return np.reshape(np.array(ttft, float), shape), np.reshape(np.array(tpot), shape)

@@ -1,0 +1,69 @@
+"""Runs many simulations on all cores, with a bar; results come in order of the specs."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from infra.evaluate.points import point
+from infra.evaluate.points.point import Point, Spec
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """A pool of processes and the bar above them."""
+
+    pool: ProcessPoolExecutor
+    progress: Progress
+
+    def map(
+        self, label: str, function: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> list[Result]:
+        """Call the function on every task; both have to be picklable."""
+        bar = self.progress.add_task(label, total=len(tasks))
+        futures = {self.pool.submit(function, task): i for i, task in enumerate(tasks)}
+        found: dict[int, Result] = {}
+        for future in as_completed(futures):
+            found[futures[future]] = future.result()
+            self.progress.advance(bar)
+        return [found[i] for i in range(len(tasks))]
+
+
+@contextmanager
+def runner(jobs: int) -> Iterator[Runner]:
+    """A pool of so many processes; 0: one per core."""
+    columns = (
+        TextColumn("{task.description:<28}"),
+        BarColumn(bar_width=30),
+        TextColumn("{task.completed:>4.0f}/{task.total:.0f}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        with ProcessPoolExecutor(jobs or os.cpu_count()) as pool:
+            yield Runner(pool, progress)
+
+
+def points_of(spec: Spec) -> list[Point]:
+    """A spec's loads: each on a fresh cluster, but all on one where the router learns.
+
+    The learning router meets the loads in an order that the seed shuffles: what it knows at a load
+    it has from other loads and from the requests before.
+    """
+    if spec.config.policy != "learned":
+        each = [replace(spec, loads_per_s=(load,)) for load in spec.loads_per_s]
+        return [found for one in each for found in point.run(one)]
+    order = np.random.default_rng(spec.seed).permutation(len(spec.loads_per_s))
+    shuffled = tuple(spec.loads_per_s[i] for i in order)
+    return sorted(
+        point.run(replace(spec, loads_per_s=shuffled)), key=lambda found: found.load_per_s
+    )

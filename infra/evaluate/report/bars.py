@@ -1,0 +1,152 @@
+"""What the evaluation has to show, as bars like those of every benchmark.
+
+`trivium evaluate` shows them with words and writes them to build/bench/evaluate.json.
+"""
+
+from dataclasses import asdict
+from pathlib import Path
+
+from infra.bench import results as bench_results
+from infra.evaluate.paper import ppd_paper
+from infra.evaluate.paper.grid import RATIOS
+from infra.evaluate.report.findings import Claim, Findings
+from infra.evaluate.studies import regret, step_change
+from infra.evaluate.studies.step_change import ALL, LATER, Recovery, shown
+from infra.evaluate.studies.traffic import KV_SHARE_MAX, POOLS, Traffic
+
+
+def of(results: Findings) -> list[Claim]:
+    """All bars."""
+    near = sum(cell.within for cell in results.table_1)
+    found = [
+        _trends("table 1", results.trends),
+        _trends("table 2", results.trends_2),
+        _trends("table 4", results.trends_4),
+        Claim(
+            what=f"table 1 within {ppd_paper.TABLE_1_POINTS:g} points",
+            found=f"{near} of {len(results.table_1)} cells, the others are explained below it",
+            value=near,
+            target=f">= {len(results.table_1)}",
+            unit="cells",
+            holds=near == len(results.table_1),
+        ),
+    ]
+    for pools in RATIOS:
+        found += _policies(results, pools)
+    return [*found, *recovered(results.recovery), *_traffic(results.traffic)]
+
+
+def _trends(name: str, trends: dict[str, bool]) -> Claim:
+    wrong = [words for words, found in trends.items() if not found]
+    held = len(trends) - len(wrong)
+    words = f"{held} of {len(trends)}"
+    return Claim(
+        what=f"trends of {name}",
+        found=f"{words}; not: {'; '.join(wrong)}" if wrong else words,
+        value=held,
+        target=f">= {len(trends)}",
+        unit="trends",
+        holds=not wrong,
+    )
+
+
+def _policies(results: Findings, pools: str) -> list[Claim]:
+    rows = {row.config: row for row in results.regret}
+    learned, table = rows[f"{pools} learned"], rows[f"{pools} table"]
+    fixed = min(row.mean_cost for row in results.regret if f"{pools} x=" in row.config)
+    return [
+        Claim(
+            what=f"{pools} learned: mean regret at most {regret.REGRET_MAX:.0%}",
+            found=f"{learned.mean_regret:.1%}, worst {learned.worst_regret:.0%}",
+            value=100 * learned.mean_regret,
+            target=f"<= {100 * regret.REGRET_MAX:g}",
+            unit="%",
+            holds=learned.mean_regret <= regret.REGRET_MAX,
+        ),
+        Claim(
+            what=f"{pools} learned: mean cost below that of every fixed x",
+            found=f"{learned.mean_cost:.3f}, best x {fixed:.3f}",
+            value=learned.mean_cost,
+            target=f"< {fixed:.4g}",
+            holds=learned.mean_cost < fixed,
+        ),
+        Claim(
+            what=f"{pools}: learned and table complete what some x completes",
+            found=f"points with losses: learned {learned.missed}, table {table.missed}",
+            value=learned.missed + table.missed,
+            target="<= 0",
+            unit="points",
+            holds=not learned.missed and not table.missed,
+        ),
+    ]
+
+
+def recovered(rows: list[Recovery]) -> list[Claim]:
+    """On later turns, as the regret of the grid; all turns are told beside it."""
+    every = {
+        row.pools: f"before {row.pooled.before:.1%}, after it {shown(row.pooled.after)}"
+        for row in rows
+        if row.counted == ALL
+    }
+    return [
+        Claim(
+            what=f"{row.pools} learned: within {step_change.REGRET_MAX:.0%} regret 200 "
+            "requests after prefill slows down",
+            found=f"before {row.pooled.before:.1%}; windows of 200 requests after it, pooled "
+            f"over {len(row.seeds)} seeds: {shown(row.pooled.after)}; with the first tokens of "
+            f"all turns: {every[row.pools]}",
+            value=100 * max(row.pooled.after[1:], default=0.0),
+            target=f"<= {100 * step_change.REGRET_MAX:g}",
+            unit="%",
+            holds=row.holds,
+        )
+        for row in rows
+        if row.counted == LATER
+    ]
+
+
+def _traffic(rows: list[Traffic]) -> list[Claim]:
+    found = []
+    by = {(row.trace, row.config): row for row in rows}
+    for trace in sorted({row.trace for row in rows if row.later}):
+        learned = by[trace, f"{POOLS} learned"]
+        for config in (f"{POOLS} x=0 plain", f"{POOLS} x=0"):
+            x0 = by[trace, config]
+            share = learned.kv_bytes / x0.kv_bytes
+            later = learned.later_kv_bytes / x0.later_kv_bytes
+            faster = learned.ttft_p50 <= x0.ttft_p50 and learned.ttft_p99 <= x0.ttft_p99
+            found.append(
+                Claim(
+                    what=f"{trace}: KV bytes of learned at most {KV_SHARE_MAX} of {config}, TTFT "
+                    "no worse",
+                    found=f"{share:.2f} of all, {later:.2f} of later turns'; TTFT p50 "
+                    f"{learned.ttft_p50:.0f} and {x0.ttft_p50:.0f} ms, p99 {learned.ttft_p99:.0f} "
+                    f"and {x0.ttft_p99:.0f} ms",
+                    value=share,
+                    target=f"<= {KV_SHARE_MAX}, TTFT no worse",
+                    holds=share <= KV_SHARE_MAX and faster,
+                )
+            )
+    return found
+
+
+def write(results: Findings, folder: Path = bench_results.BENCH_DIR) -> Path:
+    """Write build/bench/evaluate.json; returns its path."""
+    return bench_results.write_report(
+        "evaluate",
+        command=bench_results.command_line(),
+        seed=results.seed,
+        load={"quick": results.quick, "runs": results.runs, "seconds": results.seconds},
+        figures={
+            "regret": [asdict(row) for row in results.regret],
+            "traffic": [asdict(row) for row in results.traffic],
+            "found": {bar.what: bar.found for bar in results.bars},
+        },
+        bars=[
+            bench_results.Bar(
+                name=bar.what, value=bar.value, unit=bar.unit, target=bar.target, met=bar.holds
+            )
+            for bar in results.bars
+        ],
+        folder=folder,
+    )

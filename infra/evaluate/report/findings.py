@@ -1,0 +1,62 @@
+"""What a whole evaluation finds, as one tree of dataclasses; `evaluation.py` fills it."""
+
+from dataclasses import dataclass, field
+
+from infra.evaluate.paper.grid import DURATION_MS, TIMEOUT_MS
+from infra.evaluate.points import paper_tables
+from infra.evaluate.points.point import Point
+from infra.evaluate.studies.frontier import Mark
+from infra.evaluate.studies.many_turns import Length
+from infra.evaluate.studies.regret import Regret
+from infra.evaluate.studies.sharegpt import Served
+from infra.evaluate.studies.step_change import Recovery
+from infra.evaluate.studies.traffic import Traffic
+from infra.evaluate.studies.weighing import Weighed
+from infra.simulator.machine.latency import Setup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Something that is to hold, what was found in words and as a number, and whether it does."""
+
+    what: str
+    found: str
+    value: float
+    target: str  # such as "<= 5"
+    unit: str = ""
+    holds: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Findings:
+    """Everything that was found. Changes are percent, times ms, regrets shares."""
+
+    seed: int
+    quick: bool
+    setup: Setup
+    runs: int = 0
+    seconds: float = 0.0
+    duration_ms: float = DURATION_MS
+    timeout_ms: int = TIMEOUT_MS
+    table_1: list[paper_tables.Cell] = field(default_factory=list)
+    trends: dict[str, bool] = field(default_factory=dict)
+    table_2: list[paper_tables.Wins] = field(default_factory=list)
+    trends_2: dict[str, bool] = field(default_factory=dict)
+    why_2: str = ""
+    unlike_winners: float = 0.0
+    table_4: list[paper_tables.Failures] = field(default_factory=list)
+    sharegpt: list[Served] = field(default_factory=list)
+    trends_4: dict[str, bool] = field(default_factory=dict)
+    why_4: list[str] = field(default_factory=list)
+    headline: list[paper_tables.Headline] = field(default_factory=list)
+    interference: dict[str, float] = field(default_factory=dict)
+    appends: list[tuple[int, float]] = field(default_factory=list)
+    regret: list[Regret] = field(default_factory=list)
+    recovery: list[Recovery] = field(default_factory=list)
+    lengths: list[Length] = field(default_factory=list)
+    frontier: list[Mark] = field(default_factory=list)
+    weighed: list[Weighed] = field(default_factory=list)
+    traffic: list[Traffic] = field(default_factory=list)
+    traffic_skipped: str = ""
+    bars: list[Claim] = field(default_factory=list)
+    points: list[Point] = field(default_factory=list)

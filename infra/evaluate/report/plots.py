@@ -1,0 +1,165 @@
+"""The report's pictures, with matplotlib: each function draws one figure of the results."""
+
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+from infra.evaluate.paper import ppd_paper
+from infra.evaluate.paper.grid import LEVELS, RATIOS, SHARES, static
+from infra.evaluate.points.paper_tables import Points
+from infra.evaluate.report.findings import Findings
+from schemas.errors import ConfigError
+
+_PAPER, _OURS, _SHORT = "#9aa5b1", "#1f6feb", "#9ecbff"
+
+
+def pictures(results: Findings) -> dict[str, bytes]:
+    """PNG files by name, without suffix."""
+    return {name: _drawn(draw, results) for name, draw in _DRAW.items()}
+
+
+def live(found: dict[str, dict[str, Any]]) -> bytes:
+    """Time to first token by way, of each part that was run live."""
+
+    def draw(figure: Any) -> None:
+        axes = figure.add_subplot()
+        width = 0.8 / len(found)
+        for number, (name, rows) in enumerate(found.items()):
+            places = [at + number * width for at in range(len(rows))]
+            axes.bar(places, [row["ttft_ms"] for row in rows.values()], width, label=name)
+            axes.set_xticks(range(len(rows)), list(rows), rotation=20, fontsize=8)
+        axes.set_ylabel("TTFT p50 of later turns, ms")
+        axes.legend(fontsize=7)
+
+    return _drawn(draw)
+
+
+def _drawn(draw: Callable[..., None], *given: Findings) -> bytes:
+    try:
+        import matplotlib
+        import matplotlib.pyplot as pyplot
+    except ImportError as error:
+        raise ConfigError(
+            "evaluate: the report's pictures need matplotlib; install the extra `dev`"
+        ) from error
+    matplotlib.use("Agg")
+    figure = pyplot.figure(figsize=(9, 3.6), layout="constrained")
+    draw(figure, *given)
+    buffer = BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    pyplot.close(figure)
+    return buffer.getvalue()
+
+
+def _table_1(figure: Any, results: Findings) -> None:
+    for i, pools in enumerate(RATIOS):
+        axes = figure.add_subplot(1, 3, i + 1)
+        cells = [cell for cell in results.table_1 if cell.pools == pools]
+        places = range(len(cells))
+        published, ours = [c.paper for c in cells], [c.ours for c in cells]
+        axes.bar([x - 0.2 for x in places], published, 0.4, color=_PAPER, label="paper")
+        axes.bar([x + 0.2 for x in places], ours, 0.4, color=_OURS, label="here")
+        axes.set_xticks(list(places), [cell.level for cell in cells])
+        axes.set_title(pools)
+        axes.axhline(0, color="black", linewidth=0.6)
+        if not i:
+            axes.set_ylabel("turn-2 TTFT, x=0 to x=1, %")
+            axes.legend()
+
+
+def _interference(figure: Any, results: Findings) -> None:
+    axes = figure.add_subplot(1, 2, 1)
+    names = list(ppd_paper.FIGURE_2)
+    places = range(len(names))
+    found = results.interference
+    short = [found.get(f"short {name}", 0.0) for name in names]
+    axes.bar([x - 0.27 for x in places], list(ppd_paper.FIGURE_2.values()), 0.27, color=_PAPER)
+    axes.bar(list(places), [found[name] for name in names], 0.27, color=_OURS)
+    axes.bar([x + 0.27 for x in places], short, 0.27, color=_SHORT)
+    axes.set_xticks(list(places), names)
+    axes.set_ylabel(f"slower decode at batch {ppd_paper.FIGURE_2_BATCH}, %")
+    axes.legend(labels=["paper", "here", "here, few new tokens"])
+    other = figure.add_subplot(1, 2, 2)
+    other.plot(*zip(*results.appends, strict=True), marker="o", color=_OURS)
+    other.set_xscale("log", base=2)
+    other.set_xlabel("appended tokens beside the batch")
+    other.set_ylabel("slower decode, %")
+
+
+def _frontier(figure: Any, results: Findings) -> None:
+    axes = figure.add_subplot()
+    for prefix, colour in (("x=", _PAPER), ("learned", _OURS)):
+        marks = [mark for mark in results.frontier if mark.name.startswith(prefix)]
+        axes.plot([m.tpot for m in marks], [m.ttft for m in marks], marker="o", color=colour)
+        for mark in marks:
+            axes.annotate(mark.name, (mark.tpot, mark.ttft), fontsize=7)
+    axes.set_xlabel("TPOT over that of x=0")
+    axes.set_ylabel("TTFT over that of x=0")
+
+
+def _turns(figure: Any, results: Findings) -> None:
+    longest = max(row.turns for row in results.lengths)
+    for i, pools in enumerate(RATIOS):
+        axes = figure.add_subplot(1, 3, i + 1)
+        for row in results.lengths:
+            if row.turns == longest and row.config.startswith(pools):
+                turns = range(2, len(row.decode_ttft_by_turn) + 2)
+                axes.plot(turns, row.decode_ttft_by_turn, label=row.config.partition(" ")[2])
+        axes.set_title(pools)
+        axes.set_xlabel("turn")
+        axes.set_ylim(bottom=0)
+        if not i:
+            axes.set_ylabel("TTFT of the decode worker, ms")
+            axes.legend(fontsize=7)
+
+
+def _loads(figure: Any, results: Findings) -> None:
+    """Cost by load for every fixed share and learned."""
+    from infra.evaluate.paper.grid import Config
+    from infra.evaluate.studies.regret import cost
+
+    points = Points(results.points)
+    for i, pools in enumerate(RATIOS):
+        axes = figure.add_subplot(1, 3, i + 1)
+        configs = [static(pools, share) for share in SHARES]
+        configs.append(Config(pools=pools, policy="learned"))
+        for config in configs:
+            costs = []
+            for load in points.loads:
+                mine = points.of(config, [load])
+                reference = points.of(static(pools, "0"), [load])
+                pairs = list(zip(mine, reference, strict=True))
+                costs.append(sum(cost(a, b) for a, b in pairs) / len(pairs))
+            learned = config.policy == "learned"
+            name = config.name.partition(" ")[2]
+            axes.plot(points.loads, costs, label=name, linewidth=2.5 if learned else 1.0)
+        axes.set_title(pools)
+        axes.set_xlabel("conversations/s")
+        axes.set_yscale("log")
+        if not i:
+            axes.set_ylabel("mean cost J (x=0 is 1)")
+            axes.legend(fontsize=7)
+
+
+def _failures(figure: Any, results: Findings) -> None:
+    axes = figure.add_subplot()
+    rows = [row for row in results.table_4 if any(row.percent.values())]
+    for offset, level in enumerate(level for level in LEVELS):
+        values = [row.percent.get(level, 0.0) for row in rows]
+        axes.bar([x + 0.25 * (offset - 1) for x in range(len(rows))], values, 0.25, label=level)
+    axes.set_xticks(range(len(rows)), [row.config for row in rows], rotation=70, fontsize=7)
+    axes.set_ylabel("failed requests, %")
+    if rows:
+        axes.legend()
+    else:
+        axes.text(0.5, 0.5, "no request failed", ha="center", transform=axes.transAxes)
+
+
+_DRAW: dict[str, Callable[[Any, Findings], None]] = {
+    "table-1": _table_1,
+    "figure-2": _interference,
+    "figure-5": _frontier,
+    "turns": _turns,
+    "cost-by-load": _loads,
+    "table-4": _failures,
+}

@@ -1,0 +1,371 @@
+"""Writes results as JSON, PNG files and one HTML page with everything embedded."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+
+from infra.evaluate.paper import ppd_paper
+from infra.evaluate.points.paper_tables import KINDS, Failures
+from infra.evaluate.report import plots
+from infra.evaluate.report.findings import Findings
+from infra.evaluate.report.html import listing, note, page, picture, table
+from infra.evaluate.studies import interference, regret, step_change
+from infra.evaluate.studies.step_change import shown
+
+
+def write(results: Findings, folder: Path) -> Path:
+    """All files into the folder; the page's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(to_json(results))
+    pictures = plots.pictures(results)
+    for name, data in pictures.items():
+        (folder / f"{name}.png").write_bytes(data)
+    path = folder / "report.html"
+    path.write_text(page("Placement, evaluated", _parts(results, pictures)))
+    return path
+
+
+def to_json(results: Findings, *, points: bool = True) -> str:
+    """The whole tree, or all of it but the points."""
+    tree = asdict(results)
+    if not points:
+        del tree["points"]
+    return json.dumps(tree, indent=1)
+
+
+def _parts(results: Findings, pictures: dict[str, bytes]) -> list[str]:
+    def shown(name: str) -> str:
+        return picture(name, pictures[name])
+
+    return [
+        _about(results),
+        "<h2>Bars</h2>",
+        table(("what", "found", "holds"), [(b.what, b.found, b.holds) for b in results.bars]),
+        "<h2>Table 1: turn-2 TTFT from x=0 to x=1, %</h2>",
+        _table_1(results),
+        shown("table-1"),
+        table(("trend", "here"), list(results.trends.items())),
+        "<h2>Headline: from plain x=0 to x=1, %</h2>",
+        _headline(results),
+        "<h2>Table 2: who wins points</h2>",
+        _table_2(results),
+        "<h2>Table 4: failed requests, %</h2>",
+        _table_4(results),
+        shown("table-4"),
+        "<h2>Figure 2: interference</h2>",
+        _interference(results),
+        shown("figure-2"),
+        "<h2>Regret</h2>",
+        _regret(results),
+        shown("cost-by-load"),
+        "<h2>Step change: prefill workers become twice as slow</h2>",
+        _recovery(results),
+        "<h2>Figure 5: weights</h2>",
+        _weighed(results),
+        "<h2>Weights against frontier, on the grid</h2>",
+        _frontier(results),
+        shown("figure-5"),
+        "<h2>2 to 16 turns</h2>",
+        _turns(results),
+        shown("turns"),
+        "<h2>Real traffic</h2>",
+        _traffic(results),
+    ]
+
+
+def _about(results: Findings) -> str:
+    setup = results.setup
+    size = "a part of the grid (--quick)" if results.quick else "the whole grid"
+    return (
+        f"<p>{size}: {results.runs} simulations of {results.duration_ms / 1e3:.0f} s of arrivals, "
+        f"seed {results.seed}, {results.seconds:.0f} s. Four {escape(setup.gpu.name)}, "
+        f"{escape(setup.model.name)}, {setup.link.bytes_per_s * 8 / 1e9:.0f} Gbit/s links, "
+        f"{setup.bus_ms:g} ms per hop over the log, requests time out after "
+        f"{results.timeout_ms / 1e3:.0f} s. Lengths, loads, configurations and clients are those "
+        "that the authors publish. The router is the real one; engines are a roofline model that "
+        "is not fitted to any figure below.</p><p>Plain is disaggregation as the authors run it: "
+        "conversations dealt to workers by hash; all KV at every turn, pushed by a connector that "
+        f"holds the prefill worker for {ppd_paper.CONNECTOR_MS:g} ms per prompt (their measurement "
+        "of one request at a time), into a buffer of "
+        f"{ppd_paper.RECEIVE_BUFFER_BYTES / 1e9:.0f} GB beside the engine's memory, held "
+        "until the request ends; a decode worker whose buffer overflows dies. Clients send text "
+        "back, so the KV of an answer is not found again. Not modelled: in the authors' grid two "
+        "of nine second turns are dealt anew, as their proxy does not find the conversation's "
+        "key in them. With x=1 these go through prefill again, which leaves "
+        "seven ninths of the gains in table 1.</p>"
+    )
+
+
+def _table_1(results: Findings) -> str:
+    about = (
+        "Here as behind the paper's proxy: all workloads, the client hears the decode worker only, "
+        "and x=0 is plain. Cells are medians over points. The last column is what Trivium's "
+        "clients see, from Trivium's own x=0, whose first token comes from the prefill worker at "
+        "once."
+    )
+    shown = listing(
+        results.table_1,
+        {
+            "": lambda c: c.pools,
+            "load": lambda c: c.level,
+            "paper": lambda c: f"{c.paper:.1f}",
+            "here": lambda c: f"{c.ours:.1f}",
+            "within 15 points": lambda c: c.within,
+            "mean here": lambda c: f"{c.mean:.1f}",
+            "long contexts only": lambda c: f"{c.long:.1f}",
+            "at Trivium's clients": lambda c: f"{c.trivium:.1f}",
+        },
+    )
+    why = [note(f"{c.pools}, {c.level}: {c.why}") for c in results.table_1 if c.why]
+    return f"<p>{escape(about)}</p>{shown}{''.join(why)}"
+
+
+def _headline(results: Findings) -> str:
+    low, high = ppd_paper.TPOT_PREFILL_HEAVY
+    mean, best, least = ppd_paper.TTFT_LATER
+    published = (
+        *(
+            "paper",
+            f"{mean:.0f} ({best:.0f} to {least:.0f})",
+            f"{ppd_paper.KV_VOLUME:.0f}",
+            "",
+        ),
+        f"+{low:.0f} to +{high:.0f}",
+    )
+    rows = [
+        (
+            *(h.pools, f"{h.ttft:.1f}", f"{h.kv_volume:.1f}", f"{h.later_kv_volume:.1f}"),
+            f"{h.tpot_prefill_heavy:+.1f}",
+        )
+        for h in results.headline
+    ]
+    heads = ("", "turn-2 TTFT", "KV volume", "of turn 2", "TPOT, prefill-heavy")
+    return table(heads, [*rows, published])
+
+
+def _table_2(results: Findings) -> str:
+    rows = []
+    for row in results.table_2:
+        published = ppd_paper.TABLE_2[row.objective]
+        rows.append((f"{row.objective}, paper", *(f"{published.get(k, '')}" for k in KINDS)))
+        rows.append((f"{row.objective}, here", *(f"{100 * row.kinds[k]:.1f}" for k in KINDS)))
+    means = [
+        sum(row.kinds[kind] for row in results.table_2) / len(results.table_2) for kind in KINDS
+    ]
+    rows.append(("average, paper", *(f"{ppd_paper.TABLE_2_AVERAGE.get(k, '')}" for k in KINDS)))
+    rows.append(("average, here", *(f"{100 * mean:.1f}" for mean in means)))
+    best = [
+        (row.objective, level, ", ".join(f"{name} {share:.0%}" for name, share in names))
+        for row in results.table_2
+        for level, names in row.best.items()
+    ]
+    about = (
+        "Percent of the points of workload and load at which a kind of configuration is best among "
+        f"those that complete {ppd_paper.SUCCESS_MIN:.0%} of their requests. TTFT and TPOT have "
+        "different winners at "
+        f"{results.unlike_winners:.1%} of the points (paper: {ppd_paper.UNLIKE_WINNERS} %)."
+    )
+    trends = table(("trend", "here"), list(results.trends_2.items()))
+    return (
+        f"<p>{escape(about)}</p>{table(('', *KINDS), rows)}{trends}"
+        f"{table(('best', 'load', 'configurations that win most'), best)}{note(results.why_2)}"
+    )
+
+
+def _table_4(results: Findings) -> str:
+    def percent(level: str) -> Callable[[Failures], str]:
+        return lambda row: f"{row.percent[level]:.2f}"
+
+    levels = list(next(iter(results.table_4)).percent)
+    beside = _beside_table_4({row.config: row for row in results.table_4})
+    grid = listing(
+        results.table_4,
+        {
+            "": lambda r: r.config,
+            **{level: percent(level) for level in levels},
+            "loads with failures": lambda r: f"{r.degraded_loads} of {r.loads}",
+            "TTFT p99 over 1 s": lambda r: f"{r.slow_loads} of {r.loads}",
+            "longest, s": lambda r: f"{r.longest_ms / 1e3:.1f}",
+            "memory in use": lambda r: f"{r.memory_share:.0%}",
+            "buffer, GB": lambda r: f"{r.buffered_bytes / 1e9:.1f}",
+            "points with dead workers": lambda r: r.crashed_points,
+        },
+    )
+    share = listing(
+        results.sharegpt,
+        {
+            "conversations like ShareGPT's": lambda r: r.config,
+            "per s": lambda r: f"{r.load_per_s:g}",
+            "turns": lambda r: r.turns,
+            "failed, %": lambda r: f"{100 * r.failed / r.turns:.1f}",
+            "paper, %": lambda r: _published(r.config, r.load_per_s),
+            "later TTFT p50, ms": lambda r: f"{r.later_ttft_p50:.0f}",
+            "buffer, GB": lambda r: f"{r.buffered_bytes / 1e9:.1f}",
+            "dead workers": lambda r: r.crashed,
+        },
+    )
+    trends = table(("trend", "here"), list(results.trends_4.items()))
+    return f"{beside}{grid}{share}{trends}{''.join(note(text) for text in results.why_4)}"
+
+
+def _beside_table_4(found: dict[str, Failures]) -> str:
+    """The published cells beside ours, as both count: workloads in which a request failed."""
+    rows = []
+    for name, published in ppd_paper.TABLE_4.items():
+        mine = found[name if name == "4R" else f"{name} plain"].workloads
+        here = [f"{mine[load]:.0f}" if load in mine else "" for load in published]
+        rows += [(f"{name}, paper", *published.values()), (f"{name}, here", *here)]
+    loads = (f"{load:g}/s" for load in next(iter(ppd_paper.TABLE_4.values())))
+    about = "Percent of the workloads in which a request failed, as table 4's cells are read."
+    return f"<p>{about}</p>{table(('', *loads), rows)}"
+
+
+def _published(config: str, load: float) -> str:
+    pools, _, how = config.partition(" ")
+    if how != "x=0 plain" or load not in ppd_paper.SHAREGPT_PLAIN[pools]:
+        return ""
+    return f"{100 - ppd_paper.SHAREGPT_PLAIN[pools][load]:.1f}"
+
+
+def _interference(results: Findings) -> str:
+    found = results.interference
+    rows = [
+        (
+            *(name, f"{published:.0f}", f"{found[name]:.1f}"),
+            f"{found[f'short {name}']:.1f}" if f"short {name}" in found else "",
+        )
+        for name, published in ppd_paper.FIGURE_2.items()
+    ]
+    tokens = ppd_paper.FIGURE_2_TOKENS
+    heads = (
+        *("beside a batch of 200", "paper, %", f"here, {tokens} new tokens, %"),
+        f"here, {interference.SHORT_TOKENS} new behind {tokens}, %",
+    )
+    about = (
+        "The paper says that full and append process as many tokens. A roofline cannot tell these "
+        "apart: 2 FLOP per parameter and new token either way. The published gap appears only if "
+        "an append has few new tokens behind that much context."
+    )
+    return f"<p>{about}</p>{table(heads, rows)}"
+
+
+def _regret(results: Findings) -> str:
+    about = f"<pre class=why>{escape((regret.__doc__ or '').strip())}</pre>"
+    return about + listing(
+        results.regret,
+        {
+            "": lambda r: r.config,
+            "points": lambda r: r.points,
+            "mean J": lambda r: f"{r.mean_cost:.3f}",
+            "mean regret": lambda r: f"{r.mean_regret:.1%}",
+            "p90": lambda r: f"{r.p90_regret:.1%}",
+            "worst": lambda r: f"{r.worst_regret:.0%}, {r.worst_at}",
+            "failed (best x)": lambda r: f"{r.failed} ({r.failed_best})",
+            "points lost": lambda r: r.missed,
+            "local": lambda r: f"{r.local_share:.0%}",
+        },
+    )
+
+
+def _recovery(results: Findings) -> str:
+    about = f"<pre class=why>{escape((step_change.__doc__ or '').strip())}</pre>"
+    pooled = listing(
+        results.recovery,
+        {
+            "": lambda r: f"{r.pools}, TTFT of {r.counted}",
+            "regret before": lambda r: f"{r.pooled.before:.1%}",
+            "windows of 200 requests after": lambda r: shown(r.pooled.after),
+            "mean but for the first": lambda r: f"{r.pooled.mean:.1%} ± {r.error:.1%}",
+            "local before": lambda r: f"{r.local_before:.0%}",
+            "after": lambda r: f"{r.local_after:.0%}",
+        },
+    )
+    rows = [
+        (f"{row.pools}, TTFT of {row.counted}", seed, f"{one.before:.1%}", shown(one.after))
+        for row in results.recovery
+        for seed, one in row.seeds.items()
+    ]
+    heads = ("", "seed", "regret before", "windows of 200 requests after")
+    return f"{about}{pooled}{table(heads, rows)}"
+
+
+def _frontier(results: Findings) -> str:
+    return listing(
+        results.frontier,
+        {
+            "": lambda m: m.name,
+            "TTFT over x=0": lambda m: f"{m.ttft:.3f}",
+            "TPOT over x=0": lambda m: f"{m.tpot:.3f}",
+            "local": lambda m: f"{m.local_share:.0%}",
+        },
+    )
+
+
+def _weighed(results: Findings) -> str:
+    low, high = ppd_paper.FIGURE_5_TTFT
+    least, most = ppd_paper.FIGURE_5_TPOT
+    about = (
+        "Prefill-heavy conversations with 1P3D, changes from plain x=0, where the client hears the "
+        f"decode worker only. Paper: TTFT {low:g} to {high:g} %, TPOT +{least:g} to +{most:g} %; "
+        "conversations of ShareGPT and WildChat, here drawn like ShareGPT's."
+    )
+    published = {
+        f"w_tpot {weight:g}": f"{share} %" for weight, share in ppd_paper.FIGURE_5_LOCAL.items()
+    }
+    return f"<p>{escape(about)}</p>" + listing(
+        results.weighed,
+        {
+            "": lambda r: f"{r.name}, {r.load_per_s:g}/s",
+            "local, paper": lambda r: published.get(r.name, "0 %"),
+            "local": lambda r: f"{r.local_share:.0%}",
+            "TTFT, ms": lambda r: f"{r.ttft_ms:.0f}",
+            "TTFT": lambda r: f"{r.ttft_change:+.0f} %",
+            "TPOT": lambda r: f"{r.tpot_change:+.0f} %",
+            "failed": lambda r: r.failed,
+        },
+    )
+
+
+def _turns(results: Findings) -> str:
+    about = (
+        f"Paper: about {ppd_paper.TTFT_ALL_LENGTHS:.0f} % of TTFT from x=0 to x=1 at every length."
+    )
+    return note(about) + listing(
+        results.lengths,
+        {
+            "": lambda r: r.config,
+            "turns": lambda r: r.turns,
+            "TTFT, ms": lambda r: f"{r.ttft:.0f}",
+            "decode's, ms": lambda r: f"{r.decode_ttft:.0f}",
+            "TPOT, ms": lambda r: f"{r.tpot:.2f}",
+            "KV moved, GB": lambda r: f"{r.kv_bytes / 1e9:.1f}",
+            "failed": lambda r: f"{r.failed} of {r.requests}",
+        },
+    )
+
+
+def _traffic(results: Findings) -> str:
+    if results.traffic_skipped:
+        return f"<p>Skipped: {escape(results.traffic_skipped)}</p>"
+    credit = note(
+        "Traces: Azure Public Dataset, AzureLLMInferenceTrace_code 2023 (CC-BY 4.0); "
+        "kvcache-ai/Mooncake, FAST25-release (Apache-2.0). Azure's requests name no sessions, so "
+        "policies differ on them only by pools."
+    )
+    shown = listing(
+        results.traffic,
+        {
+            "": lambda r: f"{r.trace}, {r.config}",
+            "requests (later turns)": lambda r: f"{r.requests} ({r.later})",
+            "TTFT p50": lambda r: f"{r.ttft_p50:.0f}",
+            "p99": lambda r: f"{r.ttft_p99:.0f}",
+            "p50 of later turns": lambda r: f"{r.later_ttft_p50:.0f}",
+            "TPOT p99": lambda r: f"{r.tpot_p99:.1f}",
+            "KV moved, GB": lambda r: f"{r.kv_bytes / 1e9:.0f}",
+            "by later turns": lambda r: f"{r.later_kv_bytes / 1e9:.0f}",
+            "failed": lambda r: r.failed,
+        },
+    )
+    return shown + credit

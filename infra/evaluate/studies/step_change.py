@@ -1,0 +1,210 @@
+"""A step change: prefill workers become twice as slow while it runs; how soon is `learned` good?
+
+The same conversations, of two requests each, meet every fixed share and `learned`, all with the
+same change. They are cut by when they began into windows of 100, 200 requests: one before the
+change, which follows the first 200 requests of all, and those after it. A window's regret is that
+of `regret.py`, with the window's x=0 as reference and the one x that is best there as rival.
+
+With one seed such a window is off by 1 to 3 points, so those of several seeds, from the
+evaluation's own on, are pooled: means are of all their turns. The bar is on every pooled window but
+the first after the change. It counts the first tokens of later turns only, while `learned` gives
+some of what those could have for a greater gain of first turns; so a second row counts all turns.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from infra.evaluate.paper.grid import RATIOS, SHARES, Config, Workload, static
+from infra.evaluate.points.point import Spec, costs, make_cluster
+from infra.evaluate.points.runs import Runner
+from infra.evaluate.studies.regret import WEIGHTS
+from infra.simulator.cluster import READY_MS
+from infra.simulator.faults.losses import slow_prefill
+from infra.simulator.shape import Shape
+from infra.simulator.traffic.poisson import Profile, poisson
+from infra.simulator.traffic.poisson import Shape as Turns
+from schemas.records import Mode
+
+CHANGE_MS = 30_000.0
+DURATION_MS = 90_000.0
+WINDOW = 100  # conversations: 200 requests
+TIMES_SLOWER = 2.0
+LOAD_PER_S = 8.0
+WORKLOAD = Workload(
+    name="long prompts",
+    profile=Profile(
+        first=Turns(input_tokens=2_048, output_tokens=128),
+        later=Turns(input_tokens=512, output_tokens=128),
+    ),
+)
+REGRET_MAX = 0.10
+LATER, ALL = "later turns", "all turns"  # whose time to first token counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedRun:
+    """How one configuration served the conversations of one seed, in order of their beginning."""
+
+    begun_ms: NDArray[np.float64]
+    ttft_ms: NDArray[np.float64]  # a row for each conversation, a column for each turn
+    tpot_ms: NDArray[np.float64]
+    local: NDArray[np.bool_]  # whether the later turn was
+
+    @property
+    def change(self) -> int:
+        """The first conversation after it."""
+        return int(np.searchsorted(self.begun_ms, READY_MS + CHANGE_MS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Windows:
+    """Regret before the change, and in each window after it."""
+
+    before: float
+    after: list[float]
+
+    @property
+    def mean(self) -> float:
+        """After the first window."""
+        return float(np.mean(self.after[1:]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """One ratio."""
+
+    pools: str
+    counted: str  # `LATER` or `ALL`
+    pooled: Windows
+    seeds: dict[int, Windows]
+    local_before: float  # share of later turns that `learned` placed locally
+    local_after: float  # likewise after the first window
+
+    @property
+    def holds(self) -> bool:
+        """Within the bound after the first window."""
+        return len(self.pooled.after) > 1 and max(self.pooled.after[1:]) <= REGRET_MAX
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean after the first window, from how seeds differ; needs two."""
+        means = [windows.mean for windows in self.seeds.values()]
+        return float(np.std(means, ddof=1) / len(means) ** 0.5)
+
+
+Seen = dict[Config, ChangedRun]  # of one seed
+
+
+def shown(regrets: list[float]) -> str:
+    """Of windows, one after the other."""
+    return ", ".join(f"{regret:.1%}" for regret in regrets)
+
+
+def step_changes(runner: Runner, seed: int, seeds: int) -> list[Recovery]:
+    """Every ratio, with so many seeds from that one on."""
+    keys = [
+        (pools, each, config)
+        for pools in RATIOS
+        for each in range(seed, seed + seeds)
+        for config in _configs(pools)
+    ]
+    specs = [
+        Spec(
+            config=config,
+            workload=WORKLOAD,
+            loads_per_s=(LOAD_PER_S,),
+            seed=each,
+            conversations_max=0,
+        )
+        for _, each, config in keys
+    ]
+    seen: dict[str, dict[int, Seen]] = {pools: {} for pools in RATIOS}
+    for (pools, each, config), run in zip(
+        keys, runner.map("step change", _run, specs), strict=True
+    ):
+        seen[pools].setdefault(each, {})[config] = run
+    return [recovery(pools, kind, seen[pools]) for pools in RATIOS for kind in (LATER, ALL)]
+
+
+def _configs(pools: str) -> list[Config]:
+    return [*(static(pools, share) for share in SHARES), _learned(pools)]
+
+
+def _learned(pools: str) -> Config:
+    return Config(pools=pools, policy="learned")
+
+
+def _run(spec: Spec) -> ChangedRun:
+    slow = [f"prefill-{i}" for i in range(Shape.parse(spec.config.pools).prefill)]
+    fault = slow_prefill(READY_MS + CHANGE_MS, slow, TIMES_SLOWER)
+    cluster = make_cluster(spec, faults=[fault])
+    conversations = poisson(
+        spec.workload.profile,
+        per_s=spec.loads_per_s[0],
+        duration_ms=DURATION_MS,
+        begin_ms=READY_MS,
+        block_tokens=spec.setup.block_tokens,
+        seed=[spec.seed],
+        name="step",
+    )
+    cluster.run(conversations)
+    done = [each for each in cluster.clients.served if each.completed]
+    local = {each.session_id for each in done if each.turn > 1 and each.mode is Mode.LOCAL}
+    ttft_ms, tpot_ms = costs(conversations, done)
+    return ChangedRun(
+        begun_ms=np.array([each.at_ms for each in conversations]),
+        ttft_ms=ttft_ms,
+        tpot_ms=tpot_ms,
+        local=np.array([each.session_id in local for each in conversations]),
+    )
+
+
+def recovery(pools: str, counted: str, seeds: dict[int, Seen]) -> Recovery:
+    """From all configurations of a ratio, seed by seed."""
+    learned = [seen[_learned(pools)] for seen in seeds.values()]
+    before = [run.local[: run.change] for run in learned]
+    after = [run.local[run.change + WINDOW :] for run in learned]
+    return Recovery(
+        pools=pools,
+        counted=counted,
+        pooled=_windows(pools, counted, list(seeds.values())),
+        seeds={seed: _windows(pools, counted, [seen]) for seed, seen in seeds.items()},
+        local_before=float(np.mean(np.concatenate(before))),
+        local_after=float(np.mean(np.concatenate(after))),
+    )
+
+
+def _windows(pools: str, counted: str, seeds: Sequence[Seen]) -> Windows:
+    changes = [seen[_learned(pools)].change for seen in seeds]
+    sizes = [len(seen[_learned(pools)].begun_ms) for seen in seeds]
+    count = min(size - change for size, change in zip(sizes, changes, strict=True)) // WINDOW
+
+    def regret(starts: Sequence[int]) -> float:
+        return _regret(pools, counted, list(zip(seeds, starts, strict=True)))
+
+    return Windows(
+        before=regret([WINDOW] * len(seeds)),
+        after=[regret([change + i * WINDOW for change in changes]) for i in range(count)],
+    )
+
+
+def _regret(pools: str, counted: str, windows: list[tuple[Seen, int]]) -> float:
+    """Of the windows that begin with those conversations, together."""
+    first_turn = 1 if counted == LATER else 0
+
+    def means(config: Config) -> tuple[float, float]:
+        runs = [(seen[config], slice(start, start + WINDOW)) for seen, start in windows]
+        ttft_ms = np.concatenate([run.ttft_ms[cut, first_turn:] for run, cut in runs])
+        tpot_ms = np.concatenate([run.tpot_ms[cut] for run, cut in runs])
+        return float(np.mean(ttft_ms)), float(np.mean(tpot_ms))
+
+    base_ttft_ms, base_tpot_ms = means(static(pools, "0"))
+
+    def cost(config: Config) -> float:
+        ttft_ms, tpot_ms = means(config)
+        return WEIGHTS[0] * ttft_ms / base_ttft_ms + WEIGHTS[1] * tpot_ms / base_tpot_ms
+
+    return cost(_learned(pools)) / min(cost(static(pools, share)) for share in SHARES) - 1

@@ -1,0 +1,102 @@
+"""Real traffic through the simulator: every policy on stretches of two published traces."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from infra.evaluate.paper.grid import IN_TURN, WORKLOADS, Config, static
+from infra.evaluate.points.point import Spec, make_cluster
+from infra.evaluate.points.runs import Runner
+from infra.simulator.cluster import READY_MS
+from infra.simulator.machine.latency import Setup
+from infra.simulator.traffic import traces
+from infra.simulator.traffic.traces import FILES, Arrival
+from schemas.errors import ConfigError
+
+POOLS = "2P2D"
+# Of virtual time: the whole of Mooncake's, some of Azure's; less where it is quick.
+WINDOW_MS = {"azure code": (240_000.0, 60_000.0), "mooncake synthetic": (2_400_000.0, 300_000.0)}
+# Four GPUs take the place of what the traces were recorded on: Azure's is thin, Mooncake's heavy.
+FASTER = {"azure code": 4.0, "mooncake synthetic": 0.5}
+KV_SHARE_MAX = 0.4
+CONFIGS = (
+    static(POOLS, "0", plain=True),
+    static(POOLS, "0"),
+    static(POOLS, "1/2"),
+    static(POOLS, "1"),
+    Config(pools=POOLS, policy="conditional"),
+    Config(pools=POOLS, policy="learned"),
+    *(Config(pools=POOLS, policy=policy) for policy in IN_TURN),
+    Config(pools="4R", policy="replica"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """One policy on one trace; times in ms."""
+
+    trace: str
+    config: str
+    requests: int
+    later: int  # that go on with a session
+    failed: int
+    ttft_p50: float
+    ttft_p99: float
+    later_ttft_p50: float
+    tpot_p99: float
+    kv_bytes: int
+    later_kv_bytes: int
+
+
+def traffic(runner: Runner, folder: Path, seed: int, *, quick: bool) -> list[Traffic]:
+    """Every trace in the folder and every policy; ConfigError where a trace is missing."""
+    tasks = []
+    for name, (file, read) in FILES.items():
+        if not (folder / file).is_file():
+            raise ConfigError(
+                f"evaluate: expected {file} in {folder}; name its folder with --traces"
+            )
+        arrivals = traces.window(read(folder / file), WINDOW_MS[name][quick] * FASTER[name], seed)
+        tasks += [(name, config, arrivals, seed) for config in CONFIGS]
+    return runner.map("real traffic", _run, tasks)
+
+
+def _run(task: tuple[str, Config, list[Arrival], int]) -> Traffic:
+    name, config, arrivals, seed = task
+    spec = Spec(
+        config=config,
+        workload=WORKLOADS[0],
+        loads_per_s=(),
+        seed=seed,
+        setup=Setup(),
+        conversations_max=0,
+        published=False,  # a connector's buffer is smaller than some of the prompts
+    )
+    cluster = make_cluster(spec)
+    conversations = traces.script(
+        arrivals,
+        begin_ms=READY_MS,
+        faster=FASTER[name],
+        block_tokens=spec.setup.block_tokens,
+    )
+    cluster.run(conversations)
+    cluster.finish()
+    served = cluster.clients.served
+    done = [each for each in served if each.completed]
+    later = [each.ttft_ms for each in done if each.turn > 1]
+    ttft = [each.ttft_ms for each in done]
+    moved = cluster.links.moved_bytes
+    return Traffic(
+        trace=name,
+        config=config.name,
+        requests=len(served),
+        later=sum(each.turn > 1 for each in served),
+        failed=len(served) - len(done),
+        ttft_p50=float(np.percentile(ttft, 50)),
+        ttft_p99=float(np.percentile(ttft, 99)),
+        later_ttft_p50=float(np.percentile(later, 50)) if later else 0.0,
+        tpot_p99=float(np.percentile([e.tpot_ms for e in done if e.output_tokens > 1], 99)),
+        kv_bytes=sum(moved.values()),
+        later_kv_bytes=sum(moved.get(e.request_id, 0) for e in served if e.turn > 1),
+    )

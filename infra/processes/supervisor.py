@@ -1,0 +1,171 @@
+"""Keeps child processes running: starts them, restarts what dies, stops them, writes their logs.
+
+Knows nothing of Kafka or of what the processes do; `infra/stack/launcher.py` decides which run and
+when they are ready. Each child leads a process group, gets SIGTERM when the launcher dies, and
+takes its whole group with it. Call from the main thread: a child ends with the thread that started
+it.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from infra.processes import tether
+from infra.processes.identity import PRIVATE
+from schemas.settings import private_folder
+
+BACKOFF_S, BACKOFF_MAX_S = 0.5, 10.0
+STABLE_S = 30.0  # after so long a life the backoff starts anew
+EXIT_BAD_CONFIG = 2  # trying again cannot help
+_TAIL_LINES = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """A command to keep running."""
+
+    name: str
+    command: tuple[str, ...]
+    log_file: Path
+    env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    restart: bool = True
+    grace_s: float = 40.0  # between SIGTERM and SIGKILL
+
+
+class Process:
+    """One spec and its present life."""
+
+    def __init__(self, spec: ProcessSpec) -> None:
+        self.spec = spec  # of the next life: it may be replaced
+        self.pid = 0  # 0: not running
+        self.restarts = 0
+        self.exit_code: int | None = None  # of the last life
+        self.failed = False  # given up
+        self.proven = False  # it served once, so it can again: what ends it lies outside
+        self.changed = asyncio.Event()  # set at every start and end
+        self.stopping = False
+        self._task: asyncio.Task[None] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+        self._log_start = 0  # where the lives of this process begin in its log
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    def start(self) -> None:
+        """Begin, in the background."""
+        self.stopping = False
+        log = self.spec.log_file
+        self._log_start = log.stat().st_size if log.exists() else 0
+        self._spawn()
+        self._task = asyncio.create_task(self._keep(), name=f"keep {self.name}")
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Signal the present life; the supervisor then restarts it as after any death."""
+        if self.pid:
+            os.kill(self.pid, number)
+
+    async def stop(self, *, grace_s: float | None = None) -> None:
+        """SIGTERM, SIGKILL after the grace; returns when the process and its group are gone."""
+        self.stopping = True
+        task, self._task = self._task, None
+        if task is None:
+            return
+        if not self.pid:  # between two lives
+            task.cancel()
+        self.kill(signal.SIGTERM)
+        await asyncio.wait([task], timeout=self.spec.grace_s if grace_s is None else grace_s)
+        self.kill(signal.SIGKILL)
+        await asyncio.wait([task])
+
+    def tail(self) -> str:
+        """The end of the log, for messages; nothing of what earlier processes left there."""
+        try:
+            written = self.spec.log_file.read_bytes()[self._log_start :]
+        except FileNotFoundError:
+            return ""
+        return "\n".join(written.decode(errors="replace").splitlines()[-_TAIL_LINES:])
+
+    async def _keep(self) -> None:
+        backoff_s = BACKOFF_S
+        while True:
+            began_s = time.monotonic()
+            await self._ended()
+            is_hopeless = self.exit_code == EXIT_BAD_CONFIG and not self.proven
+            gives_up = is_hopeless or not self.spec.restart
+            if self.stopping or gives_up:
+                self.failed = gives_up and not self.stopping
+                self.changed.set()
+                return
+            if time.monotonic() - began_s > STABLE_S:
+                backoff_s = BACKOFF_S
+            self.changed.set()
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, BACKOFF_MAX_S)
+            self.restarts += 1
+            self._spawn()
+
+    def _spawn(self) -> None:
+        spec = self.spec
+        private_folder(spec.log_file.parent)
+        command = [sys.executable, "-IS", tether.__file__, str(os.getpid()), *spec.command]
+        with spec.log_file.open("ab") as output:
+            child = self._child = subprocess.Popen(
+                command,
+                env=dict(spec.env),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                umask=PRIVATE,
+            )
+        self.pid = child.pid
+        self.changed.set()
+
+    async def _ended(self) -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        descriptor = os.pidfd_open(self.pid)
+        loop.add_reader(descriptor, ended.set)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+        group, self.pid = self.pid, 0
+        with contextlib.suppress(ProcessLookupError):  # before the wait: the id is still ours
+            os.killpg(group, signal.SIGKILL)
+        assert self._child is not None, "a life ends only after it began"
+        self.exit_code = self._child.wait()
+
+
+class Supervisor:
+    """The processes by name."""
+
+    def __init__(self) -> None:
+        self.processes: dict[str, Process] = {}
+
+    def start(self, spec: ProcessSpec) -> Process:
+        """Start one and keep it running."""
+        if spec.name in self.processes:
+            raise ValueError(f"{spec.name} runs already")
+        process = self.processes[spec.name] = Process(spec)
+        process.start()
+        return process
+
+    async def remove(self, names: list[str]) -> None:
+        """Stop these together and forget them, so that their names can be used again."""
+        await self.stop(names)
+        for name in names:
+            del self.processes[name]
+
+    async def stop(self, names: list[str] | None = None, *, grace_s: float | None = None) -> None:
+        """Stop these together, or all."""
+        chosen = [p for p in self.processes.values() if names is None or p.name in names]
+        await asyncio.gather(*(process.stop(grace_s=grace_s) for process in chosen))

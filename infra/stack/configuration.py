@@ -1,0 +1,147 @@
+"""All settings of a deployment: one TOML file, the environment, flags, in rising precedence.
+
+Reads `trivium.toml` of the working directory, or the file that --config or TRIVIUM_CONFIG names.
+An unknown section or field stops the start with its name and what was expected. The engines'
+sections are checked here and stay as written: a worker builds the one that it needs.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from infra.broker.section import BrokerSettings
+from schemas.errors import ConfigError
+from schemas.sections import ENV_PREFIX, build, read_toml, secrets_of
+from schemas.settings import LogSettings, ModelSettings
+from streams.config import RouterSettings
+from streams.gateway.config import GatewaySettings
+from workers.config import WorkerSettings
+from workers.llm.sim.settings import SimSettings
+from workers.llm.vllm.settings import VllmSettings
+from workers.search.settings import RetrievalSettings
+
+DEFAULT_FILE = Path("trivium.toml")
+ENGINE_SECTIONS: dict[str, type[Any]] = {"sim": SimSettings, "vllm": VllmSettings}
+_OTHER_VARIABLES = ("TRIVIUM_HOME", "TRIVIUM_CONFIG")
+_OWN_PREFIXES = ("TRIVIUM_PLUGIN_",)  # set by our own processes for those that they start
+_SECTIONS: dict[str, type[Any]] = {
+    "log": LogSettings,
+    "broker": BrokerSettings,
+    "model": ModelSettings,
+    "gateway": GatewaySettings,
+    "router": RouterSettings,
+    "worker": WorkerSettings,
+    "retrieval": RetrievalSettings,
+}
+
+Flags = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every section; each has defaults, so `Settings()` is a deployment on this machine."""
+
+    log: LogSettings = field(default_factory=LogSettings)
+    broker: BrokerSettings = field(default_factory=BrokerSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    gateway: GatewaySettings = field(default_factory=GatewaySettings)
+    router: RouterSettings = field(default_factory=RouterSettings)
+    worker: WorkerSettings = field(default_factory=WorkerSettings)
+    retrieval: RetrievalSettings = field(default_factory=RetrievalSettings)
+    engines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+def load(
+    file: Path | None = None,
+    *,
+    flags: Flags | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """The settings; raises ConfigError naming what is unknown or wrong."""
+    environ = os.environ if environ is None else environ
+    sections = read_toml(_file(file, environ))
+    known = (*_SECTIONS, *ENGINE_SECTIONS)
+    for name, content in sections.items():
+        if name not in known:
+            raise ConfigError(f"[{name}]: unknown section; expected one of {', '.join(known)}")
+        if not isinstance(content, dict):
+            raise ConfigError(f"{name}: expected a section, [{name}], found {content!r}")
+    _check_variables(environ, known)
+    flags = flags or {}
+    built = {
+        name: build(name, kind, sections.get(name, {}), environ=environ, flags=flags.get(name))
+        for name, kind in _SECTIONS.items()
+    }
+    for name, kind in ENGINE_SECTIONS.items():
+        build(name, kind, sections.get(name, {}), environ=environ)
+    engines = {name: sections[name] for name in ENGINE_SECTIONS if name in sections}
+    return Settings(**built, engines=engines)
+
+
+def dump(settings: Settings) -> str:
+    """The settings as TOML that `load` reads back, without secrets."""
+    sections = {}
+    for name in _SECTIONS:
+        section = getattr(settings, name)
+        secrets = secrets_of(section)
+        plain = dataclasses.asdict(section).items()
+        sections[name] = {key: value for key, value in plain if key not in secrets}
+    sections.update({name: dict(content) for name, content in settings.engines.items()})
+    lines: list[str] = []
+    for name, content in sections.items():
+        lines.append(f"[{name}]")
+        lines += [f"{key} = {_toml(value)}" for key, value in content.items() if value is not None]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def secrets_environ(settings: Settings) -> dict[str, str]:
+    """The secrets as variables, for processes that read what `dump` wrote."""
+    found = {}
+    for name in _SECTIONS:
+        for field_name, value in secrets_of(getattr(settings, name)).items():
+            text = value if isinstance(value, str) else ",".join(value)
+            found[f"{ENV_PREFIX}{name}_{field_name}".upper()] = text
+    return found
+
+
+def without_sections(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment less what `dump` has already taken into account."""
+    prefixes = tuple(f"{ENV_PREFIX}{name.upper()}_" for name in _SECTIONS)
+    return {name: value for name, value in environ.items() if not name.startswith(prefixes)}
+
+
+def _file(file: Path | None, environ: Mapping[str, str]) -> Path | None:
+    if file is not None:
+        return file
+    if named := environ.get("TRIVIUM_CONFIG"):
+        return Path(named)
+    return DEFAULT_FILE if DEFAULT_FILE.exists() else None
+
+
+def _check_variables(environ: Mapping[str, str], known: tuple[str, ...]) -> None:
+    for variable in environ:
+        if not variable.startswith(ENV_PREFIX) or variable.startswith(_OWN_PREFIXES):
+            continue
+        if variable in _OTHER_VARIABLES:
+            continue
+        section = variable.removeprefix(ENV_PREFIX).partition("_")[0].lower()
+        if section not in known:
+            raise ConfigError(
+                f"{variable}: unknown; expected {' or '.join(_OTHER_VARIABLES)}, or "
+                f"{ENV_PREFIX}<SECTION>_<FIELD> with a section of {', '.join(known)}"
+            )
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, bool | int | float):
+        return str(value).lower()
+    return json.dumps(str(value), ensure_ascii=False)  # a TOML basic string is a JSON string

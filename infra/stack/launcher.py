@@ -1,0 +1,270 @@
+"""One deployment on this machine: broker, topics, routers, workers, gateways, ready together.
+
+`async with Stack(settings, plan) as stack` is what `trivium up`, the demo, the tests and the
+benchmarks use. The supervisor restarts what dies; the fleet topic tells when a process is ready.
+One stack per state folder: a lock in it is held for as long as the stack lives.
+"""
+
+import asyncio
+import dataclasses
+import signal
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, Self
+
+from infra.broker.keeper import BrokerKeeper
+from infra.broker.node import Broker
+from infra.processes.supervisor import Process, Supervisor
+from infra.stack import configuration
+from infra.stack.configuration import Settings
+from infra.stack.fleet_watch import FleetWatch
+from infra.stack.plan import StackPlan, check_wishes, process_specs, with_roles
+from infra.stack.readiness import is_served
+from infra.stack.statefile import NO_BROKER, ProcessRow, StackFiles
+from schemas.errors import ConfigError, NotReady
+from schemas.fleet import FleetView
+from schemas.log.admin import create_topics
+from schemas.log.clock import wall_ms
+from schemas.log.patience import insist
+from schemas.log.registry import make_codec
+from schemas.records import MemberKind, MemberState
+from schemas.settings import home
+from workers.llm.models.folder import model_folder
+
+READY_TIMEOUT_S = 240.0
+_POLL_S = 0.1
+_WRITE_S = 0.25
+
+
+class Stack:
+    """Broker and processes of one plan; start and stop it from the main thread's loop."""
+
+    def __init__(self, settings: Settings, plan: StackPlan, *, folder: Path | None = None) -> None:
+        check_wishes(plan, settings)
+        self.settings = settings
+        self.plan = plan
+        self.folder = (folder or home()).absolute()
+        self.ready = False
+        self.waits_for = ""  # what the start is held up by outside of it
+        self._supervisor = Supervisor()
+        self._broker: BrokerKeeper | None = None
+        self._fleet: FleetWatch | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._files = StackFiles(self.folder)
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop(grace_s=5)
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    @property
+    def bootstrap(self) -> str:
+        return self.settings.log.bootstrap
+
+    @property
+    def processes(self) -> dict[str, Process]:
+        return self._supervisor.processes
+
+    @property
+    def gateway_urls(self) -> list[str]:
+        """Addresses of the gateways, `http://host:port`, that are known."""
+        return [row.url for row in self.rows() if row.kind == MemberKind.GATEWAY and row.url]
+
+    async def start(self, *, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Start everything and wait until it is ready; raises a TriviumError if it cannot be.
+
+        The broker has `timeout_s` to come and to answer, and the processes then have as long.
+        """
+        end_s = time.monotonic() + timeout_s
+        self._files.lock()
+        self._spawn(self._write_state())
+        await self._start_broker()
+        await self._insist(lambda: create_topics(self.settings.log), end_s)
+        await self._resolve_model()
+        codec = await asyncio.to_thread(make_codec, self.settings.log)
+        self._fleet = FleetWatch(self.settings.log, codec)
+        await self._insist(self._fleet.start, end_s)
+        self._spawn(self._fleet.follow(self._keep_roles))
+        self._config.write_text(configuration.dump(self.settings))
+        self._start_missing()
+        await self.wait_ready(timeout_s=timeout_s)
+        self.ready = True
+
+    async def _insist(self, ask: Callable[[], Awaitable[object]], end_s: float) -> None:
+        """A cluster may come after its deployment, and a broker that has just begun on a busy
+        machine may be too slow at first.
+        """
+
+        def told(trouble: str) -> None:
+            self.waits_for = trouble
+
+        await insist(ask, told, end_s - time.monotonic())
+
+    async def scale(self, *, timeout_s: float = READY_TIMEOUT_S, **counts: int) -> None:
+        """Other counts of the plan from now on: the last ones are drained, or more are started.
+
+        `await stack.scale(prefill=3, decode=1)`; returns when they are gone and ready.
+        """
+        plan = dataclasses.replace(self.plan, **counts)  # type: ignore[arg-type]  # by name
+        wanted = plan.names()
+        await self._supervisor.remove([name for name in self.plan.names() if name not in wanted])
+        self.plan = plan
+        if started := self._start_missing():
+            await self.wait_ready(*started, timeout_s=timeout_s)
+
+    @property
+    def _config(self) -> Path:
+        return self.folder / "stack.toml"
+
+    def _start_missing(self) -> list[str]:
+        specs = process_specs(
+            self.plan,
+            folder=self.folder,
+            config=self._config,
+            engine=self.settings.worker.engine,
+            gateway_port=self.settings.gateway.port,
+            secrets=configuration.secrets_environ(self.settings),
+        )
+        missing = [spec for spec in specs if spec.name not in self.processes]
+        for spec in missing:
+            self._supervisor.start(spec)
+        return [spec.name for spec in missing]
+
+    async def wait_ready(self, *names: str, timeout_s: float = READY_TIMEOUT_S) -> None:
+        """Wait until these processes, or all, are ready in their present life."""
+        chosen = names or tuple(self.processes)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while any(self.state_of(name) != "ready" for name in chosen):
+                    self._raise_failed()  # readiness also ends by time alone: no event to wait for
+                    await asyncio.sleep(_POLL_S)
+                await self._until_served()
+        except TimeoutError:
+            late = [name for name in chosen if self.state_of(name) != "ready"]
+            late = late or self.plan.gateway_names()  # they know of no worker
+            raise NotReady(
+                f"not ready after {timeout_s:g} s: {', '.join(late)}; logs are in "
+                f"{self.folder / 'logs'}. {late[0]} ends with:\n{self.processes[late[0]].tail()}"
+            ) from None
+
+    async def _until_served(self) -> None:
+        """Wait until every gateway knows its workers: each reads the fleet at its own pace."""
+        while self.plan.serves and not all([await is_served(url) for url in self.gateway_urls]):
+            self._raise_failed()
+            await asyncio.sleep(_POLL_S)
+
+    async def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Kill a process, as a test or a chaos schedule does; it is restarted."""
+        self.processes[name].kill(number)
+        await asyncio.sleep(0)
+
+    async def stop(self, *, grace_s: float | None = None) -> None:
+        """Drain: gateways first, then workers and routers, then the broker if it is ours."""
+        self.ready = False
+        kinds = self.plan.names()
+        gateways = [name for name in self.processes if kinds[name] is MemberKind.GATEWAY]
+        await self._supervisor.stop(gateways, grace_s=grace_s)
+        await self._supervisor.stop(grace_s=grace_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        if self._fleet is not None:
+            await self._fleet.stop()
+        if self._broker is not None:
+            self._broker.stop()
+        self._files.release()
+
+    def state_of(self, name: str) -> str:
+        """Where a process is: what the supervisor knows, then what its heartbeats say."""
+        process = self.processes.get(name)
+        if process is None:
+            return "waiting"
+        if process.failed:
+            return "failed"
+        if process.stopping:
+            return "draining" if process.pid else "stopped"
+        if not process.pid:
+            return "restarting"
+        now_ms = wall_ms()
+        member = self._fleet.view.members.get(name) if self._fleet else None
+        if member is None or member.registration.pid != process.pid or not member.lives(now_ms):
+            silent = self.ready and self._fleet is not None and self._fleet.is_silent(now_ms)
+            return NO_BROKER if silent else "starting"
+        process.proven |= member.state is MemberState.READY
+        return "starting" if member.state is MemberState.GONE else member.state.value
+
+    def _keep_roles(self, view: FleetView) -> None:
+        """A worker that was moved has its present roles again when it is started anew."""
+        for name, process in self.processes.items():
+            member = view.members.get(name)
+            if member is not None and member.registration.pid == process.pid:
+                process.spec = with_roles(process.spec, member.registration.roles)
+
+    def rows(self) -> list[ProcessRow]:
+        """Every process of the plan, for display."""
+        members = self._fleet.view.members if self._fleet else {}
+        found = []
+        for name, kind in self.plan.names().items():
+            process, member = self.processes.get(name), members.get(name)
+            found.append(
+                ProcessRow(
+                    name=name,
+                    kind=kind.value,
+                    pid=process.pid if process else 0,
+                    state=self.state_of(name),
+                    restarts=process.restarts if process else 0,
+                    url=member.registration.url if member else "",
+                    log_file=str(process.spec.log_file) if process else "",
+                )
+            )
+        return found
+
+    def _raise_failed(self) -> None:
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                task.result()
+        for process in self.processes.values():
+            if process.failed:
+                raise ConfigError(
+                    f"{process.name} ended with code {process.exit_code}; "
+                    f"{process.spec.log_file} ends with:\n{process.tail()}"
+                )
+
+    async def _start_broker(self) -> None:
+        if not self.plan.broker:
+            return
+        broker = Broker(self.settings.broker, self.folder / "broker", tethered=True)
+        self._broker = BrokerKeeper(broker, self.settings.broker.start_timeout_s)
+        bootstrap = await self._broker.start()
+        log = dataclasses.replace(self.settings.log, bootstrap=bootstrap)
+        self.settings = dataclasses.replace(self.settings, log=log)
+        self._spawn(self._broker.keep())
+
+    async def _resolve_model(self) -> None:
+        """Every process gets the same folder, and the name that the API shows."""
+        model = self.settings.model
+        path = await asyncio.to_thread(model_folder, model)
+        resolved = dataclasses.replace(model, path=path, name=model.served_name)
+        self.settings = dataclasses.replace(self.settings, model=resolved)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(work))
+
+    async def _write_state(self) -> None:
+        while True:
+            self._files.write(
+                bootstrap=self.bootstrap,
+                ready=self.ready,
+                waits_for=self.waits_for,
+                gateways=self.gateway_urls,
+                processes=self.rows(),
+            )
+            await asyncio.sleep(_WRITE_S)

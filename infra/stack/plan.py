@@ -1,0 +1,148 @@
+"""What `trivium up` runs: how many processes of each kind, with which command and environment.
+
+Decides only; `infra/stack/launcher.py` starts them.
+"""
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from infra.processes.supervisor import ProcessSpec
+from infra.stack.configuration import ENGINE_SECTIONS, Settings, without_sections
+from schemas.errors import ConfigError
+from schemas.records import MemberKind
+from schemas.sections import Natural, Positive, build, section
+
+# One thread each, or the libraries of every process start as many as there are cores.
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_WORKER_ROLES = ("prefill", "decode", "replica")
+
+
+@section("plan")
+class StackPlan:
+    """Counts by kind. `broker` is False where the cluster is external."""
+
+    prefill: Natural = 1
+    decode: Natural = 1
+    replica: Natural = 0
+    retrieval: Natural = 0  # workers, dealt to the shards in turn
+    shards: Positive = 1
+    routers: Natural = 1
+    gateways: Natural = 1
+    broker: bool = True
+
+    def __post_init__(self) -> None:
+        if 0 < self.retrieval < self.shards:
+            raise ConfigError(
+                f"shards: expected 1 to {max(1, self.retrieval)}, as many as there are retrieval "
+                f"workers at most, found {self.shards}"
+            )
+
+    @property
+    def serves(self) -> bool:
+        """Whether a gateway finds all that it needs to take calls."""
+        pools = self.replica or (self.prefill and self.decode)
+        return bool(self.gateways and self.routers and pools)
+
+    def gateway_names(self) -> list[str]:
+        """Member ids of the gateways."""
+        return [name for name, kind in self.names().items() if kind is MemberKind.GATEWAY]
+
+    def names(self) -> dict[str, MemberKind]:
+        """Member ids in the order of starting, with their kinds."""
+        found = {f"router-{number}": MemberKind.ROUTER for number in range(self.routers)}
+        for role in _WORKER_ROLES:
+            for number in range(getattr(self, role)):
+                found[f"{role}-{number}"] = MemberKind.WORKER
+        found.update({f"retrieval-{n}": MemberKind.WORKER for n in range(self.retrieval)})
+        found.update({f"gateway-{n}": MemberKind.GATEWAY for n in range(self.gateways)})
+        return found
+
+
+def check_wishes(plan: StackPlan, settings: Settings) -> None:
+    """Raise ConfigError for a policy or an orchestration that no worker of the plan can meet."""
+    wish, engine = settings.router.orchestration, settings.worker.engine
+    if settings.router.policy == "replica" and not plan.replica and plan.prefill + plan.decode:
+        raise ConfigError(
+            "router.policy: replica needs replicas, and there are none; start some with --replica, "
+            "or choose another policy"
+        )
+    if wish == "auto" or not (plan.prefill and plan.decode) or engine not in ENGINE_SECTIONS:
+        return
+    can = build(engine, ENGINE_SECTIONS[engine], settings.engines.get(engine, {})).orchestrations
+    if can and wish not in can:
+        advice = '; set vllm.kv_transfer = "push" for concurrent' if engine == "vllm" else ""
+        raise ConfigError(
+            f"router.orchestration: expected auto or one that two engines {engine} can do as they "
+            f"are set, {', '.join(can)}, found {wish}{advice}"
+        )
+
+
+def process_specs(
+    plan: StackPlan,
+    *,
+    folder: Path,
+    config: Path,
+    engine: str,
+    gateway_port: int,
+    secrets: Mapping[str, str] = MappingProxyType({}),
+) -> list[ProcessSpec]:
+    """One spec for each process of the plan but the broker; `secrets` join the environment."""
+    names = plan.names()
+    workers = [name for name in names if name.partition("-")[0] in _WORKER_ROLES]
+    shares = core_shares(sorted(os.sched_getaffinity(0)), len(workers))
+    base = {**without_sections(os.environ), **secrets, "TRIVIUM_HOME": str(folder)}
+    base.pop("PYTHONDONTWRITEBYTECODE", None)  # the cache halves the start of vLLM's processes
+    specs = []
+    for name, kind in names.items():
+        env, flags = {**base, **dict.fromkeys(_ONE_THREAD, "1")}, ["--id", name]
+        which, _, number = name.partition("-")
+        command_name = kind.value
+        if which == "retrieval":
+            command_name = which
+            flags += ["--shard", f"{int(number) % plan.shards}/{plan.shards}"]
+        elif kind is MemberKind.WORKER:
+            flags += ["--role", which]
+            if engine == "vllm":
+                env |= _vllm_env(shares[workers.index(name)])
+        if kind is MemberKind.GATEWAY and gateway_port:
+            flags += ["--port", str(gateway_port + int(number))]
+        command = [sys.executable, "-m", "infra.cli.app", command_name, *flags]
+        specs.append(
+            ProcessSpec(
+                name=name,
+                command=(*command, "--config", str(config)),
+                log_file=folder / "logs" / f"{name}.log",
+                env=env,
+            )
+        )
+    return specs
+
+
+def with_roles(spec: ProcessSpec, roles: Iterable[str]) -> ProcessSpec:
+    """The spec of a worker with other roles; any other spec, and no roles, stay as they are."""
+    command, said = list(spec.command), ",".join(roles)
+    if "--role" not in command or not said:
+        return spec
+    command[command.index("--role") + 1] = said
+    return replace(spec, command=tuple(command))
+
+
+def core_shares(cores: list[int], count: int) -> list[list[int]]:
+    """The machine's cores dealt to so many workers; some share where cores are fewer."""
+    if count == 0:
+        return []
+    if len(cores) < count:
+        return [[cores[number % len(cores)]] for number in range(count)]
+    size = len(cores) // count
+    return [cores[number * size : (number + 1) * size] for number in range(count)]
+
+
+def _vllm_env(cores: list[int]) -> Mapping[str, str]:
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "OMP_NUM_THREADS": str(len(cores)),
+    }

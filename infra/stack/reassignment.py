@@ -1,0 +1,118 @@
+"""Moves a worker from pool to pool while it runs: writes the order, then watches the fleet.
+
+The worker finishes what it holds and keeps its engine, its caches and its epoch
+(`workers/roles.py`). Started anew by `trivium up`, it keeps its roles (`launcher.py`); by
+hand, it has those of its command line again.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from infra.stack.fleet_watch import FleetWatch
+from schemas.errors import ConfigError, NotReady
+from schemas.fleet import Member
+from schemas.log.clients import LogProducer
+from schemas.log.clock import wall_ms
+from schemas.records import AssignRoles, MemberKind, MemberState, Role
+from schemas.settings import LogSettings
+from schemas.topics import TOPICS
+from workers.roles import check_roles, lease_topics
+
+_LOOK_S = 0.5  # a worker that falls silent changes nothing on the topic
+
+
+def find_worker(fleet: FleetWatch, worker_id: str) -> Member:
+    """A worker that lives and serves; raises ConfigError naming those that do."""
+    living = {each.member_id: each for each in fleet.view.living(MemberKind.WORKER, wall_ms())}
+    member = living.get(worker_id)
+    if member is None:
+        known = ", ".join(living) or "none"
+        raise ConfigError(f"no worker {worker_id!r} lives; expected one of: {known}")
+    if Role.RETRIEVAL in member.registration.roles:
+        raise ConfigError(
+            f"{worker_id} serves retrieval; expected a worker with a language model's engine"
+        )
+    if member.state is not MemberState.READY or member.registration.capability is None:
+        raise NotReady(f"{worker_id} is {member.state}; only a ready worker can be moved")
+    return member
+
+
+async def move_worker(
+    fleet: FleetWatch,
+    producer: LogProducer,
+    log: LogSettings,
+    worker_id: str,
+    roles: Sequence[Role],
+    *,
+    timeout_s: float,
+) -> Member:
+    """Give a worker these roles and wait until the fleet shows them; `fleet` must be followed.
+
+    Raises ConfigError where the order cannot be followed, NotReady where it was not in time.
+    """
+    member = find_worker(fleet, worker_id)
+    capability = member.registration.capability
+    assert capability is not None  # it is ready
+    check_roles(roles, capability)
+    _check_partitions(fleet, log, member, roles)
+    lease = member.registration.leases[0]
+    order = AssignRoles(
+        worker_id=worker_id, worker_epoch=member.epoch, roles=tuple(roles), at_ms=wall_ms()
+    )
+    sent = await producer.send(lease.topic, order, key=worker_id, partition=lease.partition)
+    await sent
+    try:
+        async with asyncio.timeout(timeout_s):
+            while not _has(member, roles):
+                await _news(fleet)
+                member = _same_life(fleet, order)
+    except TimeoutError:
+        raise NotReady(
+            f"{worker_id} is still {_words(member)} after {timeout_s:g} s; its log says why"
+        ) from None
+    return member
+
+
+def _check_partitions(
+    fleet: FleetWatch, log: LogSettings, member: Member, roles: Sequence[Role]
+) -> None:
+    leased = {lease.topic for lease in member.registration.leases}
+    for topic in lease_topics(roles):
+        count = log.partitions(TOPICS[topic].group)
+        if topic not in leased and not fleet.view.free_partitions(topic, count, wall_ms()):
+            raise ConfigError(
+                f"all {count} partitions of {topic} are leased; stop a worker, or use more "
+                "partitions ([log] worker_partitions)"
+            )
+
+
+def _has(member: Member, roles: Sequence[Role]) -> bool:
+    """The roles are registered, and no other one has credits any more."""
+    granted = {role for _, role in member.credits}
+    return {*member.registration.roles} == {*roles} and granted <= {*roles}
+
+
+async def _news(fleet: FleetWatch) -> None:
+    fleet.changed.clear()
+    try:
+        async with asyncio.timeout(_LOOK_S):
+            await fleet.changed.wait()
+    except TimeoutError:
+        return
+
+
+def _same_life(fleet: FleetWatch, order: AssignRoles) -> Member:
+    """The worker as it is now; its silence counts only while others are heard."""
+    member = fleet.view.members.get(order.worker_id)
+    if member is None or not member.lives(fleet.heard_ms):
+        raise NotReady(f"{order.worker_id} fell silent before it had followed the order")
+    if member.epoch != order.worker_epoch:
+        raise NotReady(
+            f"{order.worker_id} was started anew before it had followed the order, and is "
+            f"{_words(member)}; move it again"
+        )
+    return member
+
+
+def _words(member: Member) -> str:
+    return " and ".join(member.registration.roles) or "without a role"

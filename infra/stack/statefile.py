@@ -1,0 +1,114 @@
+"""What a running stack leaves in its state folder: a lock, and `stack.json` for other commands.
+
+The lock is held by the launcher's process and goes with it, however it ends; the file tells
+`trivium status`, `chat` and `down` where things are.
+"""
+
+import fcntl
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from infra.processes.identity import Identity, identify
+from schemas.errors import ConfigError
+from schemas.settings import home, private_folder
+
+STATE_FILE = "stack.json"
+LOCK_FILE = "stack.lock"
+NO_BROKER = "no broker"  # a process that lives, and waits for the log
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessRow:
+    """A process as tables and `stack.json` show it."""
+
+    name: str
+    kind: str
+    pid: int
+    state: str  # waiting, starting, ready, no broker, draining, restarting, failed or stopped
+    restarts: int
+    url: str
+    log_file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackState:
+    """The content of `stack.json`."""
+
+    launcher: Identity
+    bootstrap: str
+    ready: bool
+    gateways: list[str]
+    processes: list[ProcessRow]
+    waits_for: str = ""  # what holds up a start
+
+
+def read_state(folder: Path | None = None) -> StackState | None:
+    """The stack that runs in the folder, or None."""
+    try:
+        content = json.loads(((folder or home()) / STATE_FILE).read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+    launcher = Identity(**content.pop("launcher"))
+    rows = [ProcessRow(**row) for row in content.pop("processes")]
+    return StackState(launcher=launcher, processes=rows, **content) if launcher.lives() else None
+
+
+class StackFiles:
+    """The launcher's side: takes the lock, keeps the file true, removes it at the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock: IO[str] | None = None
+        self._written = ""
+
+    def lock(self) -> None:
+        """Take the folder; raises ConfigError if another stack has it."""
+        private_folder(self._folder)
+        lock = (self._folder / LOCK_FILE).open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise ConfigError(
+                f"a stack runs already in {self._folder}; stop it with `trivium down`, or set "
+                "TRIVIUM_HOME to another folder"
+            ) from None
+        self._lock = lock
+
+    def write(
+        self,
+        *,
+        bootstrap: str,
+        ready: bool,
+        gateways: list[str],
+        processes: list[ProcessRow],
+        waits_for: str = "",
+    ) -> None:
+        """Write the file anew if anything in it changed."""
+        me = identify(os.getpid())
+        assert me is not None, "this process runs"
+        content: dict[str, Any] = {
+            "launcher": asdict(me),
+            "bootstrap": bootstrap,
+            "ready": ready,
+            "gateways": gateways,
+            "processes": [asdict(row) for row in processes],
+            "waits_for": waits_for,
+        }
+        text = json.dumps(content, indent=2)
+        if text == self._written:
+            return
+        draft = self._folder / f"{STATE_FILE}.new"
+        draft.write_text(text)
+        draft.replace(self._folder / STATE_FILE)
+        self._written = text
+
+    def release(self) -> None:
+        """Remove the file and give the folder up; nothing if it was not ours."""
+        if self._lock is not None:
+            (self._folder / STATE_FILE).unlink(missing_ok=True)
+            self._lock.close()
+            self._lock = None

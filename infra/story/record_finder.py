@@ -1,0 +1,200 @@
+"""Finds a request's records on the log.
+
+A request id says when its call arrived, so that the `requests` topic is read from that moment on;
+the request says its session and gateway, and so the partitions of everything else. Records are
+searched as bytes and decoded only where the id is in them. For questions afterwards, never for
+serving.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from infra.story.story import Story, tell
+from schemas.codec import Codec
+from schemas.errors import NotFound, RecordError
+from schemas.log.clients import AssignedReader
+from schemas.log.clock import wall_ms
+from schemas.log.registry import make_codec
+from schemas.records import Outcome, Request
+from schemas.settings import LogSettings
+from schemas.topics import DAY_MS, TOPICS, partition_of
+from streams.gateway.ids import arrival_of, from_public
+
+CLOCKS_MS = 10_000  # by which clocks of processes may differ
+ACCEPT_MS = 60_000  # a request is on the log so long after its arrival at most
+NAME_CHARS_MIN = 4
+MATCHES_MAX = 64  # requests looked at for a name that several have
+_NAMED_MAX = 5
+_OF_SESSIONS = ("cancellations", "decisions", "phases")
+_OF_WORKERS = ("prefill", "decode")
+_TOLD = ("requests", "outcomes", *_OF_SESSIONS, *_OF_WORKERS, "tokens")
+
+Progress = Callable[[str, int, int], None]  # topic, offsets passed, offsets to pass
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Wall-clock times between which records are looked at."""
+
+    since_ms: int
+    until_ms: int
+
+    def __str__(self) -> str:
+        times = (self.since_ms / 1000, self.until_ms / 1000)
+        since, until = (datetime.fromtimestamp(time_s, UTC) for time_s in times)
+        return f"{since:%Y-%m-%d %H:%M:%S} to {until:%Y-%m-%d %H:%M:%S} UTC"
+
+
+class Finder(Protocol):
+    """Where records come from; tests have their own."""
+
+    async def find(
+        self, topic: str, partitions: Sequence[int], needle: str, window: Window, limit: int = 0
+    ) -> list[Any]:
+        """Decoded records that contain the needle, in log order; with a limit so many at most."""
+
+
+class LogFinder:
+    """The log itself."""
+
+    def __init__(self, log: LogSettings, codec: Codec, progress: Progress | None = None) -> None:
+        self._log = log
+        self._codec = codec
+        self._progress = progress
+
+    async def find(
+        self, topic: str, partitions: Sequence[int], needle: str, window: Window, limit: int = 0
+    ) -> list[Any]:
+        """Raises TopicError, BrokerUnavailable. What cannot be decoded is passed over: whoever
+        had to read it has put it on the dead-letter topic.
+        """
+        reader = AssignedReader(self._log, topic, partitions, client_id="trivium-story")
+        await reader.start("nowhere")
+        try:
+            starts = await reader.offsets_at(max(0, window.since_ms))
+            ends = await reader.offsets_at(window.until_ms)
+            await reader.seek(starts)
+            total = sum(ends[place] - starts[place] for place in ends)
+            found: list[Any] = []
+            passed = 0
+            async for batch in reader.until(ends):
+                found += self._matching(batch, needle.encode())
+                passed += len(batch)
+                if self._progress is not None:
+                    self._progress(topic, min(passed, total), total)
+                if limit and len(found) >= limit:
+                    return found[:limit]
+            return found
+        finally:
+            await reader.stop()
+
+    def _matching(self, batch: Sequence[Any], needle: bytes) -> list[Any]:
+        found = []
+        for record in batch:
+            if record.value is None or needle not in record.value:
+                continue
+            try:
+                found.append(self._codec.decode(record.value))
+            except RecordError:
+                continue
+        return found
+
+
+def window_of(name: str, since_ms: int, now_ms: int) -> Window:
+    """Where a request of this name can be: about its arrival where the name tells that more
+    closely than `since_ms` (how far back to look) does; what tells of the future is a name like
+    any other.
+    """
+    told = arrival_of(name)
+    if told is not None and told[1] - told[0] <= since_ms and told[0] <= now_ms + CLOCKS_MS:
+        return Window(told[0] - CLOCKS_MS, told[1] + ACCEPT_MS)
+    return Window(now_ms - since_ms, now_ms + CLOCKS_MS)
+
+
+async def find_request(
+    finder: Finder, log: LogSettings, name: str, *, since_ms: int, now_ms: int
+) -> Request:
+    """The request with this id, this beginning of an id, or this id of an OpenAI answer.
+
+    Raises NotFound with what to try.
+    """
+    wanted = from_public(name.strip())
+    if len(wanted) < NAME_CHARS_MIN:
+        raise NotFound(f"{name}: expected at least {NAME_CHARS_MIN} characters of a request id")
+    window = window_of(wanted, since_ms, now_ms)
+    partitions = range(log.session_partitions)
+    records = await finder.find("requests", partitions, wanted, window, MATCHES_MAX)
+    found = {r.request_id: r for r in records if isinstance(r, Request)}
+    if wanted in found:
+        return found[wanted]
+    begun = sorted(request_id for request_id in found if request_id.startswith(wanted))
+    if len(begun) == 1:
+        return found[begun[0]]
+    if begun:
+        more = f" and {len(begun) - _NAMED_MAX} more" if len(begun) > _NAMED_MAX else ""
+        raise NotFound(
+            f"{wanted}: {len(begun)} requests begin so: {', '.join(begun[:_NAMED_MAX])}{more}; "
+            "name one (choices of one call end in -0, -1, ...)"
+        )
+    raise NotFound(_nowhere(log, wanted, window, now_ms))
+
+
+def _nowhere(log: LogSettings, wanted: str, window: Window, now_ms: int) -> str:
+    topic = f"{log.topic_prefix}requests"
+    hours = TOPICS["requests"].retention_ms // 3_600_000
+    advice = "try `--since 24h`"
+    if (told := arrival_of(wanted)) is not None and told[1] <= window.until_ms:
+        advice = "the id says that it arrived then"
+        if now_ms - told[1] > TOPICS["requests"].retention_ms:
+            advice += f", and requests are kept for {hours} h"
+    return (
+        f"{wanted}: no such request on {topic} at {log.bootstrap} from {window}; {advice}; check "
+        "the id (x-trivium-request-id of the response), --bootstrap and log.topic_prefix; a call "
+        "that was refused is not on the log"
+    )
+
+
+async def collect(finder: Finder, log: LogSettings, request: Request) -> Story:
+    """Everything about the request, up to its outcome or to now."""
+    needle, arrived_ms = request.request_id, request.arrived_ms
+    session = [partition_of(request.session_id, log.session_partitions)]
+    whole = Window(arrived_ms - CLOCKS_MS, max(wall_ms(), arrived_ms) + CLOCKS_MS)
+    outcomes = await finder.find("outcomes", session, needle, whole)
+    ended_ms = [o.ended_ms for o in outcomes if isinstance(o, Outcome) and o.request_id == needle]
+    until_ms = min(ended_ms[0] + CLOCKS_MS, whole.until_ms) if ended_ms else whole.until_ms
+    window = Window(whole.since_ms, until_ms)
+    places = [(topic, session) for topic in _OF_SESSIONS]
+    places += [(topic, list(range(log.worker_partitions))) for topic in _OF_WORKERS]
+    places.append(("tokens", [request.gateway_partition]))
+    found = await asyncio.gather(*(finder.find(t, p, needle, window) for t, p in places))
+    records = [record for records in (outcomes, *found) for record in records]
+    return tell([request], records)[needle]
+
+
+async def read_story(
+    log: LogSettings,
+    name: str,
+    *,
+    since_ms: int = DAY_MS,
+    progress: Progress | None = None,
+) -> Story:
+    """One request's story; `name` and errors as in `find_request`."""
+    finder = LogFinder(log, await asyncio.to_thread(make_codec, log), progress)
+    request = await find_request(finder, log, name, since_ms=since_ms, now_ms=wall_ms())
+    return await collect(finder, log, request)
+
+
+async def read_stories(log: LogSettings) -> dict[str, Story]:
+    """The story of every request on the log, by request id; reads the topics whole."""
+    finder = LogFinder(log, await asyncio.to_thread(make_codec, log))
+    window = Window(0, wall_ms() + CLOCKS_MS)
+    requests, *others = await asyncio.gather(
+        *(
+            finder.find(topic, range(log.partitions(TOPICS[topic].group)), "", window)
+            for topic in _TOLD
+        )
+    )
+    return tell(requests, [record for records in others for record in records])

@@ -1,0 +1,172 @@
+"""A request's story: all that the log holds about it, put together.
+
+Pure: `record_finder.py` finds the records, `steps.py` tells them in order of time.
+Times are those of the processes that wrote the records, so between machines they are as good as
+the machines' clocks.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.codec import to_dict
+from schemas.records import (
+    Cancellation,
+    CancelWork,
+    Decision,
+    Outcome,
+    Phase,
+    PhaseKind,
+    Request,
+    Resumption,
+    TokenFrame,
+    Work,
+)
+from schemas.rules.outcomes import counting
+from streams.gateway.stream.stream import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """New tokens of the answer, as one frame brought them."""
+
+    at_ms: int
+    worker_id: str
+    tokens: int
+
+
+@dataclass(slots=True)
+class Story:
+    """All records of one request, and the tokens of its answer as its gateway takes them."""
+
+    request: Request
+    decisions: list[Decision] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list)
+    stops: list[CancelWork] = field(default_factory=list)
+    phases: list[Phase] = field(default_factory=list)
+    cancellations: list[Cancellation] = field(default_factory=list)
+    resumptions: list[Resumption] = field(default_factory=list)
+    rows: list[TokenRow] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    differs_at: int | None = None  # the first token that was repeated as another one
+    repeated_rows: int = 0  # a later attempt, or a paired worker, repeats what another has sent
+    outcome: Outcome | None = None
+
+    @property
+    def first_token_ms(self) -> int:
+        """When the first token left its worker; 0 while there is none."""
+        return self.rows[0].at_ms if self.rows else 0
+
+    @property
+    def last_token_ms(self) -> int:
+        """When all of them had; frames of two workers may be logged in another order."""
+        return max((row.at_ms for row in self.rows), default=0)
+
+    @property
+    def ttft_ms(self) -> int | None:
+        """From the arrival at the gateway to the first token's frame."""
+        return self.first_token_ms - self.request.arrived_ms if self.rows else None
+
+    @property
+    def tpot_ms(self) -> float | None:
+        """Mean time between tokens after the first."""
+        more = len(self.token_ids) - 1
+        return (self.last_token_ms - self.first_token_ms) / more if more > 0 else None
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes that went over NIXL. Of a paired attempt both workers report those that prefill
+        wrote, and prefill those that it read.
+        """
+        paired = {work.attempt for work in self.work if work.orchestration.is_paired}
+        total = sum(phase.kv_read_bytes for phase in self.phases)
+        for attempt in {phase.attempt for phase in self.phases}:
+            phases = [phase for phase in self.phases if phase.attempt == attempt]
+            prefill = sum(p.kv_bytes for p in phases if p.kind is PhaseKind.PREFILL_DONE)
+            decode = sum(p.kv_bytes for p in phases if p.kind is not PhaseKind.PREFILL_DONE)
+            total += max(prefill, decode) if attempt in paired else prefill + decode
+        return total
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: the records, and what follows from them. Times of rows count from arrival."""
+        start_ms = self.request.arrived_ms
+        rows = [[row.at_ms - start_ms, row.worker_id, row.tokens] for row in self.rows]
+        return {
+            "request": _without_prompt(self.request),
+            "decisions": [to_dict(decision) for decision in self.decisions],
+            "work": [_without_prompt(work) for work in self.work],
+            "stops": [to_dict(stop) for stop in self.stops],
+            "phases": [to_dict(phase) for phase in self.phases],
+            "cancellations": [to_dict(record) for record in self.cancellations],
+            "resumptions": [to_dict(record) for record in self.resumptions],
+            "tokens": {
+                "count": len(self.token_ids),
+                "token_ids": self.token_ids,
+                "ttft_ms": self.ttft_ms,
+                "tpot_ms": self.tpot_ms,
+                "rows": rows,
+                "repeated_rows": self.repeated_rows,
+                "differs_at": self.differs_at,
+            },
+            "kv_bytes": self.kv_bytes,
+            "outcome": to_dict(self.outcome) if self.outcome is not None else None,
+        }
+
+
+def _without_prompt(record: Request | Work) -> dict[str, Any]:
+    return {**to_dict(record), "prompt_tokens": record.prompt_length}
+
+
+def tell(requests: Iterable[Request], records: Iterable[Any]) -> dict[str, Story]:
+    """Stories by request id. Records of one topic and partition have to come in log order."""
+    stories = {request.request_id: Story(request) for request in requests}
+    streams = {request_id: Stream(request_id) for request_id in stories}
+    for record in records:
+        if isinstance(record, TokenFrame):
+            _fold_frame(stories, streams, record)
+        elif (story := stories.get(getattr(record, "request_id", ""))) is not None:
+            _fold(story, record)
+    for request_id, stream in streams.items():
+        stories[request_id].repeated_rows = stream.repeats
+        stories[request_id].differs_at = stream.differs_at
+    return stories
+
+
+def _fold(story: Story, record: Any) -> None:
+    match record:
+        case Decision():
+            story.decisions.append(record)
+        case Work():
+            story.work.append(record)
+        case CancelWork():
+            story.stops.append(record)
+        case Phase():
+            story.phases.append(record)
+        case Cancellation():
+            story.cancellations.append(record)
+        case Resumption():
+            story.resumptions.append(record)
+        case Outcome():
+            story.outcome = counting(filter(None, (story.outcome, record)))
+
+
+def _fold_frame(stories: dict[str, Story], streams: dict[str, Stream], frame: TokenFrame) -> None:
+    place = 0
+    columns = (frame.request_ids, frame.attempts, frame.first_seqs, frame.first_chars)
+    for request_id, attempt, seq, char, count, text in zip(
+        *columns, frame.token_counts, frame.texts, strict=True
+    ):
+        tokens = frame.token_ids[place : place + count]
+        place += count
+        stream = streams.get(request_id)
+        if stream is None:
+            continue
+        new = stream.push(attempt, seq, char, count, text, tokens)
+        if new:
+            story = stories[request_id]
+            story.rows.append(TokenRow(frame.at_ms, frame.worker_id, new))
+            story.token_ids += stream.token_ids
+            stream.token_ids = []
+    for end in frame.ends:
+        if end.request_id in streams:
+            streams[end.request_id].finish(end)

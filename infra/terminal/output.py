@@ -1,0 +1,28 @@
+"""What commands print: tables on a console, JSON on standard output."""
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPED_COLUMNS = 160  # where no terminal says how wide it is
+
+
+def stdout_console() -> "Console":
+    """Where tables go; a pipe, which has no width, gets room for all of their columns."""
+    from rich.console import Console
+
+    named = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(highlight=False, width=None if named else PIPED_COLUMNS)
+
+
+def print_json(value: object) -> None:
+    """One JSON document on standard output."""
+    print(json.dumps(value, indent=2, default=_plain))
+
+
+def _plain(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,19 @@
+"""How tests are dealt to the processes of `make test`: whole files, whose tests share engines.
+
+Whoever is done gets the next file, in the order of `conftest.py`.
+"""
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+
+class WholeFiles(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
+    """All that starts vLLM counts as one file: two such at a time are slower than one by one."""
+
+    def __init__(self, config: pytest.Config, log: Producer) -> None:
+        super().__init__(config, log)
+        config.option.loadscopereorder = False  # by the number of tests, which tells no times
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "vllm" if "vllm" in nodeid else nodeid.partition("::")[0]

@@ -1,0 +1,77 @@
+"""Which modules import which, and circles among them; of the same kind for modules and folders."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import PurePosixPath
+
+Graph = dict[str, set[str]]
+
+
+def modules_of(sources: Iterable[tuple[str, ast.Module]]) -> Graph:
+    """Each module, such as `infra/stack/plan`, and what it imports anywhere, if only for types.
+
+    Takes names and trees of files, and leaves out imports of anything else.
+    """
+    trees = {name.removesuffix(".py"): tree for name, tree in sources}
+    graph: Graph = {name: set() for name in trees}
+    for name, tree in trees.items():
+        graph[name] |= {target for target in _targets(tree) if target in trees and target != name}
+    return graph
+
+
+def _targets(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.replace(".", "/") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            place = node.module.replace(".", "/")
+            yield place
+            yield from (f"{place}/{alias.name}" for alias in node.names)
+
+
+def entries_of(graph: Mapping[str, set[str]], folder: str) -> Graph:
+    """The same of what a folder shows: its modules, and its folders taken whole."""
+    entries: Graph = defaultdict(set)
+    for name, imported in graph.items():
+        if (mine := _entry(name, folder)) is not None:
+            theirs = {_entry(other, folder) for other in imported} - {None, mine}
+            entries[mine] |= {each for each in theirs if each is not None}
+    return dict(entries)
+
+
+def _entry(name: str, folder: str) -> str | None:
+    prefix = f"{folder}/" if folder else ""
+    return name.removeprefix(prefix).partition("/")[0] if name.startswith(prefix) else None
+
+
+def folders_of(graph: Mapping[str, set[str]]) -> list[str]:
+    """Every folder that has a module somewhere below it; the empty name is the top."""
+    parents = {str(parent) for name in graph for parent in PurePosixPath(name).parents}
+    return sorted("" if name == "." else name for name in parents)
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Groups in which everyone reaches everyone, each in order of name.
+
+    What reaches itself does so through a circle; two of one circle reach the same.
+    """
+    reached = {name: _reached(graph, name) for name in graph}
+    found: dict[str, list[str]] = {}
+    for name in sorted(graph):
+        if name in reached[name]:
+            group = [other for other in sorted(graph) if other in reached[name]]
+            ring = [other for other in group if name in reached[other]]
+            found.setdefault(ring[0], ring)
+    return list(found.values())
+
+
+def _reached(graph: Mapping[str, set[str]], name: str) -> set[str]:
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        for other in graph.get(waiting.pop(), ()):
+            if other not in found:
+                found.add(other)
+                waiting.append(other)
+    return found

@@ -1,0 +1,128 @@
+"""The GPU search benchmark at toy size, emulated: that every part runs and is reported."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from infra.bench.search.gpu import kernels_alone, single_searches
+from infra.bench.search.gpu import main as search_gpu
+from infra.bench.search.systems import OURS
+from infra.bench.search.vectors import truth
+from schemas.errors import ConfigError
+from tests.workers.search.emulator import COMPILER, EmulatedDevice
+from workers.search import backend
+from workers.search.cuda import builder
+from workers.search.cuda.batch import BatchSettings
+from workers.search.cuda.device import Launch
+from workers.search.cuda.launch import reason_against
+from workers.search.graph import own_graph
+
+Array = np.ndarray[Any, Any]
+
+SIZES = BatchSettings(
+    slots=16, sizes=(2, 8), steps=(1, 4), top_m_max=512, k_max=512, dim_max=64, tasks_max=256,
+    seed_rows=64, merge_max=64, threads=32,
+)  # fmt: skip
+TOY = replace(
+    search_gpu.QUICK, rows=1_300, dim=16, queries=24, checked=12, efforts=(16, 96), width=2,
+    repeats=1, singles=2, callers=3, asks=1, batch=SIZES,
+)  # fmt: skip
+
+
+class Emulated(EmulatedDevice):
+    """With a clock that says a millisecond for each launch, and each copy."""
+
+    name = "emulated"
+
+    def times_ms(self, launches: Sequence[Launch]) -> list[float]:
+        self.finish()
+        self.run(launches)
+        return [1.0] * len(launches)
+
+    def copy_ms(self, _size_bytes: int, times: int) -> float:
+        return float(times)
+
+
+class Brute:
+    """Stands for cuVS: finds the true neighbours."""
+
+    def __init__(self, vectors: Array) -> None:
+        self.vectors = vectors
+
+    @classmethod
+    def build(cls, vectors: Array, _degree: int) -> "Brute":
+        return cls(vectors)
+
+    def uploaded(self, queries: Array) -> Array:
+        return queries
+
+    def search(self, queries: Array, k: int, _itopk: int, *, samplings: int) -> Any:
+        assert samplings in TOY.samplings
+        return SimpleNamespace(copy_to_host=lambda: truth(self.vectors, queries, k))
+
+
+def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(search_gpu, "QUICK", TOY)
+    monkeypatch.setattr(search_gpu, "BENCH_DIR", tmp_path)
+    monkeypatch.setattr(kernels_alone, "_COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(single_searches, "_WARM_UP", 1)
+
+
+def shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    told = json.loads(capsys.readouterr().out)
+    assert told == json.loads((tmp_path / "search_gpu.json").read_text())
+    figures = told["figures"]
+    assert figures["ids"] == {"queries": 12, "equal": 12}
+    assert figures["speed"]["curves"][OURS][-1]["recall"] > 0.9
+    assert set(figures["speed"]["at_recall"]) == {"0.93", "0.98"}
+    assert figures["singles"]["callers"]["per_s"] > 0
+    kernels = figures["kernels"]
+    assert set(kernels["by_kernel"]) == {"turn_begin", "step", "measure8", "turn_end"}
+    assert sum(row["share"] for row in kernels["by_kernel"].values()) == pytest.approx(1)
+    assert kernels["read_of_copy"] == kernels["read_gb_per_s"] / kernels["copy_gb_per_s"]
+    return told
+
+
+@pytest.mark.skipif(COMPILER is None, reason="the emulator of CUDA kernels needs a C++ compiler")
+def test_every_part_runs_and_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    toy(monkeypatch, tmp_path)
+    monkeypatch.setattr(builder, "graph_on", lambda _device: own_graph)  # all pairs take long
+    monkeypatch.setattr(search_gpu, "reason_against", lambda: None)
+    monkeypatch.setattr(backend, "cuda_device", lambda _name: Emulated())
+    monkeypatch.setattr(search_gpu, "Cagra", Brute)
+    search_gpu.main(["--quick", "--json"])
+    told = shown(tmp_path, capsys)
+    curves = told["figures"]["speed"]["curves"]
+    assert list(curves) == [OURS, "cuvs, 1 samplings", "cuvs, 8 samplings"]
+    assert curves["cuvs, 8 samplings"][0]["recall"] == 1
+    kernels = told["figures"]["kernels"]
+    measures = kernels["by_kernel"]["measure8"]["launches"]
+    assert measures == kernels["extends"] == kernels["by_kernel"]["step"]["launches"]
+    assert kernels["read_gb_per_s"] == pytest.approx(kernels["distances"] * 64 / measures / 1e6)
+    assert kernels["copy_gb_per_s"] == pytest.approx(2 * (1 << 20) / 1e6)
+    assert [bar["met"] for bar in told["bars"]][0]
+
+
+@pytest.mark.gpu
+def test_it_runs_on_a_device(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if (why := reason_against()) is not None:
+        pytest.skip(why)
+    toy(monkeypatch, tmp_path)
+    search_gpu.main(["--quick", "--json"])
+    shown(tmp_path, capsys)
+
+
+def test_without_a_device_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search_gpu, "reason_against", lambda: "CuPy is missing")
+    with pytest.raises(ConfigError, match="expected a CUDA device, found none: CuPy is missing"):
+        search_gpu.main([])

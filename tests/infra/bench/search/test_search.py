@@ -1,0 +1,142 @@
+"""The search benchmark at toy size: that every part runs and is reported, not how fast that is."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.bench.search import main as search
+from infra.bench.search import systems
+from infra.bench.search.options import QUICK
+from infra.bench.search.parts import mixed_traffic, scheduling, through_the_log
+from infra.bench.search.systems import OperatingPoint, at_rate, at_recall
+from schemas.settings import LogSettings
+from tests.long_leases import LONG_LEASES, long_leases
+from workers.search.query import Kind
+from workers.search.scheduler import Scheduler
+from workers.search.settings import RetrievalSettings
+
+TOY = replace(
+    QUICK, rows=2_000, dim=32, queries=60, efforts=(10, 16, 32, 96), repeats=1,
+    separated_rows=1_500, clusters=10, sequences=10, probes=3, load_s=0.2, load_runs=2,
+    load_shares=(0.8,), sched_seeds=1, sched_ms=400, kafka_rows=300, kafka_warm_up=20,
+    kafka_least=3,
+)  # fmt: skip
+
+
+@pytest.mark.timeout(600)  # the first use ever compiles kernels
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of faiss's import
+def test_every_part_runs_and_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(search, "QUICK", TOY)
+    monkeypatch.setattr(search, "warm_up", lambda dim: None)
+    for module in (search, mixed_traffic):
+        monkeypatch.setattr(module, "BENCH_DIR", tmp_path)
+    parts = [part for part in search.PARTS if part != "kafka"]
+    search.main(["--quick", "--json", "--only", *parts])
+    told = json.loads(capsys.readouterr().out)
+    assert told == json.loads((tmp_path / "search.json").read_text())
+    assert (tmp_path / "search.png").stat().st_size > 10_000
+    figures = told["figures"]
+    assert set(parts) <= set(figures)
+    assert set(figures["speed"]["curves"]) == set(told["load"]["indexes"])
+    assert figures["clusters"]["trivium"]["recall"] >= 0.99
+    assert figures["warm"]["warm_distances"] > 0
+    for name, server in figures["mixed"]["servers"].items():
+        unloaded = server["unloaded"]
+        done = unloaded["decode_searches"] + unloaded["prefill_searches"]
+        assert done + unloaded["prefill_misses"] + unloaded["errors"] >= 40, name
+        runs = unloaded["runs"]
+        assert len(runs) == 2
+        assert sum(run["decode_searches"] for run in runs) == unloaded["decode_searches"]
+
+
+@pytest.mark.timeout(400)
+def test_what_the_log_adds_is_measured_both_ways(
+    kafka: LogSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    @contextmanager
+    def running_broker(_folder: Path) -> Iterator[tuple[LogSettings, int]]:
+        yield kafka, os.getpid()
+
+    monkeypatch.setattr(through_the_log, "running_broker", running_broker)
+    monkeypatch.setattr(through_the_log, "BENCH_DIR", tmp_path)
+    monkeypatch.setattr(through_the_log, "DEADLINE_MS", 60_000)  # none is to pass
+    for name, value in LONG_LEASES.items():
+        monkeypatch.setenv(name, value)  # of the worker's process
+    with long_leases():
+        found, bars = through_the_log.kafka(TOY, lambda _text: None)
+    assert len(bars) == 3 and set(found["at_rate"]) == {"1", "200"}
+    for row in found["at_rate"].values():
+        assert row["added_ms_p50"] is not None
+        for way in row["ways"].values():
+            assert way["retrievals"] >= 3 and way["errors"] == 0 and way["recall"] == 1
+
+
+def test_a_peer_that_is_missing_is_left_out_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(systems, "import_module", missing)
+    names, sentences = systems.installed()
+    assert names == ["trivium"]
+    assert len(sentences) == 3
+    assert sentences[0].startswith("hnswlib is left out: No module named 'hnswlib'")
+
+
+def test_rates_are_compared_at_equal_recall() -> None:
+    points = [
+        OperatingPoint(effort=effort, recall=recall, queries_per_s=rate, queries_per_cpu_s=2 * rate)
+        for effort, recall, rate in ((32, 0.9, 4_000.0), (64, 0.99, 1_000.0))
+    ]
+    assert at_recall(points, 0.9) == pytest.approx(4_000)
+    between = at_recall(points, 1 - 0.1**1.5)  # half-way in what is missed
+    assert between == pytest.approx(2_000)
+    assert at_recall(points, 0.9, of_cpu=True) == pytest.approx(8_000)
+    assert at_rate(points, 2_000) == pytest.approx(1 - 0.1**1.5)
+    assert at_recall(points, 0.995) is None
+    assert at_rate(points, 5_000) is None
+
+
+@pytest.mark.parametrize("step", scheduling.STEPS)
+def test_the_simulation_ends_every_search_once_and_repeats_itself(step: str) -> None:
+    items = scheduling.arrivals(3, 800, step)
+    for name, (settings, control) in list(scheduling.variants().items())[:6]:
+        results = []
+        for _ in range(2):
+            queues: scheduling.Queues = scheduling.InOrder(prefill_first=False)
+            if settings is not None:
+                queues = Scheduler(settings)
+            results.append(scheduling.Simulation(queues, control).run(items))
+        first, again = results
+        assert first == again, name
+        ended = {kind: len(taken) for kind, taken in first.taken_ms.items()}
+        assert ended[Kind.DECODE] == sum(item.kind is Kind.DECODE for item in items), name
+        never = len(items) - sum(ended.values())
+        assert 0 <= never <= first.misses[Kind.PREFILL], name
+        assert bool(first.moves) == (control is not None), name
+
+
+def test_the_scheduler_that_is_measured_is_the_one_that_runs() -> None:
+    """Settings of workers, and below capacity fewer misses than first come first served and than
+    half of the places reserved (issue 10, 27 and 30)."""
+    step = "surge below capacity"
+    variants = scheduling.variants()
+    assert variants[scheduling.LOOP][1] == RetrievalSettings().control()
+    items = scheduling.arrivals(1, 3_000, step)
+    missed = {}
+    for name in (scheduling.IN_ORDER, scheduling.HALF, scheduling.LOOP):
+        settings, control = variants[name]
+        queues: scheduling.Queues = scheduling.InOrder(prefill_first=False)
+        if settings is not None:
+            queues = Scheduler(settings)
+        missed[name] = scheduling.Simulation(queues, control).run(items).missed
+    assert missed[scheduling.LOOP] < missed[scheduling.HALF] / 2
+    assert missed[scheduling.LOOP] < missed[scheduling.IN_ORDER] / 2

@@ -1,0 +1,116 @@
+"""What every benchmark writes, and the statistics that it is made of."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from infra.bench.cpu_time import CpuMeter, cpu_s
+from infra.bench.results import (
+    Bar,
+    at_least,
+    at_most,
+    commit,
+    machine,
+    median,
+    median_difference,
+    median_ratio,
+    percentile,
+    show_bars,
+    write_report,
+)
+
+FINITE = st.floats(-1e9, 1e9)
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "expected"),
+    [
+        ([], 50, None),
+        ([3.0], 99, 3.0),
+        ([1.0, 2.0], 50, 1.5),
+        ([3.0, 1.0, 2.0], 50, 2.0),
+        ([0.0, 10.0], 99, 9.9),
+        ([5.0, 1.0, 9.0], 0, 1.0),
+        ([5.0, 1.0, 9.0], 100, 9.0),
+    ],
+)
+def test_percentile(values: list[float], percent: float, expected: float | None) -> None:
+    assert percentile(values, percent) == (None if expected is None else pytest.approx(expected))
+
+
+@given(st.lists(FINITE, min_size=1), st.floats(0, 100))
+def test_percentile_lies_within(values: list[float], percent: float) -> None:
+    found = percentile(values, percent)
+    assert found is not None and min(values) <= found <= max(values)
+
+
+def test_median_ratios_pair_what_was_measured_side_by_side() -> None:
+    assert median_ratio([2.0, 30.0, 8.0], [1.0, 10.0, 2.0]) == 3.0
+    assert median_ratio([2.0, None, 8.0], [0.0, 10.0, 2.0]) == 4.0
+    assert median_ratio([], []) is None
+    assert median_difference([3.0, None, 9.0], [1.0, 1.0, 2.0]) == 4.5
+    assert median([None, None]) is None
+
+
+def test_bars_know_whether_they_are_met() -> None:
+    assert at_least("a", 2.0, 2, "x").met and not at_least("a", 1.99, 2, "x").met
+    assert at_most("a", 2.0, 2, "x").met and not at_most("a", 2.01, 2, "x").met
+    assert not at_least("a", None, 2, "x").met and not at_most("a", None, 2, "x").met
+    assert at_least("a", 1.0, 0.97, "x").target == ">= 0.97"
+
+
+def test_the_report_holds_what_is_asked_of_all_benchmarks(tmp_path: Path) -> None:
+    bar = at_most("first token", 12.5, 10, "ms")
+    path = write_report(
+        "example",
+        command="bench example",
+        seed=7,
+        load={"streams": 4},
+        figures={"rate": 3},
+        bars=[bar],
+        folder=tmp_path / "bench",
+    )
+    assert path == tmp_path / "bench" / "example.json"
+    report = json.loads(path.read_text())
+    assert {name: report[name] for name in ("name", "command", "seed", "load", "figures")} == {
+        "name": "example",
+        "command": "bench example",
+        "seed": 7,
+        "load": {"streams": 4},
+        "figures": {"rate": 3},
+    }
+    assert report["bars"] == [
+        {"name": "first token", "value": 12.5, "unit": "ms", "target": "<= 10", "met": False}
+    ]
+    assert report["commit"] == commit() and report["machine"]["cores"] >= 1
+
+
+def test_the_machine_is_described() -> None:
+    found = machine()
+    assert found["cpu"] and found["memory_gib"] > 0 and found["python"].startswith("3.")
+
+
+def shown(bars: list[Bar]) -> str:
+    console = Console(record=True, width=200, file=Path("/dev/null").open("w"))
+    show_bars(bars, console)
+    console.file.close()
+    return console.export_text()
+
+
+def test_missed_bars_are_said_plainly() -> None:
+    text = shown([at_least("rate", 1.0, 2, "x"), at_most("time", None, 2, "ms")])
+    assert "2 of 2 bars missed: rate; time." in text and "not measured" in text
+    assert "All 1 bars met." in shown([at_least("rate", 3.0, 2, "x")])
+
+
+def test_cpu_time_of_this_process_is_seen() -> None:
+    import os
+
+    meter = CpuMeter({"me": os.getpid(), "nobody": 2**22 + 1})
+    while meter.used_s()["me"] == 0:  # 10 ms of work at most
+        sum(range(10_000))
+    assert meter.used_s()["nobody"] == 0 and cpu_s(os.getpid()) > 0

@@ -1,0 +1,95 @@
+"""The comparison with vLLM's serving without engines: its load, its proxy, its figures."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from infra.bench.serving.proxies import aiohttp_app
+from infra.bench.serving.sim_server import listening
+from infra.bench.vllm.closed_loop import TOKENS, Cell, Conversations
+from infra.bench.vllm.figures import (
+    BOTH,
+    PAIR,
+    REPLICAS,
+    VLLM_PAIR,
+    VLLM_REPLICAS,
+    bars,
+    equal_answers,
+)
+from infra.broker.probe import free_ports
+
+HOST = "127.0.0.1"
+SMALL = Cell(streams=2, prompt_tokens=5, turns=2, window_s=0.3)
+
+
+@asynccontextmanager
+async def server(seen: list[dict[str, Any]]) -> AsyncIterator[str]:
+    """Answers every chat with TOKENS tokens, two to an event."""
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        seen.append(await request.json())
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for number in range(0, TOKENS, 2):
+            choice = {"delta": {"content": " a b"}, "token_ids": [number, number + 1]}
+            await response.write(b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n")
+            await asyncio.sleep(0)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    (port,) = free_ports(HOST)
+    async with listening(app, port):
+        yield f"http://{HOST}:{port}"
+
+
+async def test_streams_converse_and_their_tokens_are_counted() -> None:
+    seen: list[dict[str, Any]] = []
+    async with server(seen) as url:
+        found = await Conversations(url, "model", SMALL, ["one", "two"], "1").measure()
+        again = await Conversations(url, "model", SMALL, ["one", "two"], "1").measure()
+    assert found["errors"] == {}
+    assert found["answers"] > 2
+    assert found["requests_per_s"] > 1
+    assert {len(body["messages"]) for body in seen} == {1, 3}
+    assert all(body["max_tokens"] == TOKENS and body["ignore_eos"] for body in seen)
+    assert set(found["said"]) & set(again["said"])  # the same seed asks the same
+    assert equal_answers({"a": found["said"], "b": again["said"]})["a and b"]["equal"] > 2
+
+
+async def test_whole_requests_are_dealt_in_turn() -> None:
+    left: list[dict[str, Any]] = []
+    right: list[dict[str, Any]] = []
+    async with server(left) as first, server(right) as second:
+        (port,) = free_ports(HOST)
+        async with listening(aiohttp_app((), [first, second]), port):
+            url = f"http://{HOST}:{port}"
+            await Conversations(url, "model", SMALL, ["one", "two"], "1").measure()
+    assert abs(len(left) - len(right)) <= 1
+    assert not any("kv_transfer_params" in body for body in left + right)
+
+
+def measured(rate: float) -> list[dict[str, Any]]:
+    return [{"requests_per_s": rate, "errors": {}, "ttft_ms": {"p50": 1.0}}]
+
+
+def test_bars_are_means_over_the_cells_of_so_many_streams() -> None:
+    cells = [Cell(streams=4, prompt_tokens=tokens, turns=1) for tokens in (60, 400)]
+    rates = {PAIR: (2, 3), VLLM_PAIR: (1, 1), BOTH: (4, 4), REPLICAS: (4, 4), VLLM_REPLICAS: (5, 4)}
+    found = bars(
+        {
+            name: {cell: measured(rate) for cell, rate in zip(cells, pair, strict=True)}
+            for name, pair in rates.items()
+        }
+    )
+    values = {bar.name: bar.value for bar in found}
+    assert values["1P+1D, of vLLM's rate: 4 streams"] == pytest.approx(6**0.5)
+    assert values["replicas, of vLLM's rate: 4 streams"] == pytest.approx(0.8**0.5)
+    assert values["both roles, of the best of all: 4 streams"] == pytest.approx(0.8**0.5)
+    assert values["Trivium's errors"] == 0

@@ -1,0 +1,94 @@
+"""What `trivium up` prints while a stack starts and ends, from states at hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.cli.operate.stack_display import JsonLines, LiveTable, PlainLines
+from infra.stack.statefile import ProcessRow
+
+
+class Stacked:
+    """A stack as displays see it."""
+
+    bootstrap, folder, gateway_urls, ready = "k:9092", Path("/state"), ["http://g:1"], True
+    waits_for = ""
+
+    def __init__(self) -> None:
+        self.states = {"router-0": "waiting", "gateway-0": "starting"}
+
+    def rows(self) -> list[ProcessRow]:
+        return [
+            ProcessRow(
+                name=name,
+                kind=name[:-2],
+                pid=7 if state != "waiting" else 0,
+                state=state,
+                restarts=0,
+                url="",
+                log_file="",
+            )
+            for name, state in self.states.items()
+        ]
+
+
+def lives(display: PlainLines, stack: Stacked) -> None:
+    """It starts, is ready, drains and ends."""
+    display._show_changes()
+    display._show_changes()
+    stack.states = dict.fromkeys(stack.states, "ready")
+    display.ready()
+    display.stopping()
+    display.stopped()
+
+
+def test_lines_tell_each_change_once_and_processes_before_the_whole(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    stack: Any = Stacked()
+    lives(PlainLines(stack), stack)
+    told = [line.split(" s  ")[1] for line in capsys.readouterr().out.splitlines()]
+    assert told[:4] == [
+        "gateway-0: starting, pid 7",
+        "router-0: ready, pid 7",
+        "gateway-0: ready, pid 7",
+        "ready: http://g:1/v1 (OpenAI API), http://g:1/docs",
+    ]
+    assert told[-1].startswith("stopped")
+
+
+def test_json_lines_tell_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    stack: Any = Stacked()
+    lives(JsonLines(stack), stack)
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(each["event"], each.get("name")) for each in told] == [
+        ("process", "gateway-0"),
+        ("process", "router-0"),
+        ("process", "gateway-0"),
+        ("ready", None),
+        ("draining", None),
+        ("stopped", None),
+    ]
+    assert (told[3]["gateways"], told[3]["bootstrap"]) == (["http://g:1"], "k:9092")
+
+
+def test_a_table_shows_states_in_place(capsys: pytest.CaptureFixture[str]) -> None:
+    stack: Any = Stacked()
+    lives(LiveTable(stack), stack)
+    assert "gateway-0: " not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [PlainLines, JsonLines, LiveTable])
+def test_what_holds_up_a_start_is_told(
+    capsys: pytest.CaptureFixture[str], kind: type[PlainLines]
+) -> None:
+    stack: Any = Stacked()
+    stack.waits_for, stack.ready = "no broker at [::1]:9092", False
+    with (display := kind(stack)):
+        for _ in range(2):
+            display._show_changes()
+        if isinstance(display, LiveTable):
+            display._live.update(display._picture(), refresh=True)
+    assert capsys.readouterr().out.count("no broker at [::1]:9092") == 1

@@ -1,0 +1,113 @@
+"""A whole stack through the command line, on simulated engines: up, status, chat, tail, down."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from infra.stack import configuration
+from infra.stack.configuration import Settings
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan
+from infra.stack.statefile import read_state
+from schemas.errors import ConfigError
+from schemas.settings import LogSettings, ModelSettings
+from tests.infra.cli.running import trivium, trivium_here
+from tests.long_leases import LONG_LEASES, long_leases
+from workers.config import WorkerSettings
+
+SIM = {"prefill_base_ms": 1.0, "decode_step_ms": 1.0, "end_every_tokens": 0}
+
+
+def settings(log: LogSettings) -> Settings:
+    found = Settings(log=log, worker=WorkerSettings(engine="sim"), engines={"sim": SIM})
+    return dataclasses.replace(found, gateway=dataclasses.replace(found.gateway, port=0))
+
+
+def check_pool(home: Path, env: dict[str, str]) -> None:
+    """The replica becomes something else and comes back."""
+    code, _, errors = trivium_here("pool", "move", "r-9", "--to", "decode", home=home, env=env)
+    assert (code, "no worker 'r-9' lives; expected one of: replica-0" in errors) == (2, True)
+    move = ["pool", "move", "replica-0", "--to"]
+    code, output, errors = trivium_here(*move, "prefill,decode", "--json", home=home, env=env)
+    assert code == 0, errors
+    assert json.loads(output)["roles"] == ["prefill", "decode"]
+    (row,) = json.loads(trivium_here("pool", "list", "--json", home=home, env=env)[1])
+    assert row["roles"] == ["prefill", "decode"]
+    assert row["leases"].keys() == {"prefill", "decode"}
+    _, output, _ = trivium_here(*move, "replica", home=home, env=env)
+    assert "replica-0: prefill and decode is now replica, after" in output
+    assert "replica-0 replica ready" in trivium_here("pool", "list", home=home, env=env)[1]
+
+
+def check_commands(home: Path, env: dict[str, str]) -> None:
+    _, output, _ = trivium_here("status", "--json", home=home, env=env)
+    members = {row["member_id"]: row for row in json.loads(output)}
+    assert {row["state"] for row in members.values()} == {"ready"}
+    assert set(members) == {"router-0", "replica-0", "gateway-0"}
+
+    ask = ["chat", "-m", "Why a log?", "--max-tokens", "4", "--temperature", "0"]
+    code, text, errors = trivium_here(*ask, home=home, env=env)
+    assert (code, bool(text.strip())) == (0, True), errors
+    assert "replica: replica-0; 4 tokens in" in errors
+    _, told, _ = trivium_here(*ask, "--json", home=home, env=env)
+    turn = json.loads(told)
+    assert (turn["text"], turn["decode_worker"]) == (text, "replica-0")
+
+    tail = ["tail", "outcomes", "--from-beginning", "-n", "1", "--json"]
+    _, output, _ = trivium_here(*tail, home=home, env=env)
+    outcome = json.loads(output)["value"]
+    assert outcome["completion_tokens"] == 4
+
+    public_id = "chatcmpl-" + outcome["request_id"][:18]
+    code, output, errors = trivium_here("explain", public_id, home=home, env=env)
+    assert (code, errors) == (0, "")
+    assert output.startswith(f"{outcome['request_id']}: completed in")
+    for words in ("accepted", "place replica on replica-0", "dispatched decode", "4 tokens"):
+        assert words in output
+    code, _, errors = trivium_here("explain", "r" + "0" * 26, home=home, env=env)
+    assert (code, "no such request on" in errors) == (2, True)
+
+    check_pool(home, env)
+    code, again, errors = trivium_here(*ask, home=home, env=env)  # placed by old roles or new ones
+    assert (code, again) == (0, text), errors
+
+
+@pytest.mark.timeout(600)  # a stack starts, on a machine that may be busy
+def test_up_status_chat_tail_down(kafka: LogSettings, tmp_path: Path) -> None:
+    file = tmp_path / "trivium.toml"
+    file.write_text(configuration.dump(settings(kafka)))
+    home, env = tmp_path / "home", {"TRIVIUM_CONFIG": str(file), **LONG_LEASES}
+    up = ["up", "--replica", "1", "--detach", "--bootstrap", kafka.bootstrap]
+    try:
+        code, output, errors = trivium(*up, home=home, env=env)
+        assert code == 0, errors
+        assert "replica-0 is ready" in output
+        assert home.stat().st_mode & 0o777 == 0o700
+        assert (home / "stack.toml").stat().st_mode & 0o077 == 0
+
+        with long_leases():
+            check_commands(home, env)
+
+        code, _, errors = trivium(*up, home=home, env=env)
+        assert (code, "a stack runs already" in errors) == (2, True)
+    finally:
+        _, stopped, _ = trivium("down", home=home, env=env)
+    assert stopped == "stopped\n"
+    assert read_state(home) is None
+
+
+@pytest.mark.timeout(300)
+async def test_a_process_that_cannot_start_is_told_with_its_last_words(
+    kafka: LogSettings, tmp_path: Path
+) -> None:
+    wrong = dataclasses.replace(settings(kafka), model=ModelSettings(path=str(tmp_path / "none")))
+    plan = StackPlan(prefill=0, decode=0, routers=0, gateways=1, broker=False)
+    stack = Stack(wrong, plan, folder=tmp_path)
+    try:
+        with pytest.raises(ConfigError, match=r"(?s)gateway-0 ended with code 2.*model.path"):
+            await stack.start(timeout_s=200)
+    finally:
+        await stack.stop(grace_s=5)
+    assert read_state(tmp_path) is None

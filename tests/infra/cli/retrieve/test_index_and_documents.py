@@ -1,0 +1,238 @@
+"""`trivium index`, `documents` and `search`, as somebody types them."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infra.cli.retrieve.arrays import read_array, read_rows, read_vector
+from infra.cli.retrieve.documents import _alike, _open
+from infra.cli.retrieve.search import _show
+from schemas.codec import Codec
+from schemas.errors import ConfigError
+from schemas.log.clients import AssignedReader
+from schemas.records import RetrievalRequest, WireError
+from schemas.retrieval import Found, Hit
+from schemas.settings import LogSettings
+from tests.infra.cli.running import Ran, trivium, trivium_here
+from tests.long_leases import LONG_LEASES, long_leases
+from tests.waiting import until
+from workers.search.pool import RetrievalWorker
+from workers.search.settings import RetrievalSettings, ShardPlace
+
+VECTORS = np.random.default_rng(0).standard_normal((200, 6)).astype(np.float32)
+
+
+def test_ids_of_documents_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are whatever somebody wrote: no markup, nothing that a terminal obeys (issue 10, 23)."""
+    names = ("[/red]", "a\x1b[2Jb")
+    found = Found(
+        retrieval_id="r", hits=tuple(Hit(name, 0.5) for name in names), shards=2,
+        missing={1: WireError(code="x", message="[/x]\x1b")}, exact=True, seeds=names, extends=1,
+        distances_computed=1, took_ms=1.0,
+    )  # fmt: skip
+    _show(found)
+    shown = capsys.readouterr().out
+    assert "\x1b" not in shown and shown.count("[/red]") == 2 and "[/x]\\x1b" in shown
+
+
+@pytest.mark.timeout(400)  # the first use ever compiles kernels
+def test_an_index_file_is_built_shown_and_checked(tmp_path: Path) -> None:
+    vectors, path = tmp_path / "v.npy", tmp_path / "v.index"
+    np.save(vectors, VECTORS)
+    code, output, errors = trivium_here(
+        "index", "build", str(vectors), str(path), "--degree", "8", "--json"
+    )
+    assert code == 0, errors
+    assert json.loads(output)["rows"] == 200
+    shown = json.loads(trivium_here("index", "info", str(path), "--json")[1])
+    assert (shown["rows"], shown["dim"], shown["metric"]) == (200, 6, "cosine")
+    checked = json.loads(trivium_here("index", "verify", str(path), "--json")[1])
+    assert (checked["sums"], checked["found_itself"]) == ("good", 1.0)
+    assert shown["audit"]["missed_share"] == checked["missed_share"] == 0.0
+    astray = trivium_here("index", "build", str(vectors), str(tmp_path / "none" / "v.index"))
+    assert astray[0] == 2 and "none is no folder" in astray[2]
+    np.save(vectors, np.where(VECTORS > 2, np.nan, VECTORS))
+    refused = trivium_here("index", "build", str(vectors), str(path))
+    assert refused[0] == 2 and "expected finite values" in refused[2]
+    path.write_bytes(path.read_bytes()[:5_000])
+    cut = trivium_here("index", "verify", str(path))
+    assert cut[0] == 2 and "no snapshot that can be read" in cut[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("search",), "expected one of --vector"),
+        (("search", "--vector", "a,b"), "--vector: expected numbers"),
+        (("search", "--vector=1", "--class", "cook"), "--class: expected prefill or decode"),
+        (("documents", "load", "x.txt"), "a file that ends in .npy or .jsonl"),
+        (("documents", "load", "none.npy"), "none.npy: cannot be read"),
+        (("index", "info", "none.index"), "none.index: cannot be read"),
+        (("retrieval", "--shard", "2/2"), "--shard: expected SHARD/SHARDS"),
+        (("worker", "--role", "retrieval"), "--role: expected prefill, decode, replica"),
+        (("up", "--retrieval", "1", "--shards", "2"), "shards: expected 1 to 1"),
+    ],
+)
+def test_wrong_input_is_one_line_that_says_what_to_do(
+    arguments: tuple[str, ...], said: str
+) -> None:
+    code, _, errors = trivium_here(*arguments)
+    assert code == 2
+    assert said in errors and len(errors.splitlines()) == 1
+
+
+def test_files_that_hold_no_vectors_say_what_they_are(tmp_path: Path) -> None:
+    text, empty, several = tmp_path / "t.npy", tmp_path / "e.npy", tmp_path / "s.npz"
+    text.write_text("no array")
+    empty.touch()
+    np.savez(several, a=VECTORS, b=VECTORS)
+    for path in (text, empty):
+        with pytest.raises(ConfigError, match="npy: expected a .npy file with numbers") as raised:
+            read_array(path)
+        assert "pickle" not in raised.value.message  # numpy's advice is to run what is in there
+    with pytest.raises(ConfigError, match="s.npz: expected one array of numbers, found several"):
+        read_array(several)
+    np.save(text, np.array(["a"]))
+    with pytest.raises(ConfigError, match="expected one array of numbers, found <U1"):
+        read_array(text)
+    np.save(text, VECTORS)
+    assert read_rows(text).shape == VECTORS.shape
+    with pytest.raises(ConfigError, match=r"expected one vector, found shape \(200, 6\)"):
+        read_vector(text)
+    np.save(text, VECTORS[:1])
+    assert read_vector(text).shape == (6,)
+
+
+def test_documents_of_several_dimensions_are_not_loaded() -> None:
+    rows = [("a", VECTORS[0], ""), ("b", VECTORS[1][:4], "")]
+    alike = _alike(iter(rows), "books", 0)
+    assert next(alike)[0] == "a"
+    with pytest.raises(ConfigError, match="document 'b': expected a vector of 6 values, .*found 4"):
+        next(alike)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[1]", "{", '{"id": "a"}', '{"vector": [1]}', '{"id": "a", "vector": []}',
+        '{"id": "a", "vector": [1, NaN]}', '{"id": "a", "vector": [1, null]}',
+        '{"id": "a", "vector": [1e39]}', '{"id": "a", "vector": [[1]]}',
+        '{"id": "a", "vector": "12"}', '{"id": "\\ud800", "vector": [1]}',
+        '{"id": "a", "vector": [1], "metadata": [1]}',
+    ],
+)  # fmt: skip
+def test_a_line_that_is_no_document_is_named(tmp_path: Path, line: str) -> None:
+    """Workers would bury it, and whoever loads the file would not hear of it."""
+    file = tmp_path / "books.jsonl"
+    file.write_text('{"id": 7, "vector": [1, 2.5], "metadata": {"year": 2020}}\n\n' + line)
+    count, rows = _open(file)
+    name, vector, metadata = next(rows)
+    assert (count, name, vector.tolist(), metadata) == (2, "7", [1, 2.5], '{"year": 2020}')
+    with pytest.raises(ConfigError, match="books.jsonl, line 3: expected an object with an id"):
+        next(rows)
+
+
+def test_a_row_that_is_no_vector_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "books.npy"
+    np.save(file, [[1.0, 2.0], [np.inf, 0.0]])
+    count, rows = _open(file)
+    assert count == 2 and next(rows)[1].tolist() == [1, 2]
+    with pytest.raises(ConfigError, match=r"books.npy: expected finite values.* in row 1"):
+        next(rows)
+    np.save(file, np.empty((3, 0)))
+    with pytest.raises(ConfigError, match=r"found shape \(3, 0\)"):
+        _open(file)
+
+
+@pytest.fixture
+def lasting() -> Iterator[None]:
+    with long_leases():
+        yield
+
+
+@pytest.mark.kafka
+@pytest.mark.usefixtures("lasting")
+@pytest.mark.timeout(400)  # a dozen programs start, on a machine that may be busy
+async def test_documents_are_loaded_and_searched(kafka: LogSettings, tmp_path: Path) -> None:
+    lines = [
+        json.dumps({"id": f"d{i}", "vector": row.tolist(), "metadata": {"part": i % 2}})
+        for i, row in enumerate(VECTORS)
+    ]
+    (tmp_path / "v.jsonl").write_text("\n".join(lines) + "\n")
+    np.save(tmp_path / "q.npy", VECTORS[7])
+    config = tmp_path / "c.toml"
+    config.write_text(
+        f'[log]\ntopic_prefix = "{kafka.topic_prefix}"\n'
+        "retrieval_partitions = 2\nasker_partitions = 2\ndocument_partitions = 2\n"
+    )
+    common = ("-c", "books", "--config", str(config), "--bootstrap", kafka.bootstrap, "--json")
+    patience = ("--deadline-ms", "100000")
+    search = ("search", "--file", str(tmp_path / "q.npy"), "-k", "3", *patience, *common)
+
+    async def run(*arguments: str) -> Ran:
+        return await asyncio.to_thread(trivium, *arguments, env=LONG_LEASES)
+
+    alone = await run(*search)
+    assert alone[0] == 2 and "no retrieval worker is ready" in alone[2]
+    stop = asyncio.Event()
+    worker = RetrievalWorker(kafka, RetrievalSettings(), ShardPlace(0, 1), "r", Codec())
+    life = asyncio.create_task(worker.run(stop))
+    try:
+        load = ("documents", "load", str(tmp_path / "v.jsonl"), *common)
+        loaded = await run(*load)
+        assert json.loads(loaded[1]) == {"collection": "books", "documents": 200}
+        await until(lambda: sum(each.documents for each in worker.collections.states()) == 200)
+        members = worker.membership.view.members
+        await until(lambda: "r" in members and members["r"].state == "ready")  # in the log
+        searched = await run(*search)
+        assert searched[0] == 0, searched[2]
+        found = json.loads(searched[1])
+        assert found["hits"][0]["id"] == "d7" and found["missing"] == {}
+        even = (*search, "--filter", '{"part": 0}')
+        found = json.loads((await run(*even))[1])
+        assert len(found["hits"]) == 3
+        assert all(int(hit["id"][1:]) % 2 == 0 for hit in found["hits"])
+        await until(lambda: (beat := members["r"].search) is not None and beat.searches_total == 2)
+        await check_options(kafka, run, search)
+        told = await run("status", *common[2:])
+        (told_worker,) = [m for m in json.loads(told[1]) if m["kind"] == "worker"]
+        assert told_worker["shard"]["shards"] == 1
+        assert told_worker["search"]["searches_total"] == 3
+        (tmp_path / "v.jsonl").write_text('{"id": "x", "vector": [1, 2]}\n')
+        short = await run(*load)
+        assert short[0] == 2 and "expected a vector of 6 values" in short[2]
+        assert "documents loaded before it: 0" in short[2]
+        wrong = await run("search", "--vector=1,2", *patience, *common)
+        assert wrong[:2] == (2, "")
+        assert "expected vectors of 6 values, found shape (2,)" in wrong[2]
+    finally:
+        stop.set()
+        await life
+
+
+async def check_options(
+    kafka: LogSettings, run: Callable[..., Awaitable[Ran]], search: tuple[str, ...]
+) -> None:
+    """What a search is told is in the retrieval that it asks (issue 10, 27)."""
+    options = ("--class", "prefill", "--top-m", "64", "--patience", "9", "--seeds")
+    done = await run(*search, *options, "--seed", "d7", "--seed", "d8")
+    assert done[0] == 0, done[2]
+    found = json.loads(done[1])
+    assert found["hits"][0]["id"] == "d7"
+    assert "d7" in found["seeds"]
+    asked = []
+    for partition in range(2):
+        reader = AssignedReader(kafka, "retrieval.prefill", [partition], client_id="looker")
+        await reader.start("earliest")
+        try:
+            asked += [Codec().decode(record.value or b"") for record in await reader.read_to_end()]
+        finally:
+            await reader.stop()
+    (request,) = asked
+    assert isinstance(request, RetrievalRequest)
+    assert (request.top_m, request.patience, request.wants_seeds) == (64, 9, True)
+    assert request.seeds == ("d7", "d8")

@@ -1,0 +1,158 @@
+"""Evaluating and planning on live stacks of simulated engines, through their gateways."""
+
+import asyncio
+import json
+import random
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from infra.evaluate.live import comparison, live_table
+from infra.evaluate.live.conversations import LiveLoad, Turn
+from infra.evaluate.points.plan_table import Measured
+from schemas.errors import ConfigError
+from schemas.settings import LogSettings
+from streams.core.placement.ppd_table import AXES, PpdTable
+from tests.e2e.harness import lasting_stack, sim_settings, stack
+from tests.infra.cli.running import trivium
+
+WORKLOAD = "large, mid paste"
+
+
+def test_parts_of_the_grid_are_scaled_and_others_refused() -> None:
+    sizes = {"turns": 3, "conversations": 5, "streams": 2, "scale": 1 / 64, "seed": 1}
+    one, two = comparison.chosen([WORKLOAD], [1.0, 8.0], **sizes)  # type: ignore[arg-type]  # by name
+    assert (one.first_words, one.first_tokens, one.words, one.tokens) == (16, 16, 4, 4)
+    assert [each.name for each in (one, two)] == [f"{WORKLOAD} at 1/s", f"{WORKLOAD} at 8/s"]
+    begins = two.begins_s()
+    assert begins == sorted(begins) and len(begins) == 5 and begins[-1] < one.begins_s()[-1]
+    with pytest.raises(ConfigError, match="expected one of small, tiny; .* found 'huge'"):
+        comparison.chosen(["huge"], [1.0], **sizes)  # type: ignore[arg-type]  # by name
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(900)
+async def test_a_chosen_part_runs_live_and_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ways = (
+        comparison.Way(name="x=0"),
+        comparison.Way(name="decode first", orchestration="decode_first"),
+        comparison.LOCAL,
+    )
+    monkeypatch.setitem(
+        comparison.DEPLOYMENTS,
+        "sim",
+        (comparison.Deployment(name="sim", engine=comparison.SIM.engine, ways=ways),),
+    )
+    monkeypatch.setattr(comparison, "BENCH_DIR", tmp_path)
+    monkeypatch.setattr(comparison, "Stack", lasting_stack)
+    loads = comparison.chosen(
+        [WORKLOAD], [8.0], turns=2, conversations=3, streams=3, scale=1 / 32, seed=1
+    )
+    found = await comparison.run("sim", loads, Console(quiet=True))
+    (rows,) = found.values()
+    local = {way: row["local_share"] for way, row in rows.items()}
+    assert local == {"x=0": 0.0, "decode first": 0.0, "x=1": 1.0}
+    assert all(row["answers"] == 6 and row["different"] == 0 for row in rows.values())
+    assert rows["x=0"]["kv_bytes"] > rows["x=1"]["kv_bytes"] == 0
+    # Prefill reads the answer's KV back from decode before it computes, and then sends no less.
+    assert rows["decode first"]["kv_bytes"] > rows["x=0"]["kv_bytes"]
+    page = comparison.write("sim", loads, found, tmp_path / "out")
+    assert f"{WORKLOAD} at 8/s" in page.read_text()
+    assert {path.suffix for path in page.parent.iterdir()} == {".html", ".json", ".png"}
+    with pytest.raises(ConfigError, match="--only: expected some of sim, found push"):
+        await comparison.run("sim", loads, Console(quiet=True), ["push"])
+
+
+def test_the_bytes_of_a_way_are_those_of_its_requests_stories() -> None:
+    turns = [
+        [Turn(number=n, request_id=f"r{c}{n}", mode="remote") for n in (1, 2, 3)] for c in (1, 2)
+    ]
+    moved = {"r11": 1, "r21": 2, "r12": 10, "r13": 20, "r22": 30, "r23": 40, "another": 500}
+    found = comparison.figures(turns, turns, moved)
+    assert (found["kv_bytes_turn_1"], found["kv_bytes"]) == (3, 100)
+
+
+@pytest.mark.kafka
+@pytest.mark.timeout(900)
+async def test_a_running_cluster_is_planned_through_its_gateway(
+    kafka: LogSettings, tmp_path: Path
+) -> None:
+    probe, made = tmp_path / "probe.json", tmp_path / "ppd.json"
+    code, output, errors = trivium("plan", "probe", "--out", str(probe))
+    assert (code, f"written: {probe}" in output) == (0, True), errors
+    by_table = {"policy": "table", "table": str(probe)}
+    # Turns last far longer than a client takes to ask, or those of many would not meet.
+    settings = sim_settings(kafka, router=by_table, prefill_base_ms=40.0, decode_step_ms=5.0)
+    async with stack(settings, tmp_path, prefill=1, decode=1) as running:
+        config = str(running.folder / "stack.toml")
+        arguments = ["--url", running.gateway_urls[0], "--config", config, "--quick"]
+        for streams, cells in (([], 2), (["--streams", "1", "--streams", "12"], 4)):
+            more = ["--conversations", "3", *streams, "--out", str(made)]
+            asked = ("plan", "ppd", *arguments, *more)
+            code, output, errors = await asyncio.to_thread(trivium, *asked)
+            assert (code, f"written: {made} ({cells} cells)" in output) == (0, True), errors
+            table = PpdTable.from_dict(json.loads(made.read_text()))
+            sizes = {axis: len(edges) for axis, edges in table.edges.items()}
+            assert sizes == {**dict.fromkeys(AXES, 1), "load": len(streams) // 4}
+    assert sorted(cell.samples for cell in table.cells.values()) == [6, 6, 24, 24]
+    (edge,) = table.edges["load"]
+    assert edge > 0.5  # at most one of two workers is at work while one asks
+
+
+def test_kinds_of_turns_are_held_at_each_load() -> None:
+    def asked(*streams: int, quick: bool) -> list[tuple[str, int, int]]:
+        found = live_table.kinds(conversations=4, streams=streams, seed=1, quick=quick)
+        assert len({load.name for load in found}) == len(found)  # they are not one conversation
+        return [(load.name.split()[0], load.streams, load.conversations) for load in found]
+
+    assert asked(quick=True) == [("40+8/8", 2, 4), ("300+240/64", 2, 4)]
+    assert asked(6, 1, 6, quick=True)[:2] == [("40+8/8", 1, 4), ("40+8/8", 6, 6)]
+    assert {streams for _, streams, _ in asked(quick=False)} == {2, 8}
+
+
+def test_every_kind_has_a_cell_at_each_load() -> None:
+    loads = live_table.kinds(conversations=1, streams=(1, 2, 8), seed=1, quick=False)
+    rng = random.Random(1)  # tokens of as many words differ, and hardly two runs see one load
+    found = [
+        Measured(
+            context_tokens=2 * load.first_words + rng.randrange(9),
+            new_tokens=2 * load.words + rng.randrange(9),
+            answer_tokens=load.tokens,
+            load=load.streams / 2 - rng.random() / 4,
+            gain_ttft=number,
+            loss_tpot=0.0,
+            samples=1,
+        )
+        for number, load in enumerate(loads)
+    ]
+    table = live_table.table_of(loads, found)
+    assert [len(table.edges[axis]) for axis in AXES] == [1, 2, 1, 2]
+    assert len(table.cells) == len(loads) == 36
+    for each in found:
+        lengths = (each.context_tokens, each.new_tokens, each.answer_tokens)
+        cell = table.find(table.bin_of(*lengths, each.load))
+        assert cell is not None
+        assert cell.gain_ttft == each.gain_ttft
+
+
+def test_the_load_is_that_of_the_later_turns_placements() -> None:
+    log = LogSettings(bootstrap="kafka:9092", topic_prefix="a.")
+    turns = [Turn(number=n, request_id=name) for n, name in ((1, "r1"), (2, "r2"), (2, "r3"))]
+    assert live_table.load_seen(turns, {"r1": 9.0, "r2": 1.0, "r3": 2.0}, log) == 1.5
+    with pytest.raises(ConfigError, match="expected 2 placements on a.decisions at kafka:9092, fo"):
+        live_table.load_seen(turns, {"r1": 9.0, "r2": 1.0}, log)
+
+
+def test_a_cluster_that_does_not_obey_is_not_measured() -> None:
+    turns = [Turn(number=number, mode="local") for number in (1, 2, 2)]
+    live_table.check("local", turns)
+    with pytest.raises(ConfigError, match="expected remote placements .* found 0 of 2; start"):
+        live_table.check("remote", turns)
+
+
+async def test_no_gateway_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="expected a gateway at http://127.0.0.1:9"):
+        await live_table.measure("http://127.0.0.1:9", LogSettings(), [LiveLoad()], lambda: None)

@@ -1,0 +1,344 @@
+"""The evaluation's arithmetic on made-up points, and the whole of it on a tiny grid."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from infra.evaluate import evaluation
+from infra.evaluate.paper import ppd_paper
+from infra.evaluate.paper.grid import (
+    CONFIGS,
+    LEVELS,
+    LOADS_PER_S,
+    RATIOS,
+    SHARES,
+    TIMEOUT_MS,
+    WORKLOADS,
+    Config,
+    static,
+)
+from infra.evaluate.points import paper_tables, plan_table, runs
+from infra.evaluate.points.paper_tables import Points
+from infra.evaluate.points.point import Point, Spec, run
+from infra.evaluate.report import bars, whole_page
+from infra.evaluate.studies import failures, interference, regret, sharegpt, step_change
+from infra.evaluate.studies.many_turns import Length
+from infra.simulator.cluster import READY_MS
+from infra.simulator.machine.latency import Setup
+from infra.simulator.shape import Shape
+
+POOLS = "2P2D"
+LEARNED = Config(pools=POOLS, policy="learned")
+SHORT = [w for w in WORKLOADS if not w.name.startswith(ppd_paper.LONG_CONTEXT)]
+
+
+def point(config: Config, workload: str, load: float, **figures: float) -> Point:
+    """A point with 100 ms and 10 ms, unless it says otherwise."""
+    base = Point(
+        config=config,
+        workload=workload,
+        load_per_s=load,
+        requests=10,
+        failed=0,
+        later=5,
+        ttft=100.0,
+        decode_ttft=100.0,
+        decode_tpot=10.0,
+        every_decode_tpot=10.0,
+        latency=1_000.0,
+        cost_ttft=100.0,
+        cost_tpot=10.0,
+        kv_bytes=1_000,
+        later_kv_bytes=500,
+    )
+    return replace(base, **figures)  # type: ignore[arg-type]  # numbers by name
+
+
+def every(config: Config, **figures: float) -> Iterator[Point]:
+    """The same point for every workload and load."""
+    for workload, load in product(WORKLOADS, LOADS_PER_S):
+        yield point(config, workload.name, load, **figures)
+
+
+def test_the_grid_is_the_papers() -> None:
+    assert (len(WORKLOADS), len(LOADS_PER_S), len(CONFIGS), len(set(CONFIGS))) == (18, 10, 17, 17)
+    """A load of 10 belongs to no class (issue 10, 25)."""
+    levelled = [load for loads in LEVELS.values() for load in loads]
+    assert levelled == [load for load in LOADS_PER_S if load != 10.0]
+    for config in CONFIGS:
+        shape = Shape.parse(config.pools)
+        assert shape.prefill + shape.decode + shape.replica == 4
+        assert shape.name == config.pools
+
+
+def test_table_1_takes_medians_and_explains_what_is_off() -> None:
+    """Over all workloads, as published; those with long contexts beside it (issue 10, 25)."""
+    made: list[Point] = []
+    for pools in RATIOS:
+        made += every(static(pools, "0", plain=True), decode_ttft=150.0, ttft=120.0)
+        made += every(static(pools, "0"))
+        made += every(static(pools, "1"), ttft=110.0)
+        made += every(static(pools, "1", plain=True), decode_ttft=75.0)
+    full = static(POOLS, "1", plain=True)
+    made += [point(full, w.name, load, decode_ttft=50.0) for w in SHORT for load in LOADS_PER_S]
+    made.append(point(full, WORKLOADS[9].name, 20.0, decode_ttft=1e6))
+    cells = paper_tables.table_1(Points(made))
+    assert {(cell.long, round(cell.trivium)) for cell in cells} == {(-50.0, 10)}
+    assert [cell.mean > 0 for cell in cells].count(True) == 1
+    off = [cell for cell in cells if not cell.within]
+    assert {(c.pools, c.level) for c in off} == {
+        ("1P3D", "medium"),
+        ("1P3D", "high"),
+        ("3P1D", "high"),
+    }
+    assert {cell.ours for cell in cells if cell.pools == POOLS} == {(-50.0 - 200 / 3) / 2}
+    assert {cell.ours for cell in cells if cell.pools != POOLS} == {-50.0}
+    assert all(bool(cell.why) != cell.within for cell in cells)
+    assert "30 ms for the hand-over" in off[0].why
+
+
+def test_trends_compare_the_published_directions() -> None:
+    cells = [
+        paper_tables.Cell(
+            pools=pools,
+            level=level,
+            paper=value,
+            ours=value + 5,
+            mean=0.0,
+            long=0.0,
+            trivium=0.0,
+            why="",
+        )
+        for pools, row in ppd_paper.TABLE_1.items()
+        for level, value in row.items()
+    ]
+    assert all(paper_tables.trends(cells).values())
+    other = [replace(cell, ours=-cell.ours) for cell in cells]
+    assert not any(paper_tables.trends(other).values())
+
+
+def test_failures_decide_winners_first() -> None:
+    made = [p for config in CONFIGS for p in every(config)]
+    made += every(CONFIGS[0], decode_ttft=1.0, failed=1)
+    made += every(CONFIGS[2], decode_ttft=50.0, every_decode_tpot=20.0)
+    rows_2 = {row.objective: row for row in paper_tables.table_2(Points(made))}
+    assert rows_2["TTFT"].best["low"] == [(CONFIGS[2].name, 1.0)]
+    assert rows_2["TPOT"].best["low"] == [(CONFIGS[1].name, 1.0)]
+    assert rows_2["TTFT"].kinds == {**dict.fromkeys(paper_tables.KINDS, 0.0), CONFIGS[2].kind: 1.0}
+    assert paper_tables.unlike_winners(Points(made)) == 1.0
+    assert paper_tables.trends_2(list(rows_2.values()))["TPOT: x=0 wins most points"]
+    rows = {row.config: row for row in paper_tables.table_4(Points(made), CONFIGS)}
+    assert rows[CONFIGS[0].name].percent == {"low": 10.0, "medium": 10.0, "high": 10.0}
+    assert rows[CONFIGS[0].name].degraded_loads == 10
+    assert rows[CONFIGS[0].name].workloads == dict.fromkeys(LOADS_PER_S, 100.0)
+    assert rows[CONFIGS[1].name].workloads == dict.fromkeys(LOADS_PER_S, 0.0)
+
+
+def test_regret_is_against_the_best_share_of_each_point() -> None:
+    made = [p for share in SHARES for p in every(static(POOLS, share))]
+    made += every(static(POOLS, "1"), cost_ttft=50.0)  # cost (0.5 + 1) / 2
+    made += every(LEARNED, cost_ttft=65.0)
+    made += every(Config(pools=POOLS, policy="conditional"))
+    worse = point(LEARNED, WORKLOADS[0].name, 1.0, cost_ttft=200.0, failed=2)
+    made.append(worse)
+    found = regret.regrets(Points(made), POOLS, LEARNED)
+    assert found.points == 180
+    assert found.mean_regret == pytest.approx((179 * 0.1 + 1.0) / 180)
+    assert found.worst_at == f"{WORKLOADS[0].name} at 1/s"
+    assert (found.missed, found.failed, found.failed_best) == (1, 2, 0)
+    best = regret.regrets(Points(made), POOLS, static(POOLS, "1"))
+    assert best.mean_regret == 0.0 and best.mean_cost == pytest.approx(0.75)
+
+
+def test_a_table_is_made_of_its_half_and_the_halves_share_nothing() -> None:
+    made = list(every(static(POOLS, "0"), load_seen=0.2))
+    made += every(static(POOLS, "1"), load_seen=0.4, cost_ttft=60.0, cost_tpot=11.0)
+    points = Points(made)
+    train, test = plan_table.halves(3, points)
+    assert len(train) == len(test) == 90 and not set(train) & set(test)
+    table = plan_table.table_of(points, POOLS, train)
+    cells = list(table.cells.values())
+    assert {(round(c.gain_ttft, 6), round(c.loss_tpot, 6)) for c in cells} == {(0.4, 0.1)}
+    known = {(w.profile.first, w.profile.later) for w in WORKLOADS if w.name in dict(train)}
+    assert len({cell.bin[:3] for cell in cells}) == len(known)
+    assert table.from_dict(json.loads(json.dumps(table.to_dict()))).cells == table.cells
+
+
+def test_interference_of_both_readings() -> None:
+    """With as many tokens full and append cost about the same, unlike what is published; few new
+    tokens behind as much context cost little (issue 10, 25)."""
+    found = interference.slow_downs(Setup())
+    for count in (1, 4):
+        full, append = found[f"full x{count}"], found[f"append x{count}"]
+        assert full == pytest.approx(ppd_paper.FIGURE_2[f"full x{count}"], abs=15.0)
+        assert append == pytest.approx(full, abs=2.0)
+        short = found[f"short append x{count}"]
+        assert short == pytest.approx(ppd_paper.FIGURE_2[f"append x{count}"], abs=8.0)
+        assert short < full < append
+
+
+def talks(ttft_ms: dict[tuple[int, int], float]) -> step_change.ChangedRun:
+    """Two windows before the change and three after it, at 100 and 10 ms but for the TTFT of so
+    many a window and turn, from 0."""
+    window = step_change.WINDOW
+    ttft = np.full((5 * window, 2), 100.0)
+    for (number, turn), value in ttft_ms.items():
+        ttft[number * window : (number + 1) * window, turn] = value
+    each_ms = step_change.CHANGE_MS / (2 * window)
+    return step_change.ChangedRun(
+        begun_ms=np.linspace(READY_MS, READY_MS + 4.99 * each_ms * window, 5 * window),
+        ttft_ms=ttft,
+        tpot_ms=np.full((5 * window, 2), 10.0),
+        local=np.arange(5 * window) < 3 * window,
+    )
+
+
+def test_recovery_compares_windows_of_the_same_conversations() -> None:
+    fixed = {static(POOLS, share): talks({}) for share in SHARES}
+    fixed[static(POOLS, "1")] = talks({(1, 1): 80.0, (4, 0): 10.0})
+    slow = {(0, 1): 900.0, (2, 1): 150.0}
+    seeds = {
+        7: {**fixed, LEARNED: talks({**slow, (3, 1): 128.0})},
+        8: {**fixed, LEARNED: talks({**slow, (3, 1): 108.0, (4, 0): 100.0})},
+    }
+    later = step_change.recovery(POOLS, step_change.LATER, seeds)
+    assert later.pooled.before == pytest.approx(1 / 0.9 - 1)
+    assert later.pooled.after == [pytest.approx(0.25), pytest.approx(0.09), 0.0]
+    after = {seed: windows.after for seed, windows in later.seeds.items()}
+    assert after == {
+        7: [pytest.approx(0.25), pytest.approx(0.14), 0.0],
+        8: [pytest.approx(0.25), pytest.approx(0.04), 0.0],
+    }
+    assert later.holds and later.pooled.mean == pytest.approx(0.045)
+    assert later.error == pytest.approx(0.025)
+    assert (later.local_before, later.local_after) == (1.0, 0.0)
+    every = step_change.recovery(POOLS, step_change.ALL, seeds)
+    assert every.pooled.after[1:] == [pytest.approx(0.045), pytest.approx(1 / 0.775 - 1)]
+    assert not every.holds
+    [bar] = bars.recovered([later, every])
+    assert bar.holds and bar.value == pytest.approx(9.0)
+    assert "over 2 seeds: 25.0%, 9.0%, 0.0%; with the first tokens of all turns: " in bar.found
+    assert bar.found.endswith("4.5%, 29.0%")
+
+
+def test_loads_are_paired_with_what_they_were_run_with() -> None:
+    spec = Spec(config=LEARNED, workload=WORKLOADS[0], loads_per_s=(2.0, 1.0, 4.0), seed=1)
+    found = runs.points_of(spec)
+    assert [p.load_per_s for p in found] == [1.0, 2.0, 4.0]
+    alone = replace(spec, config=static(POOLS, "0"))
+    assert runs.points_of(alone)[0] == run(replace(alone, loads_per_s=(2.0,)))[0]
+    asked = {p.load_per_s: p.requests for p in runs.points_of(alone)}
+    assert asked == {p.load_per_s: p.requests for p in found}
+
+
+def test_a_full_buffer_beside_the_engine_ends_plain_disaggregation() -> None:
+    crowded = next(w for w in WORKLOADS if w.name == "large, long gen")
+    spec = Spec(config=static("3P1D", "0", plain=True), workload=crowded, loads_per_s=(8,), seed=1)
+    lost = run(spec)[0]
+    assert lost.crashed == 1 and lost.failed > lost.requests / 2
+    assert lost.buffered_bytes > ppd_paper.RECEIVE_BUFFER_BYTES
+    for config in (static("3P1D", "1", plain=True), static("3P1D", "0")):
+        kept = run(replace(spec, config=config))[0]
+        assert (kept.crashed, kept.failed) == (0, 0)
+        assert kept.longest_ms < TIMEOUT_MS and kept.tokens_per_s > 1_000
+
+
+def test_shared_conversations_are_like_the_published_ones() -> None:
+    held = sharegpt.conversations(8.0, 500, 64, 1)
+    turns = [turn for each in held for turn in each.turns]
+    assert len(turns) / len(held) == pytest.approx(2_204 / 500, rel=0.03)
+    assert min(len(each.turns) for each in held) >= 1
+    answers = [turn.output_tokens for turn in turns]
+    assert sum(answers) / len(answers) == pytest.approx(sharegpt.OUTPUT_TOKENS, rel=0.05)
+    last = max(each.turns[-1].prompt_tokens for each in held)
+    assert last <= sharegpt.CONTEXT_MAX
+
+
+def test_prefill_heavy_conversations_ask_more_than_they_answer() -> None:
+    """Those of figure 5 (issue 10, 25)."""
+    for held in sharegpt.conversations(8.0, 40, 64, 1, prefill_heavy=True):
+        answered = sum(turn.output_tokens for turn in held.turns)
+        assert len(held.tokens) - answered > answered
+
+
+def test_what_table_4_shows_is_put_in_words() -> None:
+    row = paper_tables.Failures(
+        config="2P2D x=0 plain",
+        percent={"low": 0.0},
+        workloads={},
+        memory_share=0.3,
+        buffered_bytes=int(8e9),
+        crashed_points=0,
+        longest_ms=20_000.0,
+        degraded_loads=0,
+        slow_loads=0,
+        loads=1,
+    )
+    rows = [
+        row,
+        replace(row, config="2P2D x=1 plain"),
+        replace(row, config="3P1D x=0 plain", percent={"low": 5.0}),
+    ]
+    found, why = failures.trends(rows, [], [])
+    assert [words for words, holds in found.items() if not holds] == [
+        "plain 2P2D loses requests",
+        "x=1 loses requests too",
+    ]
+    assert "at most 8.0 GB" in why[0] and "hold at most 8.0 GB of 10" in why[2]
+    assert len(failures.trends([replace(row, percent={"low": 1.0}), *rows[1:]], [], [])[1]) == 2
+    length = Length(
+        config=row.config,
+        turns=16,
+        requests=100,
+        failed=30,
+        ttft=0.0,
+        decode_ttft=0.0,
+        tpot=0.0,
+        kv_bytes=0,
+        ttft_by_turn=[],
+        decode_ttft_by_turn=[],
+    )
+    found, why = failures.trends(rows, [], [length, replace(length, failed=0)])
+    assert [words for words, holds in found.items() if not holds] == ["x=1 loses requests too"]
+    assert "30 of 100 at 16 turns" in why[2]
+    rows[1] = replace(rows[1], percent={"low": 1.0})
+    assert failures.trends(rows, [], [])[0]["x=1 loses requests too"]
+
+
+@pytest.mark.timeout(600)  # processes that simulate, on a machine that may be busy
+def test_a_tiny_evaluation_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its bars are written like those of every benchmark (issue 10, 26)."""
+    tiny = evaluation.Size(
+        workloads=WORKLOADS[15:16], loads_per_s=(0.5, 2.0), turns=(2,), step_seeds=2
+    )
+    monkeypatch.setattr(sharegpt, "CONVERSATIONS", 50)
+    monkeypatch.setattr(evaluation, "QUICK", tiny)
+    monkeypatch.setattr(step_change, "CHANGE_MS", 3_000.0)
+    monkeypatch.setattr(step_change, "DURATION_MS", 8_000.0)
+    monkeypatch.setattr(step_change, "WINDOW", 10)
+    results = evaluation.evaluate(quick=True, seed=2, jobs=1, traces=None)
+    assert [cell.level for cell in results.table_1] == ["low"] * 3
+    assert all(row.points == (1 if "table" in row.config else 2) for row in results.regret)
+    assert results.traffic_skipped and not results.traffic
+    assert {(row.name, row.load_per_s) for row in results.weighed} == set(
+        product(["x=0 plain", "w_tpot 1", "w_tpot 3", "w_tpot 6"], [8.0, 16.0])
+    )
+    page = whole_page.write(results, tmp_path)
+    assert "Table 1" in page.read_text()
+    bars_file = bars.write(results, tmp_path / "bench")
+    assert bars_file.name == "evaluate.json"
+    written = json.loads(bars_file.read_text())
+    assert [bar["met"] for bar in written["bars"]] == [bar.holds for bar in results.bars]
+    assert {bar["name"] for bar in written["bars"]} == set(written["figures"]["found"])
+    assert all(bar["target"] and bar["value"] is not None for bar in written["bars"])
+    assert json.loads((tmp_path / "results.json").read_text())["seed"] == 2
+    assert {path.suffix for path in tmp_path.iterdir() if path.is_file()} == {
+        ".html",
+        ".json",
+        ".png",
+    }

@@ -1,0 +1,165 @@
+"""The supervisor with small processes: start, restart, stop, logs, and nothing left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.processes import supervisor, tether
+from infra.processes.identity import identify
+from infra.processes.supervisor import Process, ProcessSpec, Supervisor
+from tests.waiting import until
+
+IDLE = "import signal, sys; print('up', flush=True); signal.pause()"
+POLITE = (
+    "import signal; asked = {signal.SIGTERM}; signal.pthread_sigmask(signal.SIG_BLOCK, asked);"
+    "print('up', flush=True); signal.sigwait(asked); print('bye')"  # asked before it waits or after
+)
+STUBBORN = (
+    "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    "print('up', flush=True)\nwhile True: signal.pause()"
+)
+PARENT = (
+    "import signal, subprocess, sys; child = subprocess.Popen(['cat'], stdin=subprocess.PIPE);"
+    "print(f'child {child.pid}', flush=True); signal.pause()"  # in one write
+)
+
+
+def spec(tmp_path: Path, code: str, *, name: str = "one", restart: bool = True) -> ProcessSpec:
+    return ProcessSpec(
+        name=name,
+        command=(sys.executable, "-c", code),
+        log_file=tmp_path / f"{name}.log",
+        restart=restart,
+    )
+
+
+async def is_up(process: Process, lives: int = 1) -> None:
+    await until(lambda: process.tail().count("up") >= lives)
+
+
+@pytest.fixture(autouse=True)
+def quick_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "BACKOFF_S", 0.01)
+
+
+async def test_last_words_are_of_this_process(tmp_path: Path) -> None:
+    (tmp_path / "one.log").write_text("the stack of yesterday\n")
+    process = Supervisor().start(spec(tmp_path, "print('up')", restart=False))
+    await until(lambda: process.failed)
+    assert process.tail().startswith("up") and "yesterday" not in process.tail()
+
+
+async def test_what_dies_is_started_again_and_what_stops_stays_down(tmp_path: Path) -> None:
+    keeper = Supervisor()
+    process = keeper.start(spec(tmp_path, IDLE))
+    await is_up(process)
+    first = process.pid
+    process.kill()
+    await is_up(process, lives=2)
+    assert process.pid not in (0, first)
+    assert (process.restarts, process.exit_code) == (1, -signal.SIGKILL)
+    await keeper.stop()
+    assert process.pid == 0
+    assert process.restarts == 1
+
+
+async def test_a_stop_lets_the_process_finish(tmp_path: Path) -> None:
+    keeper = Supervisor()
+    process = keeper.start(spec(tmp_path, POLITE))
+    await is_up(process)
+    await keeper.stop()
+    assert process.exit_code == 0
+    assert process.tail().endswith("bye")
+    assert not process.failed
+
+
+async def test_who_does_not_listen_is_killed_after_the_grace(tmp_path: Path) -> None:
+    keeper = Supervisor()
+    process = keeper.start(spec(tmp_path, STUBBORN))
+    await is_up(process)
+    await keeper.stop(grace_s=0.1)
+    assert process.exit_code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("code", "restart", "exit_code"),
+    [("raise SystemExit(2)", True, 2), ("raise SystemExit(1)", False, 1)],
+)
+async def test_bad_settings_and_one_shots_are_not_tried_again(
+    tmp_path: Path, code: str, restart: bool, exit_code: int
+) -> None:
+    process = Supervisor().start(spec(tmp_path, code, restart=restart))
+    await until(lambda: process.failed)
+    assert (process.exit_code, process.restarts) == (exit_code, 0)
+
+
+async def test_a_command_that_does_not_exist_is_told_in_the_log(tmp_path: Path) -> None:
+    odd = ProcessSpec(name="odd", command=("no-such-command",), log_file=tmp_path / "odd.log")
+    keeper = Supervisor()
+    process = keeper.start(odd)
+    await until(lambda: "no-such-command: No such file" in process.tail())
+    await keeper.stop()
+
+
+async def test_children_of_a_process_end_with_it(tmp_path: Path) -> None:
+    keeper = Supervisor()
+    process = keeper.start(spec(tmp_path, PARENT))
+    await until(lambda: "child" in process.tail())
+    grandchild = identify(int(process.tail().split()[1]))
+    assert grandchild is not None
+    process.kill()
+    await until(lambda: not grandchild.lives())
+    await keeper.stop()
+
+
+async def test_processes_stop_together_or_by_name(tmp_path: Path) -> None:
+    keeper = Supervisor()
+    both = [keeper.start(spec(tmp_path, IDLE, name=name)) for name in ("one", "two")]
+    with pytest.raises(ValueError, match="one runs already"):
+        keeper.start(spec(tmp_path, IDLE))
+    for process in both:
+        await is_up(process)
+    await keeper.stop(["one"])
+    assert (both[0].pid, bool(both[1].pid)) == (0, True)
+    await keeper.stop()
+    assert both[1].pid == 0
+
+
+def test_a_tethered_command_ends_with_whoever_started_it() -> None:
+    code = (
+        "import os, subprocess, sys; child = subprocess.Popen([sys.executable, sys.argv[1],"
+        "str(os.getpid()), 'cat'], stdin=subprocess.PIPE, stdout=subprocess.PIPE);"
+        "child.stdin.write(b'x\\n'); child.stdin.flush(); child.stdout.readline();"
+        "print(child.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    command = [sys.executable, "-c", code, tether.__file__]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    child = identify(int(done.stdout))
+    assert child is None or child.wait(30)
+
+
+def test_a_tethered_command_does_not_start_for_another_parent() -> None:
+    command = [sys.executable, tether.__file__, str(os.getpid() + 1), "echo", "started"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the launcher ended" in done.stderr
+
+
+async def test_what_has_served_once_is_never_given_up(tmp_path: Path) -> None:
+    """Settings that were right stay right, so the cause lies outside (issue 10, 4)."""
+    keeper = Supervisor()
+    process = keeper.start(spec(tmp_path, "print('up', flush=True); raise SystemExit(2)"))
+    process.proven = True
+    await is_up(process, lives=3)
+    assert not process.failed
+    await keeper.stop()
+
+
+async def test_wrong_settings_end_a_process_that_never_served(tmp_path: Path) -> None:
+    process = Supervisor().start(spec(tmp_path, "raise SystemExit(2)"))
+    await until(lambda: process.failed)
+    assert process.restarts == 0

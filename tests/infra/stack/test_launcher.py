@@ -1,0 +1,71 @@
+"""What the launcher knows of its processes while the broker is away; nothing is started."""
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.errors import KafkaConnectionError, KafkaTimeoutError
+
+from infra.stack import launcher
+from infra.stack.configuration import Settings
+from infra.stack.fleet_watch import FleetWatch
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan
+from infra.stack.statefile import NO_BROKER
+from schemas.codec import Codec
+from schemas.fleet import LEASE_MS
+from schemas.records import Role
+from tests.streams.builders import T0, beat, registration
+from tests.virtual import virtual
+from tests.waiting import until
+
+
+def test_the_launcher_tells_a_broker_that_is_away_from_a_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And gives up no process that was ready once (issue 10, 4)."""
+    stack = Stack(Settings(), StackPlan(), folder=tmp_path)
+    process: Any = SimpleNamespace(failed=False, stopping=False, pid=7, proven=False)
+    stack.processes["decode-0"] = process
+    stack._fleet = fleet = FleetWatch(stack.settings.log)
+    fleet.view.apply(registration("decode-0", Role.DECODE, pid=7), 0, T0)
+
+    def state_at(now_ms: int) -> str:
+        monkeypatch.setattr(launcher, "wall_ms", lambda: now_ms)
+        return stack.state_of("decode-0")
+
+    assert state_at(T0) == "starting" and not process.proven
+    fleet.view.apply(beat("decode-0", 1), 1, T0)
+    assert state_at(T0) == "ready" and process.proven
+    fleet.heard_ms = T0
+    later_ms = T0 + LEASE_MS + 1
+    assert state_at(later_ms) == "starting", "the whole stack is"
+    stack.ready = True
+    assert state_at(later_ms) == NO_BROKER
+    fleet.heard_ms = later_ms  # from others
+    assert state_at(later_ms) == "starting"
+
+
+@virtual
+async def test_the_launcher_follows_the_fleet_over_a_broker_that_is_away() -> None:
+    """It ended with the first error (issue 10, 4)."""
+    fleet, codec = FleetWatch(Settings().log), Codec()
+    answers: list[Any] = [KafkaConnectionError("away"), KafkaTimeoutError("away")]
+    value = codec.encode(registration("decode-0", Role.DECODE))
+    answers.append([SimpleNamespace(value=value, offset=0, timestamp=T0)])
+
+    async def batch() -> Any:
+        if not answers:
+            await asyncio.Event().wait()
+        if isinstance(found := answers.pop(0), Exception):
+            raise found
+        return found
+
+    reader: Any = fleet._reader  # it is not connected
+    reader.batch = batch
+    following = asyncio.create_task(fleet.follow())
+    await until(fleet.changed.is_set, seconds=600)
+    assert [*fleet.view.members] == ["decode-0"]
+    following.cancel()

@@ -1,0 +1,121 @@
+"""What `trivium up` would start, without starting it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.processes.supervisor import ProcessSpec
+from infra.stack.configuration import Settings
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan, core_shares, process_specs, with_roles
+from schemas.errors import ConfigError
+from streams.config import RouterSettings
+from workers.config import WorkerSettings
+
+
+def specs(plan: StackPlan, engine: str = "sim", port: int = 8000) -> dict[str, ProcessSpec]:
+    found = process_specs(
+        plan, folder=Path("/state"), config=Path("/state/x.toml"), engine=engine, gateway_port=port
+    )
+    return {spec.name: spec for spec in found}
+
+
+def test_each_process_gets_its_name_its_role_and_its_log() -> None:
+    found = specs(StackPlan(prefill=2, decode=1, replica=1, routers=2, gateways=2))
+    assert list(found) == [
+        *("router-0", "router-1", "prefill-0", "prefill-1", "decode-0", "replica-0"),
+        *("gateway-0", "gateway-1"),
+    ]
+    worker = found["prefill-1"]
+    expected = ("worker", "--id", "prefill-1", "--role", "prefill", "--config", "/state/x.toml")
+    assert worker.command[3:] == expected
+    assert worker.log_file == Path("/state/logs/prefill-1.log")
+    assert worker.env["TRIVIUM_HOME"] == "/state"
+    assert found["gateway-1"].command[6:8] == ("--port", "8001")
+
+
+def deployment(engine: str, policy: str, orchestration: str, push: bool = False) -> Settings:
+    section = {"kv_transfer": "push"} if push else {}
+    return Settings(
+        worker=WorkerSettings(engine=engine),
+        router=RouterSettings(policy=policy, orchestration=orchestration),
+        engines={"vllm": section},
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "policy", "orchestration", "push", "counts", "error"),
+    [
+        ("vllm", "learned", "auto", False, {}, ""),
+        ("vllm", "learned", "prefill_first", False, {}, ""),
+        ("vllm", "learned", "concurrent", False, {}, "prefill_first, found concurrent; set vllm"),
+        ("vllm", "learned", "concurrent", True, {}, ""),
+        ("vllm", "learned", "decode_first", True, {}, "concurrent, found decode_first"),
+        ("sim", "learned", "decode_first", False, {}, ""),
+        ("vllm", "learned", "decode_first", False, {"prefill": 0, "decode": 0, "replica": 1}, ""),
+        ("sim", "replica", "auto", False, {}, "replica needs replicas, and there are none"),
+        ("sim", "replica", "auto", False, {"replica": 1}, ""),
+        ("sim", "replica", "auto", False, {"prefill": 0, "decode": 0}, ""),
+    ],
+)
+def test_a_wish_that_no_workers_can_meet_stops_the_start(
+    engine: str, policy: str, orchestration: str, push: bool, counts: dict[str, Any], error: str
+) -> None:
+    """Instead of becoming something else in silence (issue 10, 2)."""
+    settings, plan = deployment(engine, policy, orchestration, push), StackPlan(**counts)
+    if not error:
+        Stack(settings, plan)
+        return
+    with pytest.raises(ConfigError, match=error):
+        Stack(settings, plan)
+
+
+def test_a_moved_worker_is_started_anew_with_its_roles() -> None:
+    found = specs(StackPlan(retrieval=1))
+    moved = with_roles(found["decode-0"], ("prefill", "decode"))
+    assert moved.command[3:7] == ("worker", "--id", "decode-0", "--role")
+    assert moved.command[7:9] == ("prefill,decode", "--config")
+    assert with_roles(moved, ("decode",)) == found["decode-0"]
+    assert with_roles(moved, ()) == moved
+    for name in ("retrieval-0", "router-0"):
+        assert with_roles(found[name], ("prefill",)) == found[name]
+
+
+def test_gateways_on_any_port_are_told_none() -> None:
+    assert "--port" not in specs(StackPlan(), port=0)["gateway-0"].command
+
+
+def test_children_keep_their_bytecode_and_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setenv("TRIVIUM_LOG_BOOTSTRAP", "in the settings file already")
+    env = specs(StackPlan())["decode-0"].env
+    assert "PYTHONDONTWRITEBYTECODE" not in env
+    assert "TRIVIUM_LOG_BOOTSTRAP" not in env
+    assert env["OMP_NUM_THREADS"] == "1"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in env
+
+
+def test_vllm_workers_are_dealt_the_cores() -> None:
+    env = specs(StackPlan(prefill=1, decode=1), engine="vllm")
+    binds = {env[name].env["VLLM_CPU_OMP_THREADS_BIND"] for name in ("prefill-0", "decode-0")}
+    assert all(binds)
+
+
+@pytest.mark.parametrize(
+    ("cores", "count", "shares"),
+    [
+        ([0, 1], 2, [[0], [1]]),
+        ([0, 1], 3, [[0], [1], [0]]),
+        ([0, 1, 2, 3, 4], 2, [[0, 1], [2, 3]]),
+        ([4], 1, [[4]]),
+        ([0], 0, []),
+    ],
+)
+def test_core_shares(cores: list[int], count: int, shares: list[list[int]]) -> None:
+    assert core_shares(cores, count) == shares
+
+
+def test_counts_are_checked() -> None:
+    with pytest.raises(ConfigError, match="decode: expected at least 0, found -1"):
+        StackPlan(decode=-1)

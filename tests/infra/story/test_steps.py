@@ -1,0 +1,184 @@
+"""The steps of a request's story: their order, and what each tells."""
+
+from dataclasses import replace
+from typing import Any
+
+from infra.story.steps import steps_of
+from infra.story.story import TokenRow, tell
+from schemas.records import (
+    CancelWork,
+    Candidate,
+    Decision,
+    Estimate,
+    Mode,
+    Orchestration,
+    OutcomeKind,
+    Phase,
+    PhaseKind,
+    Reason,
+    Role,
+    WireError,
+)
+from tests.infra.story.told_requests import (
+    DECODE,
+    ENDED,
+    KV,
+    PLACED,
+    PREFILL,
+    decision,
+    remote,
+    shown,
+)
+from tests.streams.builders import T0, cancellation, outcome, phase, request, resumption
+
+
+def test_the_steps_of_a_remote_request_in_order() -> None:
+    steps = steps_of(remote())
+    assert [(step.after_ms, step.who) for step in steps] == [
+        (0, "gateway-a"),
+        (4, "router-a"),
+        (5, "router-a"),
+        (27, "prefill-0"),
+        (28, "prefill-0"),
+        (30, "router-a"),
+        (31, "router-a"),
+        (36, "decode-0"),
+        (99, "decode-0"),
+        (100, "decode-0"),
+    ]
+    told = [step.what for step in steps]
+    assert told[0] == "accepted, 100 prompt tokens, at most 16 new"
+    assert told[1] == "place remote on prefill-0 and decode-0, prefill_first: learned (learned)"
+    assert told[4] == "prefill done: 64 tokens computed, 36 cached, 20 ms"
+    assert steps[4].took_ms == 20
+    assert steps[6].details == ("KV of 100 tokens from prefill-0 (2 blocks, once)",)
+    assert told[7] == "kv received: 2,000,000 bytes over NIXL in 4.0 ms, 500 MB/s"
+    assert told[8] == "5 tokens in 3 frames, TPOT 18.00 ms"
+    assert told[9] == "completed (length): 5 tokens"
+
+
+def test_an_outcome_follows_the_frame_that_it_waited_for() -> None:
+    story = remote()
+    story.outcome = replace(ENDED, ended_ms=T0 + 97)  # the engine was done, its frame not gone yet
+    steps = steps_of(story)[-2:]
+    assert [(step.after_ms, step.kind) for step in steps] == [(99, "tokens"), (99, "outcome")]
+    story.outcome = replace(ENDED, ended_ms=T0 + 97, written_by="router-a")  # waited for none
+    steps = steps_of(story)[-2:]
+    assert [(step.after_ms, step.kind) for step in steps] == [(97, "outcome"), (99, "tokens")]
+
+
+def test_all_tokens_are_on_their_way_no_sooner_than_the_first() -> None:
+    """Both of a pair say the first token, and the log need not have their frames by time."""
+    story = remote()
+    story.rows = [TokenRow(T0 + 52, "prefill-0", 1), TokenRow(T0 + 50, "decode-0", 4)]
+    story.outcome = replace(ENDED, ended_ms=T0 + 49)
+    steps = steps_of(story)[-3:]
+    assert [(step.after_ms, step.who, step.kind) for step in steps] == [
+        (52, "prefill-0", "tokens"),
+        (52, "decode-0", "tokens"),
+        (52, "decode-0", "outcome"),
+    ]
+    story.rows = [TokenRow(T0 + 50, "decode-0", 5)]
+    assert steps_of(story)[-2].what == "5 tokens in 1 frame, TPOT 0.00 ms"
+
+
+def test_a_decision_tells_what_it_looked_at() -> None:
+    details = steps_of(remote())[1].details
+    assert details[0] == (
+        "waited 4 ms, 3 in the queue, slack 59996 ms, session holds 64 tokens, load 0.50, "
+        "weights ttft 0.7, tpot 0.3"
+    )
+    assert details[1:3] == (
+        "expected local: TTFT 80.0 ms, TPOT 11.00 ms; remote: TTFT 60.0 ms, TPOT 10.00 ms",
+        "score -0.243 = 0.7 * TTFT gain -0.333 - 0.3 * TPOT loss +0.100 + KV price 0.020; "
+        "local above 0; 35 samples",
+    )
+    assert details[3] == ("→ prefill-0 (prefill): 9 credits, 0 running, 0 tokens ahead, 0 cached")
+    assert details[4].startswith("  prefill-1 (prefill): 8 credits, 1 running, 10 tokens ahead")
+    assert details[-1] == "  and 2 more"
+
+
+def test_each_policy_tells_the_terms_of_its_score() -> None:
+    def told(placed: Decision) -> tuple[str, ...]:
+        return steps_of(tell([request("r1")], [placed])["r1"])[1].details
+
+    assert PLACED.estimate is not None
+    stranger = replace(PLACED.estimate, gain_ttft=(60 - 160) / 60)
+    assert "would wait behind it" in told(replace(PLACED, estimate=stranger))[3]
+    cell = Estimate(score=0.5 * 0.4 - 0.5 * 0.1, samples=12, gain_ttft=0.4, loss_tpot=0.1)
+    tabled = decision(4, policy="table", reason=Reason.TABLE, w_ttft=0.5, w_tpot=0.5)
+    assert told(replace(tabled, estimate=cell)) == (
+        "weights ttft 0.5, tpot 0.5",
+        "score +0.150 = 0.5 * TTFT gain +0.400 - 0.5 * TPOT loss +0.100; local above 0; 12 samples",
+    )
+
+
+def test_a_worker_is_marked_in_the_role_for_which_it_was_chosen() -> None:
+    roles = (Role.PREFILL, Role.DECODE, Role.REPLICA)
+    looked_at = [
+        Candidate(worker_id="both", role=role, credits=1, running=0, work_ahead_tokens=0)
+        for role in roles
+    ]
+    for prefill, decode, marks in (("both", "other", "→  "), ("other", "both", "→→ ")):
+        placed = decision(4, candidates=looked_at, prefill_worker=prefill, decode_worker=decode)
+        details = steps_of(tell([request("r1")], [placed])["r1"])[1].details
+        assert "".join(detail[0] for detail in details) == marks
+
+
+def test_one_worker_is_named_once() -> None:
+    ended = outcome(DECODE, mode=Mode.LOCAL, orchestration=Orchestration.NONE)
+    ended = replace(ended, prefill_worker="decode-0")
+    text = shown(tell([request("r1")], [ended])["r1"])
+    assert "\nlocal: decode-0, 0 bytes of KV over NIXL" in text
+
+
+def test_a_request_that_runs_or_waits_still_has_a_story() -> None:
+    story = tell([request("r1")], [])["r1"]
+    assert (story.ttft_ms, story.tpot_ms, story.kv_bytes) == (None, None, 0)
+    text = shown(story)
+    assert "no outcome on the log yet" in text
+    assert "placed nowhere; no tokens" in text
+    assert "weights of its class or the deployment" in text
+
+
+def test_failures_cancellations_and_paired_orchestrations() -> None:
+    paired: dict[str, Any] = {"orchestration": Orchestration.DECODE_FIRST}
+    target = replace(KV, worker_id="decode-0", tokens=32, block_ids=(1, 2, 3))
+    decode, prefill = replace(DECODE, **paired, kv=None), replace(PREFILL, **paired)
+    broke = WireError(code="engine_failed", message="it broke", retriable=True)
+    records = [
+        decode,
+        phase(decode, PhaseKind.KV_ALLOCATED, T0 + 7, kv=target),
+        replace(prefill, kv_target=target),
+        replace(
+            phase(prefill, PhaseKind.PREFILL_DONE, T0 + 20, kv_bytes=500, transfer_ms=1.0),
+            kv_read_bytes=700,
+        ),
+        phase(decode, PhaseKind.KV_RECEIVED, T0 + 21, kv_bytes=500, transfer_ms=1.0),
+        phase(decode, PhaseKind.FAILED, T0 + 22, error=broke),
+        CancelWork(request_id="r1", attempt=1, worker_id="prefill-0", at_ms=T0 + 23, void=True),
+        *(resumption("r1", "g-b", T0), cancellation("r1", tenant="another", at_ms=T0 + 35)),
+        cancellation("r1", at_ms=T0 + 40),
+        outcome(decode, T0 + 50, kind=OutcomeKind.FAILED, finish_reason="", error=broke),
+    ]
+    story = tell([request("r1")], records)["r1"]
+    assert story.kv_bytes == 1_200  # both ends tell of the same bytes, and prefill of what it read
+    told = " | ".join(line for step in steps_of(story) for line in (step.what, *step.details))
+    for words in (
+        "kv allocated: 3 blocks, of which 32 tokens are held already",
+        "KV goes to decode-0, which holds 32 tokens of it",
+        "failed: it broke (engine_failed, retriable)",
+        "told prefill-0 to stop (void: no outcome)",
+        "answer resumed here",
+        "cancellation: client_request (by another tenant: without effect) | cancellation: client",
+        "failed: 16 tokens; engine_failed: it broke",
+    ):
+        assert words in told
+
+
+def test_stages_of_phases_are_all_told() -> None:
+    """No kind of phase breaks the story."""
+    for kind in PhaseKind:
+        bare: Phase = replace(phase(PREFILL, kind), kv=None, error=None)
+        story = tell([request("r1")], [bare])["r1"]
+        assert steps_of(story)[1].what.startswith(kind.value.replace("_", " "))

@@ -1,0 +1,35 @@
+"""What a terminal is given of records and answers."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+from infra.cli.log.tail import _line
+from infra.terminal.printable import printable
+from schemas.codec import Codec
+from tests.schemas.examples import example
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\r\n"
+
+
+def test_a_terminal_obeys_nothing_of_a_record() -> None:
+    """`trivium tail` printed escapes of ids, keys and headers as they were (issue 10, 23)."""
+    record = replace(example("trivium.Cancellation"), request_id=EVIL)
+    value = Codec().encode(record)
+    for found in (value, b"garbage"):
+        line = SimpleNamespace(
+            partition=0,
+            offset=1,
+            timestamp=2,
+            key=EVIL.encode(),
+            value=found,
+            headers=[("x", EVIL.encode())],
+        )
+        text = _line(Codec(), line, False)
+        assert text.isprintable() and "owned" in text
+        assert _line(Codec(), line, True).isprintable()
+
+
+def test_what_is_kept_and_what_is_spelled_out() -> None:
+    assert printable("plain é") == "plain é"
+    assert printable("a\n\tb\x1b", "\n\t") == "a\n\tb\\x1b"
+    assert printable(EVIL).isprintable()
