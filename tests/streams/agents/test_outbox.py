@@ -11,7 +11,7 @@ from streams.core.effects import Dispatch, Effect
 from streams.core.events import OutcomeArrived, Placed, Tick
 from tests.streams import builders
 from tests.streams.agents.fakes import FakeProducer, standing
-from tests.streams.core.router_harness import Cluster
+from tests.streams.core.router_harness import RouterHarness
 from tests.streams.core.router_setups import replicas, split, state_of
 from tests.waiting import run, until
 
@@ -60,7 +60,7 @@ def test_a_void_order_waits_for_whatever_ends_its_attempt() -> None:
     assert in_the_end == [*at_once, "decode"]
 
 
-def forget(on: Cluster, kind: DecisionKind) -> Work:
+def forget(on: RouterHarness, kind: DecisionKind) -> Work:
     """The last decision did not reach the log, the work that followed from it did, and another
     router takes over. Returns that work."""
     unheard = on.works[-1]

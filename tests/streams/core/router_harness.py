@@ -82,7 +82,7 @@ class FakeGateway:
     seq: int = 0
 
 
-class Cluster:
+class RouterHarness:
     """Feeds one router, keeps the log and checks the books."""
 
     def __init__(self, **settings: Any) -> None:

@@ -1,15 +1,15 @@
-"""Ready-made clusters and the usual first steps of a request on them."""
+"""Ready-made fleets and the usual first steps of a request on them."""
 
 from typing import Any
 
 from schemas.records import Orchestration, PhaseKind, Role, Work, WorkPhase
 from streams.core.states import State
 from tests.streams.builders import ALL
-from tests.streams.core.router_harness import Cluster
+from tests.streams.core.router_harness import RouterHarness
 
 
-def split(prefills: int = 1, decodes: int = 1, **settings: Any) -> Cluster:
-    on = Cluster(**settings)
+def split(prefills: int = 1, decodes: int = 1, **settings: Any) -> RouterHarness:
+    on = RouterHarness(**settings)
     for number in range(prefills):
         on.worker(f"p{number}", Role.PREFILL, window=4)
     for number in range(decodes):
@@ -18,28 +18,30 @@ def split(prefills: int = 1, decodes: int = 1, **settings: Any) -> Cluster:
     return on
 
 
-def replicas(count: int = 1, window: int = 4, **settings: Any) -> Cluster:
-    on = Cluster(**settings)
+def replicas(count: int = 1, window: int = 4, **settings: Any) -> RouterHarness:
+    on = RouterHarness(**settings)
     for number in range(count):
         on.worker(f"x{number}", Role.REPLICA, window=window)
     on.pass_ms(250)
     return on
 
 
-def to_decoding(on: Cluster, request_id: str = "r1", **changes: Any) -> Work:
+def to_decoding(on: RouterHarness, request_id: str = "r1", **changes: Any) -> Work:
     """A remote request up to its decode worker; returns its work there."""
     on.request(request_id, **changes)
     on.phase(on.works[-1], PhaseKind.PREFILL_DONE)
     return on.works[-1]
 
 
-def state_of(on: Cluster, request_id: str) -> State:
+def state_of(on: RouterHarness, request_id: str) -> State:
     return on.router.tables.requests.by_id[request_id].state
 
 
-def pairs(orchestration: Orchestration, prefills: int = 1, decodes: int = 1, **kw: Any) -> Cluster:
+def pairs(
+    orchestration: Orchestration, prefills: int = 1, decodes: int = 1, **kw: Any
+) -> RouterHarness:
     """Workers whose engines can do everything, and a router that wants one orchestration."""
-    on = Cluster(orchestration=orchestration.value, **kw)
+    on = RouterHarness(orchestration=orchestration.value, **kw)
     for number in range(prefills):
         on.worker(f"p{number}", Role.PREFILL, window=4, can=ALL)
     for number in range(decodes):
@@ -48,12 +50,12 @@ def pairs(orchestration: Orchestration, prefills: int = 1, decodes: int = 1, **k
     return on
 
 
-def work_of(on: Cluster, phase: WorkPhase, request_id: str = "r1") -> Work:
+def work_of(on: RouterHarness, phase: WorkPhase, request_id: str = "r1") -> Work:
     """The last work of a phase of a request."""
     return next(w for w in reversed(on.works) if (w.request_id, w.phase) == (request_id, phase))
 
 
-def brought_to(on: Cluster, stage: str, request_id: str = "r1", **changes: Any) -> None:
+def brought_to(on: RouterHarness, stage: str, request_id: str = "r1", **changes: Any) -> None:
     """A request up to a state, by its name."""
     on.request(request_id, **changes)
     found = state_of(on, request_id)
@@ -66,7 +68,7 @@ def brought_to(on: Cluster, stage: str, request_id: str = "r1", **changes: Any) 
     assert state_of(on, request_id).value == stage
 
 
-def running(on: Cluster) -> dict[str, int]:
+def running(on: RouterHarness) -> dict[str, int]:
     """Credits spent, by worker."""
     pools = on.router.tables.fleet.pools.values()
     return {worker.worker_id: worker.running for pool in pools for worker in pool.workers}

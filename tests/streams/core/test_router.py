@@ -37,7 +37,7 @@ from streams.core.router import Router
 from streams.core.states import State
 from tests.streams import builders
 from tests.streams.builders import ROUTER, T0
-from tests.streams.core.router_harness import PARTITION, Cluster
+from tests.streams.core.router_harness import PARTITION, RouterHarness
 from tests.streams.core.router_setups import replicas, split, state_of, to_decoding
 
 
@@ -134,7 +134,7 @@ def test_work_waits_for_credit_and_is_served_by_class() -> None:
 
 
 def test_prefill_runs_ahead_of_decode_only_so_far() -> None:
-    on = Cluster(handover_ahead=1)
+    on = RouterHarness(handover_ahead=1)
     on.worker("p0", Role.PREFILL, window=10)
     on.worker("d0", Role.DECODE, window=1)
     on.pass_ms(250)
@@ -159,7 +159,7 @@ def test_no_herd_on_a_fresh_worker() -> None:
 
 
 def test_without_prefill_workers_for_long_decode_workers_compute_prompts() -> None:
-    on = Cluster(local_after_ms=1_000)
+    on = RouterHarness(local_after_ms=1_000)
     on.worker("d0", Role.DECODE)
     on.pass_ms(500)
     on.request("r1")
@@ -199,7 +199,7 @@ def test_deadlines_of_ended_requests_are_forgotten() -> None:
 
 
 def test_deadlines_end_requests_wherever_they_are() -> None:
-    on = Cluster()
+    on = RouterHarness()
     on.worker("p0", Role.PREFILL, window=2)
     on.worker("d0", Role.DECODE, window=0)
     on.pass_ms(250)
@@ -225,7 +225,7 @@ def test_an_expiry_says_whether_anybody_was_there(live: int, reason: Reason) -> 
 
 
 def test_a_full_queue_sheds_the_worst() -> None:
-    on = Cluster(queue_requests_max=2)
+    on = RouterHarness(queue_requests_max=2)
     on.request("r1", priority=Priority.BATCH)
     on.request("r2")
     on.request("r3", priority=Priority.INTERACTIVE)
@@ -342,7 +342,7 @@ def test_a_rebuild_stops_what_was_being_cancelled_and_fails_what_failed() -> Non
 
 
 def test_a_rebuild_cancels_what_waits_and_remembers_early_cancellations() -> None:
-    on = Cluster()
+    on = RouterHarness()
     request = builders.request("waits")
     router = Router(ROUTER, RouterSettings())
     router.apply(PartitionTaken(PARTITION), T0)
@@ -379,7 +379,7 @@ def test_members_silent_for_very_long_are_forgotten() -> None:
     assert not fleet.pools[Role.REPLICA].workers
 
 
-def answered_with_kv(on: Cluster, life_ms: int = 30_000) -> KvHandle:
+def answered_with_kv(on: RouterHarness, life_ms: int = 30_000) -> KvHandle:
     """The first turn of a session, whose answer's KV its decode worker keeps."""
     decode = to_decoding(on, "r1", session_id="s")
     kv = builders.handle(decode, on.now_ms + life_ms)

@@ -45,7 +45,7 @@ def fleet() -> list[Event]:
     return events
 
 
-def life(log: list[PartitionEvent], *then: Event) -> list[Effect]:
+def take_over(log: list[PartitionEvent], *then: Event) -> list[Effect]:
     """A router takes the partition over, and reads on; what it writes is in the log when it ends.
 
     If an event ends it, then with the note that the agents write of whom it failed over.
@@ -100,29 +100,29 @@ def test_a_request_that_ends_routers_fails_after_so_many(
     break_placement(monkeypatch)
     log: list[PartitionEvent] = [BAD, GOOD]
     for _ in range(3):
-        assert blamed(life(log, *then)) == ["bad"]
-    effects = life(log, *then, BAD)
+        assert blamed(take_over(log, *then)) == ["bad"]
+    effects = take_over(log, *then, BAD)
     (end,) = [effect for effect in effects if isinstance(effect, End)]
     assert (end.outcome.request_id, end.outcome.kind) == ("bad", OutcomeKind.FAILED)
     assert end.outcome.error is not None and end.outcome.error.code == "router_failed"
     assert "3 routers failed over it" in end.outcome.error.message
     placed = [effect.record for effect in effects if isinstance(effect, Dispatch)]
     assert [record.request_id for record in placed] == ["good"]
-    assert not [effect for effect in life(log, *then, BAD) if isinstance(effect, End)]
+    assert not [effect for effect in take_over(log, *then, BAD) if isinstance(effect, End)]
 
 
 def test_what_workers_hold_of_a_poisoned_request_is_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log: list[PartitionEvent] = [BAD]
-    (work,) = [e.record for e in life(log) if isinstance(e, Dispatch)]
+    (work,) = [e.record for e in take_over(log) if isinstance(e, Dispatch)]
     assert isinstance(work, Work)
     done = PhaseArrived(builders.phase(work, PhaseKind.PREFILL_DONE), PARTITION)
     break_learning(monkeypatch)
     for _ in range(3):
-        assert blamed(life(log, done)) == ["bad"]
+        assert blamed(take_over(log, done)) == ["bad"]
     log.append(done)
-    effects = life(log, done)
+    effects = take_over(log, done)
     (cancel,) = [e.record for e in effects if isinstance(e, Dispatch)]
     assert isinstance(cancel, CancelWork) and cancel.void and cancel.worker_id == "p0"
     assert [e.outcome.kind for e in effects if isinstance(e, End)] == [OutcomeKind.FAILED]

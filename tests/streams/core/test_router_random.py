@@ -32,7 +32,7 @@ from streams.core.events import (
 )
 from streams.core.states import State
 from tests.streams.builders import ALL, handle
-from tests.streams.core.router_harness import PARTITION, Cluster, FakeGateway
+from tests.streams.core.router_harness import PARTITION, FakeGateway, RouterHarness
 
 FLEETS = {
     "split": (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE)),
@@ -50,7 +50,7 @@ LOG_ORDER = (
 FATAL = WireError(code="invalid_request", message="no", retriable=False)
 
 
-def arrive(on: Cluster, a: int, b: int) -> None:
+def arrive(on: RouterHarness, a: int, b: int) -> None:
     request_id = f"r{len(on.accepted):03}"
     accepted: dict[str, Any] = {}
     if a % 4:  # else an older gateway
@@ -67,13 +67,13 @@ def arrive(on: Cluster, a: int, b: int) -> None:
     )
 
 
-def a_gateway(on: Cluster, a: int) -> FakeGateway:
+def a_gateway(on: RouterHarness, a: int) -> FakeGateway:
     """One of those that were ever started, alive or not."""
     name = GATEWAYS[a % len(GATEWAYS)]
     return on.gateways.get(name) or on.gateway(name)
 
 
-def lose_gateway(on: Cluster, a: int, b: int) -> None:
+def lose_gateway(on: RouterHarness, a: int, b: int) -> None:
     """It falls silent, or another process or epoch has its name."""
     gateway = a_gateway(on, a)
     gateway.silent = True
@@ -81,24 +81,24 @@ def lose_gateway(on: Cluster, a: int, b: int) -> None:
         on.gateway(gateway.gateway_id, same_process=b % 3 == 1)
 
 
-def resume(on: Cluster, a: int, b: int) -> None:
+def resume(on: RouterHarness, a: int, b: int) -> None:
     """Of a request that was there: its client has an event."""
     if on.accepted:
         on.resume(f"r{(a + b) % len(on.accepted):03}", a_gateway(on, a))
 
 
-def cancel(on: Cluster, a: int, b: int) -> None:
+def cancel(on: RouterHarness, a: int, b: int) -> None:
     on.cancel(f"r{(a + b) % (len(on.accepted) + 2):03}")
 
 
-def progress(on: Cluster, a: int, b: int) -> None:
+def progress(on: RouterHarness, a: int, b: int) -> None:
     """A worker does the next thing with one of its requests."""
     held = on.held()
     if held:
         advance(on, held[a % len(held)], b)
 
 
-def advance(on: Cluster, work: Work, b: int) -> None:
+def advance(on: RouterHarness, work: Work, b: int) -> None:
     """Prefill ends; decode makes room first, if that is its part, then receives, then ends."""
     worker = on.workers[work.worker_id]
     paired = work.orchestration in (Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
@@ -116,7 +116,7 @@ def advance(on: Cluster, work: Work, b: int) -> None:
         on.outcome(work, kv=handle(work, on.now_ms + 60_000) if b % 2 else None)
 
 
-def break_down(on: Cluster, a: int, b: int) -> None:
+def break_down(on: RouterHarness, a: int, b: int) -> None:
     held = on.held()
     if held:
         kind = PhaseKind.REFUSED if b % 2 else PhaseKind.FAILED
@@ -124,7 +124,7 @@ def break_down(on: Cluster, a: int, b: int) -> None:
         on.phase(held[a % len(held)], kind, **changes)
 
 
-def repeat(on: Cluster, a: int, b: int) -> None:
+def repeat(on: RouterHarness, a: int, b: int) -> None:
     """A record comes twice; a request only while its id is remembered, up to its deadline."""
     records = [e for e in on.log if isinstance(e, LOG_ORDER) and not isinstance(e, Placed)]
     records = [
@@ -134,7 +134,7 @@ def repeat(on: Cluster, a: int, b: int) -> None:
         on.apply(records[(a * 31 + b) % len(records)])
 
 
-def stale(on: Cluster, a: int, b: int) -> None:
+def stale(on: RouterHarness, a: int, b: int) -> None:
     """Somebody reports work that it holds no longer."""
     if on.works:
         work = on.works[(a * 31 + b) % len(on.works)]
@@ -143,7 +143,7 @@ def stale(on: Cluster, a: int, b: int) -> None:
             on.phase(work, kinds[b % 3])
 
 
-def late_outcome(on: Cluster, a: int, b: int) -> None:
+def late_outcome(on: RouterHarness, a: int, b: int) -> None:
     """A worker that was told to drop an attempt had ended it before it heard so."""
     if on.works:
         work = on.works[(a * 31 + b) % len(on.works)]
@@ -152,18 +152,18 @@ def late_outcome(on: Cluster, a: int, b: int) -> None:
             on.outcome(work)
 
 
-def fall_silent(on: Cluster, a: int, b: int) -> None:
+def fall_silent(on: RouterHarness, a: int, b: int) -> None:
     names = sorted(on.workers)
     on.workers[names[a % len(names)]].silent = True
 
 
-def start_again(on: Cluster, a: int, b: int) -> None:
+def start_again(on: RouterHarness, a: int, b: int) -> None:
     names = sorted(on.workers)
     old = on.workers[names[a % len(names)]]
     on.worker(old.worker_id, old.role, window=b % 4)
 
 
-def drain(on: Cluster, a: int, b: int) -> None:
+def drain(on: RouterHarness, a: int, b: int) -> None:
     names = sorted(on.workers)
     worker = on.workers[names[a % len(names)]]
     if not worker.silent:
@@ -171,11 +171,11 @@ def drain(on: Cluster, a: int, b: int) -> None:
         on.beat(worker)
 
 
-def wait(on: Cluster, a: int, b: int) -> None:
+def wait(on: RouterHarness, a: int, b: int) -> None:
     on.pass_ms(1 + 60 * a)
 
 
-STEPS: dict[str, Callable[[Cluster, int, int], None]] = {
+STEPS: dict[str, Callable[[RouterHarness, int, int], None]] = {
     step.__name__: step
     for step in (
         *(arrive, cancel, progress, break_down, repeat, stale, late_outcome),
@@ -185,7 +185,7 @@ STEPS: dict[str, Callable[[Cluster, int, int], None]] = {
 WEIGHTED = [*STEPS, *["arrive"] * 4, *["progress"] * 8]
 
 
-def check_rebuild(on: Cluster) -> None:
+def check_rebuild(on: RouterHarness) -> None:
     """Live state equals what the log tells, in whichever order its topics are read."""
     live = on.router.view()
     for kinds in (LOG_ORDER, LOG_ORDER[::-1]):
@@ -193,7 +193,7 @@ def check_rebuild(on: Cluster) -> None:
         assert on.rebuilt(log).view() == live
 
 
-def heal(on: Cluster) -> None:
+def heal(on: RouterHarness) -> None:
     """All workers return with credits, and everything in flight is answered."""
     for worker in list(on.workers.values()):
         on.worker(worker.worker_id, worker.role, window=50)
@@ -229,7 +229,7 @@ def test_invariants_hold_whatever_happens(
     orchestration: str,
     policy: str,
 ) -> None:
-    on = Cluster(
+    on = RouterHarness(
         gateway_grace_ms=GRACE_MS,
         policy=policy,
         queue_requests_max=queue_max,
@@ -256,7 +256,7 @@ def test_invariants_hold_whatever_happens(
 
 def test_the_random_test_reaches_every_kind_of_outcome() -> None:
     """A fixed walk long enough to see all kinds, so that the property above is about something."""
-    on = Cluster(queue_requests_max=4, handover_ahead=2, gateway_grace_ms=GRACE_MS)
+    on = RouterHarness(queue_requests_max=4, handover_ahead=2, gateway_grace_ms=GRACE_MS)
     for worker_id, role in FLEETS["split"]:
         on.worker(worker_id, role, window=1)
     on.pass_ms(250)
@@ -274,7 +274,7 @@ def test_the_random_test_reaches_every_kind_of_outcome() -> None:
 def test_the_random_test_reaches_pairs_in_every_state(orchestration: str) -> None:
     """A seeded walk with takeovers, in which pairs are met in all states and end in all ways."""
     draw = Random(7)
-    on = Cluster(queue_requests_max=8, orchestration=orchestration, gateway_grace_ms=GRACE_MS)
+    on = RouterHarness(queue_requests_max=8, orchestration=orchestration, gateway_grace_ms=GRACE_MS)
     for worker_id, role in FLEETS["split"]:
         on.worker(worker_id, role, window=3, can=ALL)
     on.pass_ms(250)
@@ -298,7 +298,7 @@ def test_the_random_test_reaches_pairs_in_every_state(orchestration: str) -> Non
 
 
 def test_giving_a_partition_up_and_taking_it_again_changes_nothing() -> None:
-    on = Cluster()
+    on = RouterHarness()
     for worker_id, role in FLEETS["split"]:
         on.worker(worker_id, role)
     on.pass_ms(250)

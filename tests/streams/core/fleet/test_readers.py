@@ -21,28 +21,28 @@ from streams.core.events import Tick
 from streams.core.requests.live import READERS_MAX
 from streams.core.states import State
 from tests.streams.builders import ALL
-from tests.streams.core.router_harness import Cluster, FakeGateway
+from tests.streams.core.router_harness import FakeGateway, RouterHarness
 from tests.streams.core.router_setups import replicas, split, state_of, work_of
 
 GRACE_MS = 4_000
 LONG_MS = LEASE_MS + GRACE_MS + 1_500  # with the second between two looks, and a tick
 
 
-def with_gateway(on: Cluster) -> FakeGateway:
+def with_gateway(on: RouterHarness) -> FakeGateway:
     """A gateway that has been there for a while."""
     gateway = on.gateway("gateway-a")
     on.pass_ms(500)
     return gateway
 
 
-def reason_of(on: Cluster, request_id: str) -> Reason:
+def reason_of(on: RouterHarness, request_id: str) -> Reason:
     """Why the request ended."""
     found = [d for d in on.decisions if d.request_id == request_id]
     assert found[-1].kind is DecisionKind.CANCEL
     return found[-1].reason
 
 
-def ended_as_lost(on: Cluster, *request_ids: str) -> None:
+def ended_as_lost(on: RouterHarness, *request_ids: str) -> None:
     """Each has one outcome, which says why, and nobody works for it."""
     for request_id in request_ids:
         outcome = on.outcomes[request_id]
@@ -83,7 +83,7 @@ def test_it_ends_in_every_state(state: State) -> None:
     (issue 10, 13)."""
     orders = {State.ALLOCATING: "decode_first"}
     orders |= dict.fromkeys((State.PAIRED, State.RECEIVED), "concurrent")
-    on = Cluster(gateway_grace_ms=GRACE_MS, orchestration=orders.get(state, "prefill_first"))
+    on = RouterHarness(gateway_grace_ms=GRACE_MS, orchestration=orders.get(state, "prefill_first"))
     on.worker("p0", Role.PREFILL, window=1, can=ALL)
     on.worker("d0", Role.DECODE, window=0 if state is State.HANDING_OVER else 1, can=ALL)
     gateway = with_gateway(on)

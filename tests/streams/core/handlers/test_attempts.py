@@ -20,7 +20,7 @@ from streams.core.events import (
 )
 from streams.core.states import State
 from tests.streams import builders
-from tests.streams.core.router_harness import PARTITION, Cluster
+from tests.streams.core.router_harness import PARTITION, RouterHarness
 from tests.streams.core.router_setups import replicas, split, state_of, to_decoding
 
 
@@ -141,7 +141,7 @@ def test_reports_without_an_error_are_retried() -> None:
 
 
 def test_cancelling_a_waiting_request_ends_it_at_once() -> None:
-    on = Cluster()
+    on = RouterHarness()
     on.request("r1")
     on.cancel("r1")
     assert on.outcomes["r1"].kind is OutcomeKind.CANCELLED

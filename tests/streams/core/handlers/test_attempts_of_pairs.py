@@ -20,7 +20,7 @@ from schemas.records import (
 )
 from streams.core.states import State
 from tests.streams import builders
-from tests.streams.core.router_harness import Cluster
+from tests.streams.core.router_harness import RouterHarness
 from tests.streams.core.router_setups import brought_to, pairs, running, state_of, work_of
 
 PREFILL_FIRST = Orchestration.PREFILL_FIRST
@@ -49,11 +49,11 @@ by_stage = pytest.mark.parametrize(
 both_pairs = pytest.mark.parametrize("orchestration", [CONCURRENT, DECODE_FIRST])
 
 
-def cancels(on: Cluster) -> list[tuple[str, bool]]:
+def cancels(on: RouterHarness) -> list[tuple[str, bool]]:
     return [(cancel.worker_id, cancel.void) for cancel in on.cancels]
 
 
-def work_on(on: Cluster, who: str) -> Any:
+def work_on(on: RouterHarness, who: str) -> Any:
     return work_of(on, WorkPhase.PREFILL if who.startswith("p") else WorkPhase.DECODE)
 
 

@@ -4,11 +4,11 @@ import pytest
 
 from schemas.fleet import CLOCK_MARGIN_MS
 from schemas.records import Mode, Orchestration, PhaseKind
-from tests.streams.core.router_harness import Cluster
+from tests.streams.core.router_harness import RouterHarness
 from tests.streams.core.router_setups import pairs, split
 
 
-def apart(on: Cluster, ahead_ms: int) -> Cluster:
+def apart(on: RouterHarness, ahead_ms: int) -> RouterHarness:
     """The decode worker's clock is so far ahead of the broker's, and that was measured."""
     on.clocks_ms["d0"] = ahead_ms
     on.beat(on.workers["d0"])

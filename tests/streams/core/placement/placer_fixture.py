@@ -43,7 +43,7 @@ def capability(**changes: Any) -> Capability:
     return Capability(**{**values, **changes})
 
 
-class Scene:
+class PlacerFixture:
     """A placer with a fleet whose members beat when the test says so."""
 
     def __init__(self, *, table: PpdTable | None = None, **settings: Any) -> None:
@@ -131,9 +131,9 @@ def session(worker_id: str = "d0", context_tokens: int = 1_000, epoch: int = 1) 
     )
 
 
-def pair(prefills: int = 1, decodes: int = 1, *, window: int = 8, **settings: Any) -> Scene:
+def pair(prefills: int = 1, decodes: int = 1, *, window: int = 8, **settings: Any) -> PlacerFixture:
     """Prefill workers p0.. and decode workers d0.."""
-    scene = Scene(**settings)
+    scene = PlacerFixture(**settings)
     scene.workers(Role.PREFILL, *(f"p{n}" for n in range(prefills)), window=window)
     scene.workers(Role.DECODE, *(f"d{n}" for n in range(decodes)), window=window)
     return scene

@@ -14,7 +14,7 @@ from typing import Any
 from schemas.records import Mode, Reason, Role
 from streams.core.placement.answer import Placement
 from streams.core.placement.case import Case
-from tests.streams.core.placement.placer_fixture import Scene, case, pair, session
+from tests.streams.core.placement.placer_fixture import PlacerFixture, case, pair, session
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Laws:
 
 
 @dataclass
-class Turn:
+class SimulatedTurn:
     """One request and what became of it."""
 
     number: int
@@ -52,23 +52,23 @@ class Turn:
 
 
 @dataclass
-class World:
+class QueueSimulation:
     """Plays turns on a scene; deterministic by seed."""
 
-    scene: Scene
+    scene: PlacerFixture
     laws: Laws
     seed: int
-    done: list[Turn] = field(default_factory=list)
-    placed: list[Turn] = field(default_factory=list)
+    done: list[SimulatedTurn] = field(default_factory=list)
+    placed: list[SimulatedTurn] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._random = Random(self.seed)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._seq = 0
         self._busy: dict[str, float] = {}
-        self._batches: dict[str, dict[int, Turn]] = {}
+        self._batches: dict[str, dict[int, SimulatedTurn]] = {}
         self._waiting: list[tuple[float, Case, bool, int]] = []
-        self._handing: list[Turn] = []
+        self._handing: list[SimulatedTurn] = []
         self._count = 0
         self._start_ms = self.scene.now_ms
         self._beat()
@@ -141,11 +141,11 @@ class World:
             if placed is None:
                 return
             self._waiting.pop(0)
-            turn = Turn(number, at, asked, later, placed, self.scene.now_ms)
+            turn = SimulatedTurn(number, at, asked, later, placed, self.scene.now_ms)
             self.placed.append(turn)
             self._start(turn)
 
-    def _start(self, turn: Turn) -> None:
+    def _start(self, turn: SimulatedTurn) -> None:
         laws, placed, now = self.laws, turn.placed, self.scene.now_ms
         if placed.prefill is not None:
             turn.computed = turn.asked.prompt_tokens - placed.prefill_cached_tokens
@@ -165,7 +165,7 @@ class World:
         self._busy[name] = end
         self._at(end, lambda: self._appended(turn, end, took))
 
-    def _prefilled(self, turn: Turn, end: float) -> None:
+    def _prefilled(self, turn: SimulatedTurn, end: float) -> None:
         worker = turn.placed.prefill
         assert worker is not None
         self.scene.fleet.release(worker.life, Role.PREFILL, turn.computed)
@@ -178,7 +178,7 @@ class World:
         self._handing.append(turn)
         self._pump()
 
-    def _hand(self, turn: Turn) -> None:
+    def _hand(self, turn: SimulatedTurn) -> None:
         worker, _ = self.scene.placer.handoff(turn.asked, self.scene.fleet, self.scene.now_ms)
         if worker is None:
             return
@@ -189,13 +189,13 @@ class World:
         turn.stalled_ms += moving
         self._decode(turn)
 
-    def _appended(self, turn: Turn, end: float, took: float) -> None:
+    def _appended(self, turn: SimulatedTurn, end: float, took: float) -> None:
         turn.ttft_ms, turn.first_ms = end - turn.at_ms, end
         for other in self._batches.get(turn.decode, {}).values():
             other.stalled_ms += self.laws.stall * took
         self._decode(turn)
 
-    def _decode(self, turn: Turn) -> None:
+    def _decode(self, turn: SimulatedTurn) -> None:
         batch = self._batches.setdefault(turn.decode, {})
         batch[turn.number] = turn
         step = self._noisy(self.laws.step + self.laws.step_request * len(batch))
@@ -203,7 +203,7 @@ class World:
         turn.seen_stall_ms = turn.stalled_ms
         self._at(end, lambda: self._answered(turn, end))
 
-    def _answered(self, turn: Turn, end: float) -> None:
+    def _answered(self, turn: SimulatedTurn, end: float) -> None:
         if turn.stalled_ms > turn.seen_stall_ms:
             end += turn.stalled_ms - turn.seen_stall_ms
             turn.seen_stall_ms = turn.stalled_ms
@@ -229,7 +229,7 @@ class World:
 
     # What came of it
 
-    def later(self, first: int = 0, last: int | None = None) -> list[Turn]:
+    def later(self, first: int = 0, last: int | None = None) -> list[SimulatedTurn]:
         """Later turns in order of placement."""
         return [t for t in self.placed if t.later][first:last]
 
@@ -249,6 +249,6 @@ class World:
         return sum(t.placed.reason is Reason.EXPLORING for t in self.placed)
 
 
-def world(laws: Laws, *, seed: int = 1, **settings: Any) -> World:
+def simulated(laws: Laws, *, seed: int = 1, **settings: Any) -> QueueSimulation:
     """Two prefill and two decode workers with room for everything."""
-    return World(pair(2, 2, window=200, **settings), laws, seed)
+    return QueueSimulation(pair(2, 2, window=200, **settings), laws, seed)

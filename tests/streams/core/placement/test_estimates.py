@@ -10,12 +10,12 @@ from streams.config import RouterSettings
 from streams.core.placement import estimates
 from streams.core.placement.estimates import Estimates
 from tests.streams import builders
-from tests.streams.core.placement.placer_fixture import Scene, case, pair, session
-from tests.streams.core.placement.queue_simulation import Laws, world
+from tests.streams.core.placement.placer_fixture import PlacerFixture, case, pair, session
+from tests.streams.core.placement.queue_simulation import Laws, simulated
 
 
 def test_speeds_come_from_what_was_measured() -> None:
-    run = world(Laws(noise=0.02), policy="static", local_share=0.5)
+    run = simulated(Laws(noise=0.02), policy="static", local_share=0.5)
     run.run(400, per_s=6.0, later_share=0.6, new_tokens=500, answer=60)
     speeds = run.scene.placer.estimates.speeds
     assert speeds.append_ms_per_token == pytest.approx(0.05, rel=0.15)
@@ -64,7 +64,9 @@ def test_an_answer_of_another_worker_than_the_chosen_teaches_nothing() -> None:
     assert known.append.samples == 0
 
 
-def answer(known: Estimates, scene: Scene, tokens: int, moved_tokens: int, ended_ms: int) -> None:
+def answer(
+    known: Estimates, scene: PlacerFixture, tokens: int, moved_tokens: int, ended_ms: int
+) -> None:
     """A remote request was answered with so many tokens of 10 ms, after 50 ms of hand-over."""
     p0, d0 = scene.worker("p0"), scene.worker("d0")
     note = known.remote(p0, d0, 1_000, 1_000, ended_ms, moved_tokens)
@@ -80,7 +82,7 @@ def answer(known: Estimates, scene: Scene, tokens: int, moved_tokens: int, ended
     )
 
 
-def expected(known: Estimates, scene: Scene, **changes: Any) -> Estimate:
+def expected(known: Estimates, scene: PlacerFixture, **changes: Any) -> Estimate:
     values = {"append_tokens": 1_000, "prefill_tokens": 1_000, "moved_tokens": 1_000}
     return known.expect(
         home=scene.worker("d0"),

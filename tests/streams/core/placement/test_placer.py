@@ -12,7 +12,7 @@ from streams.config import RouterSettings
 from streams.core.placement import orchestration, selection
 from streams.core.placement.ppd_table import PpdTable
 from tests.streams import builders
-from tests.streams.core.placement.placer_fixture import ALL, Scene, case, pair, session
+from tests.streams.core.placement.placer_fixture import ALL, PlacerFixture, case, pair, session
 
 EMPTY = PpdTable({"context_tokens": [1], "new_tokens": [1], "answer_tokens": [1], "load": [1]}, [])
 
@@ -104,7 +104,7 @@ def test_a_turn_without_prefill_credit(policy: str, waits: bool) -> None:
     [("static", True, False), ("learned", True, True), ("learned", False, False)],
 )
 def test_without_prefill_workers(policy: str, known: bool, at_once: bool) -> None:
-    scene = Scene(policy=policy, local_after_ms=1_000)
+    scene = PlacerFixture(policy=policy, local_after_ms=1_000)
     scene.workers(Role.DECODE, "d0", "d1")
     asked = case(session=session("d1") if known else None)
     scene.fleet.prefill_absent_ms(scene.now_ms)
@@ -117,7 +117,7 @@ def test_without_prefill_workers(policy: str, known: bool, at_once: bool) -> Non
 
 
 def test_without_prefill_workers_a_replica_goes_before_a_strange_decode_worker() -> None:
-    scene = Scene(policy="learned")
+    scene = PlacerFixture(policy="learned")
     scene.workers(Role.DECODE, "d0")
     scene.workers(Role.REPLICA, "x0")
     for asked, worker in ((case(), "x0"), (case(session=session("d0")), "d0")):
@@ -162,7 +162,7 @@ def test_handing_over() -> None:
     assert (worker, reason) == (scene.worker("x0"), Reason.NO_WORKER)
 
 
-def mixed(**settings: Any) -> Scene:
+def mixed(**settings: Any) -> PlacerFixture:
     scene = pair(**settings)
     scene.workers(Role.REPLICA, "x0", "x1")
     return scene
@@ -187,7 +187,7 @@ def test_replicas_where_the_pair_is_incomplete_or_the_policy_says_so() -> None:
     found = scene.place(case())
     assert found is not None
     assert (found.mode, found.reason, found.policy) == (Mode.REPLICA, Reason.LEAST_WORK, "replica")
-    scene = Scene(policy="static")
+    scene = PlacerFixture(policy="static")
     scene.workers(Role.REPLICA, "x0")
     scene.workers(Role.PREFILL, "p0")
     found = scene.place(case())
@@ -237,7 +237,7 @@ def test_load_is_requests_per_worker() -> None:
     assert selection.load(scene.fleet, scene.now_ms) == 1.5
     found = scene.place(case())
     assert found is not None and found.load == 1.5
-    empty = Scene()
+    empty = PlacerFixture()
     assert selection.load(empty.fleet, empty.now_ms) == 0.0
 
 
@@ -319,7 +319,7 @@ def test_orchestrations(
     decode: dict[str, Any],
     expected: Orchestration,
 ) -> None:
-    scene = Scene(orchestration=wanted)
+    scene = PlacerFixture(orchestration=wanted)
     scene.workers(Role.PREFILL, "p0", **{"orchestrations": ALL, **prefill})
     scene.workers(Role.DECODE, "d0", **{"orchestrations": ALL, **decode})
     scene.holds("d0", 0, range(held))
@@ -333,7 +333,7 @@ def test_an_answer_of_one_token_ends_in_prefill() -> None:
 
 
 def test_a_worker_with_both_roles_is_no_pair_with_itself() -> None:
-    scene = Scene()
+    scene = PlacerFixture()
     scene.workers(Role.PREFILL, "w0", "w1", orchestrations=ALL)
     settings = RouterSettings()
     both, other = scene.worker("w0"), scene.worker("w1")

@@ -13,8 +13,8 @@ from streams.config import RouterSettings
 from streams.core.placement.placer import Placer
 from streams.core.placement.policies import Choice, Conditional, Learned, Static, Tabled, Turn
 from streams.core.placement.ppd_table import Cell, PpdTable
-from tests.streams.core.placement.placer_fixture import Scene, case, pair, session
-from tests.streams.core.placement.queue_simulation import Laws, World, world
+from tests.streams.core.placement.placer_fixture import PlacerFixture, case, pair, session
+from tests.streams.core.placement.queue_simulation import Laws, QueueSimulation, simulated
 
 
 def turn(ticket: int = 1, **changes: Any) -> Turn:
@@ -136,7 +136,7 @@ def test_a_bad_table_is_refused(content: dict[str, Any], message: str) -> None:
 def test_the_policy_table_needs_one() -> None:
     with pytest.raises(ConfigError, match="router.table: expected the file .* found none"):
         Placer(RouterSettings(policy="table"))
-    scene = Scene(policy="table", table=PpdTable(EDGES, CELLS))
+    scene = PlacerFixture(policy="table", table=PpdTable(EDGES, CELLS))
     assert scene.placer.settings.policy == "table"
 
 
@@ -184,7 +184,7 @@ BUSY: dict[str, Any] = {
 }
 
 
-def cost(run: World, base: tuple[float, float], first: int) -> float:
+def cost(run: QueueSimulation, base: tuple[float, float], first: int) -> float:
     """Of later turns from the first on, with equal weights; 1 for the base."""
     ttft_ms, tpot_ms = run.means(first)
     return 0.5 * ttft_ms / base[0] + 0.5 * tpot_ms / base[1]
@@ -194,7 +194,7 @@ def cost(run: World, base: tuple[float, float], first: int) -> float:
 def test_learned_finds_what_is_better(laws: Laws, local: bool) -> None:
     runs = {}
     for policy, share in (("static", 0.0), ("static", 1.0), ("learned", 0.0)):
-        runs[policy, share] = world(replace(laws), policy=policy, local_share=share)
+        runs[policy, share] = simulated(replace(laws), policy=policy, local_share=share)
         runs[policy, share].run(500, **BUSY)
     base = runs["static", 0.0].means(100)
     costs = {key: cost(run, base, 100) for key, run in runs.items()}
@@ -209,7 +209,7 @@ def test_learned_finds_what_is_better(laws: Laws, local: bool) -> None:
 def test_learned_follows_a_change_within_200_requests(seed: int) -> None:
     laws = replace(CLOSE)
     traffic = {**BUSY, "per_s": 6.0, "new_tokens": 800}
-    run = world(laws, seed=seed, policy="learned")
+    run = simulated(laws, seed=seed, policy="learned")
     run.run(400, **traffic)
     before = len(run.later())
     assert run.local_share(before - 150) < 0.15
@@ -223,7 +223,7 @@ def test_learned_follows_a_change_within_200_requests(seed: int) -> None:
 
 
 def test_learning_is_deterministic() -> None:
-    runs = [world(replace(CLOSE), policy="learned", seed=5) for _ in range(2)]
+    runs = [simulated(replace(CLOSE), policy="learned", seed=5) for _ in range(2)]
     for run in runs:
         run.run(200, **BUSY)
     placements = [
@@ -236,7 +236,7 @@ def test_weights_move_the_choice() -> None:
     laws = Laws(stall=1.0, append_token=0.06, append_base=20)
     shares = []
     for weights in ("1/0", "0/1"):
-        run = world(laws, policy="learned", weights_standard=weights)
+        run = simulated(laws, policy="learned", weights_standard=weights)
         run.run(300, **BUSY)
         shares.append(run.local_share(80))
     assert shares[0] > 0.8

@@ -8,7 +8,7 @@ from schemas.records import Estimate, Mode, Reason, Role
 from streams.config import RouterSettings
 from streams.core.placement.policies import Choice, Learned
 from tests.streams import builders
-from tests.streams.core.placement.placer_fixture import Scene, case
+from tests.streams.core.placement.placer_fixture import PlacerFixture, case
 from tests.streams.core.placement.test_policies import estimate, turn
 
 
@@ -60,7 +60,7 @@ def test_what_a_worker_can_do_alone_needs_no_other(samples: int, has_home: bool)
 
 def test_first_turns_need_no_other_worker_where_all_are_in_both_roles() -> None:
     """Each could answer alone, and all were placed on two (issue 10, 29)."""
-    scene = Scene(policy="learned")
+    scene = PlacerFixture(policy="learned")
     roles = Role.PREFILL, Role.DECODE
     for partition, name in enumerate(("w0", "w1")):
         scene.apply(builders.registration(name, *roles, partition=partition))

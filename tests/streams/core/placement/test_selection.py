@@ -1,17 +1,17 @@
 """Which of several workers: what is not told case by case in `test_placer.py`."""
 
 from schemas.records import Role
-from tests.streams.core.placement.placer_fixture import Scene, case
+from tests.streams.core.placement.placer_fixture import PlacerFixture, case
 
 
-def _scene() -> Scene:
-    scene = Scene(policy="static", local_share=0.0)
+def _scene() -> PlacerFixture:
+    scene = PlacerFixture(policy="static", local_share=0.0)
     scene.workers(Role.PREFILL, "p0", "p1")
     scene.workers(Role.DECODE, "d0", "d1", "d2")
     return scene
 
 
-def _alone(scene: Scene) -> list[str]:
+def _alone(scene: PlacerFixture) -> list[str]:
     """The workers of a request that comes when nobody has anything to do."""
     placed, fleet = scene.place(case()), scene.fleet
     assert placed is not None

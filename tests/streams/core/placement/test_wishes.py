@@ -8,7 +8,7 @@ from infra.story.steps import steps_of
 from infra.story.story import tell
 from schemas.records import Mode, Orchestration, Role, Sampling, Unmet
 from streams.core.placement.answer import Placement
-from tests.streams.core.placement.placer_fixture import Scene, case, pair, session
+from tests.streams.core.placement.placer_fixture import PlacerFixture, case, pair, session
 from tests.streams.core.router_setups import pairs
 
 P, D, C = Orchestration.PREFILL_FIRST, Orchestration.DECODE_FIRST, Orchestration.CONCURRENT
@@ -22,7 +22,7 @@ def missed(found: Placement | None) -> tuple[str, str, Unmet]:
 MET = ("", "", Unmet.NONE)
 
 
-def both(*, replica_window: int = 8, **settings: Any) -> Scene:
+def both(*, replica_window: int = 8, **settings: Any) -> PlacerFixture:
     """A pair and a replica."""
     scene = pair(**settings)
     scene.workers(Role.REPLICA, "r0", window=replica_window)
@@ -51,7 +51,7 @@ def test_a_request_chooses_its_policy(wish: str, mode: Mode) -> None:
     ],
 )
 def test_a_policy_that_cannot_be_kept_is_named_and_makes_nobody_wait(
-    scene: Scene, wish: str, policy: str, unmet: Unmet
+    scene: PlacerFixture, wish: str, policy: str, unmet: Unmet
 ) -> None:
     """The deployment's policy places what the wished one cannot place now (issue 10, 2)."""
     found = scene.place(case(policy=wish))
@@ -61,7 +61,7 @@ def test_a_policy_that_cannot_be_kept_is_named_and_makes_nobody_wait(
 
 def test_with_replicas_alone_another_policy_is_named() -> None:
     """Not even a fallback keeps the wish (issue 10, 2)."""
-    scene = Scene()
+    scene = PlacerFixture()
     scene.workers(Role.REPLICA, "r0")
     found = scene.place(case(policy="static"))
     assert found is not None and found.policy == "replica"
@@ -105,7 +105,7 @@ def test_an_orchestration_that_cannot_be_kept_is_named(
     unmet: Unmet,
 ) -> None:
     """Whoever wished it, request or deployment (issue 10, 2)."""
-    scene = Scene(orchestration="auto" if of_request else "decode_first")
+    scene = PlacerFixture(orchestration="auto" if of_request else "decode_first")
     scene.workers(Role.PREFILL, "p0")
     scene.workers(Role.DECODE, "d0", **engines)
     wish: dict[str, Any] = {"orchestration": "decode_first"} if of_request else {}
