@@ -75,12 +75,17 @@ evaluate: setup  ## Placement policies in the simulator, in twelve minutes; ARGS
 
 ##@ Check
 
-.PHONY: check format test fuzz test-kafka test-brokers test-gpu
+.PHONY: check schemas format test fuzz test-kafka test-brokers test-gpu
 check: build/stamps/environment  ## Lint, formatting, types and house rules, in seconds
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q tests/test_tidy.py
+
+schemas: build/stamps/environment  ## After a change in schemas/avro: write what is generated from it
+	@$(BIN)/python -m schemas.generate.records
+	@$(BIN)/python -m schemas.generate.asyncapi
+	@$(BIN)/python -m tests.schemas.golden $(ARGS)
 
 format: build/stamps/environment  ## Format, and mend what the linter can
 	@$(BIN)/ruff check --fix .

@@ -14,7 +14,6 @@ import operator
 import struct
 import types
 import typing
-from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -33,18 +32,6 @@ SINGLE_OBJECT_MARKER = b"\xc3\x01"
 CONFLUENT_MAGIC = 0
 
 Schema = dict[str, Any]
-
-
-def pack_tokens(token_ids: Sequence[int]) -> bytes:
-    """Token ids as little-endian int32; the form in which prompts cross the log."""
-    return array("i", token_ids).tobytes()
-
-
-def unpack_tokens(packed: bytes) -> list[int]:
-    """Inverse of `pack_tokens`; raises RecordError where the length is no multiple of 4."""
-    if len(packed) % 4:
-        raise RecordError(f"token ids: expected a multiple of 4 bytes, found {len(packed)}")
-    return list(array("i", packed))
 
 
 def record_names() -> list[str]:

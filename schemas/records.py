@@ -1,8 +1,7 @@
-"""The records that cross Kafka, as frozen dataclasses.
+"""The records that cross Kafka, as frozen dataclasses, and their enums.
 
-One class per schema in `schemas/avro`, which is the source of truth: `tests/schemas` compares them
-field by field. Field documentation lives there. Nothing here encodes, decodes or validates
-(`schemas/codec.py` does).
+Generated from `schemas/avro` by `make schemas`; never edited. Nothing here encodes, decodes or
+validates (`schemas/codec.py` does).
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,31 +9,6 @@ from dataclasses import field
 from enum import StrEnum
 
 from schemas.frozen import frozen
-
-
-class Priority(StrEnum):
-    """Priority class of a request; admission serves interactive before standard before batch."""
-
-    STANDARD = "standard"
-    INTERACTIVE = "interactive"
-    BATCH = "batch"
-
-
-class Endpoint(StrEnum):
-    """The OpenAI endpoint that the request came through."""
-
-    CHAT = "chat"
-    COMPLETION = "completion"
-
-
-class StructuredKind(StrEnum):
-    """How the answer's form is constrained."""
-
-    JSON_SCHEMA = "json_schema"
-    JSON_OBJECT = "json_object"
-    REGEX = "regex"
-    CHOICE = "choice"
-    GRAMMAR = "grammar"
 
 
 class CancelReason(StrEnum):
@@ -45,21 +19,49 @@ class CancelReason(StrEnum):
     GATEWAY_LOST = "gateway_lost"
 
 
-class WorkPhase(StrEnum):
-    """Which phase of the request the worker is to run.
+class DecisionKind(StrEnum):
+    """What the router decided."""
 
-    Decode without a KV handle computes the prompt in place.
-    """
+    UNKNOWN = "unknown"
+    PLACE = "place"
+    HANDOFF = "handoff"
+    REPLACE = "replace"
+    SHED = "shed"
+    EXPIRE = "expire"
+    CANCEL = "cancel"
+    FAIL = "fail"
+    VOID = "void"
 
-    PREFILL = "prefill"
-    DECODE = "decode"
+
+class Endpoint(StrEnum):
+    """The OpenAI endpoint that the request came through."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+
+
+class MemberKind(StrEnum):
+    """What kind of process a fleet member is."""
+
+    UNKNOWN = "unknown"
+    WORKER = "worker"
+    GATEWAY = "gateway"
+    ROUTER = "router"
+    ASKER = "asker"
+
+
+class MemberState(StrEnum):
+    """Where a member is in its life."""
+
+    GONE = "gone"
+    STARTING = "starting"
+    READY = "ready"
+    DRAINING = "draining"
 
 
 class Mode(StrEnum):
-    """Where prefill runs.
-
-    Elsewhere with KV transferred, on the decode worker that holds the history, or on a replica;
-    none before placement.
+    """Where prefill runs: elsewhere with KV transferred, on the decode worker that holds the
+    history, or on a replica; none before placement.
     """
 
     NONE = "none"
@@ -76,13 +78,15 @@ class Orchestration(StrEnum):
     DECODE_FIRST = "decode_first"
     CONCURRENT = "concurrent"
 
-    @property
-    def is_paired(self) -> bool:
-        """Prefill writes the KV into decode's blocks, while both hold the attempt."""
-        return self in _PAIRED
 
+class OutcomeKind(StrEnum):
+    """How an accepted request ended."""
 
-_PAIRED = (Orchestration.DECODE_FIRST, Orchestration.CONCURRENT)
+    FAILED = "failed"
+    COMPLETED = "completed"
+    SHED = "shed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
 
 
 class PhaseKind(StrEnum):
@@ -96,28 +100,12 @@ class PhaseKind(StrEnum):
     KV_ALLOCATED = "kv_allocated"
 
 
-class OutcomeKind(StrEnum):
-    """How an accepted request ended."""
+class Priority(StrEnum):
+    """Priority class of a request; admission serves interactive before standard before batch."""
 
-    FAILED = "failed"
-    COMPLETED = "completed"
-    SHED = "shed"
-    EXPIRED = "expired"
-    CANCELLED = "cancelled"
-
-
-class DecisionKind(StrEnum):
-    """What the router decided."""
-
-    UNKNOWN = "unknown"
-    PLACE = "place"
-    HANDOFF = "handoff"
-    REPLACE = "replace"
-    SHED = "shed"
-    EXPIRE = "expire"
-    CANCEL = "cancel"
-    FAIL = "fail"
-    VOID = "void"
+    STANDARD = "standard"
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
 
 
 class Reason(StrEnum):
@@ -158,6 +146,26 @@ class Reason(StrEnum):
     PEER_FAILED = "peer_failed"
 
 
+class Role(StrEnum):
+    """Which work a worker takes."""
+
+    UNKNOWN = "unknown"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    REPLICA = "replica"
+    RETRIEVAL = "retrieval"
+
+
+class StructuredKind(StrEnum):
+    """How the answer's form is constrained."""
+
+    JSON_SCHEMA = "json_schema"
+    JSON_OBJECT = "json_object"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+
+
 class Unmet(StrEnum):
     """Why a placement is not what was wished."""
 
@@ -171,650 +179,650 @@ class Unmet(StrEnum):
     ENGINES_CANNOT = "engines_cannot"
 
 
-class MemberKind(StrEnum):
-    """What kind of process a fleet member is."""
-
-    UNKNOWN = "unknown"
-    WORKER = "worker"
-    GATEWAY = "gateway"
-    ROUTER = "router"
-    ASKER = "asker"
-
-
-class Role(StrEnum):
-    """Which work a worker takes."""
-
-    UNKNOWN = "unknown"
-    PREFILL = "prefill"
-    DECODE = "decode"
-    REPLICA = "replica"
-    RETRIEVAL = "retrieval"
-
-
-class MemberState(StrEnum):
-    """Where a member is in its life."""
-
-    GONE = "gone"
-    STARTING = "starting"
-    READY = "ready"
-    DRAINING = "draining"
-
-
-@frozen
-class Structured:
-    """A constraint on the form of the answer."""
-
-    kind: StructuredKind
-    value: str
-
-
-@frozen
-class Sampling:
-    """How tokens are drawn and when generation stops.
-
-    Every field has a value, so engines never guess defaults.
+class WorkPhase(StrEnum):
+    """Which phase of the request the worker is to run; decode without a KV handle computes the
+    prompt in place.
     """
 
-    max_tokens: int
-    min_tokens: int = 0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    stop: Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    include_stop: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    logprobs: int | None = None
-    logit_bias: Mapping[str, float] = field(default_factory=dict)
-    bad_words: Sequence[str] = ()
-    structured: Structured | None = None
-
-
-@frozen
-class WireError:
-    """An error as it travels; see schemas/errors.py for the tree."""
-
-    code: str
-    message: str
-    retriable: bool = False
-
-
-@frozen
-class KvHandle:
-    """Where computed KV lies, and until when it may be read. Used once."""
-
-    worker_id: str
-    worker_epoch: int
-    engine_id: str
-    engine_request_id: str
-    tokens: int
-    block_size: int
-    block_ids: Sequence[int] = ()
-    expires_at_ms: int
-    params: bytes = b""
-
-
-@frozen
-class Request:
-    """One accepted chat or completion call."""
-
-    request_id: str
-    parent_id: str
-    choice: int = 0
-    session_id: str
-    turn: int = 0
-    endpoint: Endpoint
-    priority: Priority
-    tenant: str = ""
-    model: str
-    prompt_tokens: bytes
-    sampling: Sampling
-    arrived_ms: int
-    deadline_ms: int
-    gateway_id: str
-    gateway_partition: int
-    w_ttft: float = -1.0
-    w_tpot: float = -1.0
-    policy: str = ""
-    orchestration: str = ""
-    gateway_started_ms: int = 0
-    keeps_running: bool = False
-
-    @property
-    def prompt_length(self) -> int:
-        """Tokens of the prompt, which is packed as int32."""
-        return len(self.prompt_tokens) // 4
-
-
-@frozen
-class Cancellation:
-    """The client or its gateway gave a request up."""
-
-    request_id: str
-    session_id: str
-    reason: CancelReason
-    at_ms: int
-    tenant: str = ""
-
-
-@frozen
-class Resumption:
-    """A client reads the answer of a request at another gateway than before."""
-
-    request_id: str
-    session_id: str
-    gateway_id: str
-    gateway_started_ms: int
-    at_ms: int
-
-
-@frozen
-class Work:
-    """One phase of a request, for one worker."""
-
-    request_id: str
-    session_id: str
-    attempt: int
-    router_id: str
-    worker_id: str
-    worker_epoch: int
-    phase: WorkPhase
-    mode: Mode
-    orchestration: Orchestration
-    model: str
-    prompt_tokens: bytes
-    sampling: Sampling
-    arrived_ms: int
-    deadline_ms: int
-    gateway_partition: int
-    prefill_worker: str = ""
-    first_token_ms: int = 0
-    first_seq: int = 0
-    first_char: int = 0
-    cached_tokens: int = 0
-    kv: KvHandle | None = None
-    dispatched_ms: int
-    kv_target: KvHandle | None = None
-
-    @property
-    def prompt_length(self) -> int:
-        """Tokens of the prompt, which is packed as int32."""
-        return len(self.prompt_tokens) // 4
-
-
-@frozen
-class CancelWork:
-    """Stop a request on one worker and free what it holds."""
-
-    request_id: str
-    attempt: int
-    worker_id: str
-    at_ms: int
-    void: bool = False
+    PREFILL = "prefill"
+    DECODE = "decode"
 
 
 @frozen
 class AssignRoles:
     """An operator gives a worker other roles, while it runs."""
 
-    worker_id: str
-    worker_epoch: int
-    roles: Sequence[Role]
-    at_ms: int
+    worker_id: str  # which worker
+    worker_epoch: int  # in which life; another life ignores it
+    roles: Sequence[Role]  # its roles from now on
+    at_ms: int  # wall time at the operator
 
 
 @frozen
-class Phase:
-    """A finished step of a request on a worker."""
+class CancelWork:
+    """Stop a request on one worker and free what it holds."""
 
-    request_id: str
-    session_id: str
-    attempt: int
-    router_id: str
-    worker_id: str
-    worker_epoch: int
-    kind: PhaseKind
-    started_ms: int
-    ended_ms: int
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    sent_tokens: int = 0
-    sent_chars: int = 0
-    kv_bytes: int = 0
-    transfer_ms: float = 0.0
-    kv: KvHandle | None = None
-    error: WireError | None = None
-    kv_read_bytes: int = 0
+    request_id: str  # the request
+    attempt: int  # this attempt and all lower ones
+    worker_id: str  # on which worker
+    at_ms: int  # wall time at the router
+    # the attempt goes on elsewhere or was ended by another: free what is held and write no outcome
+    void: bool = False
 
 
 @frozen
-class Outcome:
-    """A terminal record of an accepted request; schemas/rules/outcomes.py says which counts."""
+class Cancellation:
+    """The client or its gateway gave a request up."""
 
-    request_id: str
-    session_id: str
-    attempt: int
-    kind: OutcomeKind
-    finish_reason: str = ""
-    error: WireError | None = None
-    written_by: str
-    mode: Mode = Mode.NONE
-    prefill_worker: str = ""
-    decode_worker: str = ""
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    kv_bytes: int = 0
-    arrived_ms: int = 0
-    first_token_ms: int = 0
-    ended_ms: int
-    kv: KvHandle | None = None
-    orchestration: Orchestration = Orchestration.NONE
+    request_id: str  # the request
+    session_id: str  # its session
+    reason: CancelReason  # why
+    at_ms: int  # wall time
+    # whose key was used, and only that tenant's request is given up; empty: not told
+    tenant: str = ""
 
 
 @frozen
 class Candidate:
     """A worker that a decision looked at."""
 
-    worker_id: str
-    role: Role
-    credits: int
-    running: int
+    worker_id: str  # the worker
+    role: Role  # in which role
+    credits: int  # how many more requests it would take from this router
+    running: int  # requests that this router has on it
+    # prompt tokens that this router has given it and that are not computed yet
     work_ahead_tokens: int
-    cached_tokens: int = 0
-
-
-@frozen
-class Estimate:
-    """What a policy expected of the two ways to run a request."""
-
-    ttft_local_ms: float = 0.0
-    ttft_remote_ms: float = 0.0
-    tpot_local_ms: float = 0.0
-    tpot_remote_ms: float = 0.0
-    score: float = 0.0
-    samples: int = 0
-    gain_ttft: float = 0.0
-    loss_tpot: float = 0.0
-    kv_price: float = 0.0
-
-
-@frozen
-class Decision:
-    """One decision of a router, with what it looked at."""
-
-    request_id: str
-    session_id: str
-    attempt: int
-    router_id: str
-    at_ms: int
-    kind: DecisionKind
-    policy: str
-    reason: Reason
-    mode: Mode = Mode.NONE
-    orchestration: Orchestration = Orchestration.NONE
-    prefill_worker: str = ""
-    prefill_epoch: int = 0
-    decode_worker: str = ""
-    decode_epoch: int = 0
-    queue_length: int = 0
-    waited_ms: int = 0
-    slack_ms: int = 0
-    prompt_tokens: int = 0
-    session_tokens: int = 0
-    candidates: Sequence[Candidate] = ()
-    w_ttft: float = 0.0
-    w_tpot: float = 0.0
-    load: float = 0.0
-    estimate: Estimate | None = None
-    wished_policy: str = ""
-    wished_orchestration: str = ""
-    unmet: Unmet = Unmet.NONE
-    policy_reason: Reason = Reason.UNKNOWN
-
-
-@frozen
-class JournalBatch:
-    """Which records a router applied, in which order and at which time; columns of equal length."""
-
-    router_id: str
-    router_epoch: int
-    first_seq: int
-    topics: Sequence[str]
-    partitions: Sequence[int]
-    offsets: Sequence[int]
-    now_ms: Sequence[int]
-
-
-@frozen
-class Session:
-    """What a router remembers of a conversation."""
-
-    session_id: str
-    decode_worker: str
-    worker_epoch: int
-    context_tokens: int
-    turns: int
-    last_used_ms: int
-    kv: KvHandle | None = None
-
-
-@frozen
-class TurnBatch:
-    """Answers that ended: what the next turns of their conversations begin with, for clients that
-    name no session; columns of equal length."""
-
-    gateway_id: str
-    at_ms: int
-    digests: Sequence[bytes]
-    session_ids: Sequence[str]
-
-
-@frozen
-class Lease:
-    """A partition that belongs to one member."""
-
-    topic: str
-    partition: int
+    cached_tokens: int = 0  # prompt tokens that its prefix cache is thought to hold
 
 
 @frozen
 class Capability:
     """What a worker's engine is and can do."""
 
-    model: str
-    engine: str
-    engine_id: str
-    block_size: int
-    max_model_len: int
-    running_max: int
-    kv_layout: str = ""
-    orchestrations: Sequence[Orchestration] = ()
-    nixl_metadata: bytes = b""
-    tensor_parallel: int = 1
-    kv_bytes_per_token: int = 0
-
-
-@frozen
-class SearchCapability:
-    """Which part of the collections a retrieval worker holds, and with what it searches."""
-
-    shard: int
-    shards: int
-    backend: str
-    slots: int
-
-
-@frozen
-class CollectionState:
-    """A collection as one retrieval worker holds it."""
-
-    name: str
-    dim: int
-    metric: str
-    documents: int
-    missed_share: float = 0.0
-
-
-@frozen
-class SearchLoad:
-    """What a retrieval worker is doing now; waits are of the last seconds."""
-
-    running: int = 0
-    parked: int = 0
-    occupancy: float = 0.0
-    waiting_prefill: int = 0
-    waiting_decode: int = 0
-    ms_per_extend: float = 0.0
-    prefill_wait_ms_p50: float = 0.0
-    prefill_wait_ms_p95: float = 0.0
-    decode_wait_ms_p50: float = 0.0
-    decode_wait_ms_p95: float = 0.0
-    share: float = 0.0
-    flush_ms: float = 0.0
-    searches_total: int = 0
-    misses_total: int = 0
-    collections: Sequence[CollectionState] = ()
-
-
-@frozen
-class Registration:
-    """A member of the fleet introduces itself; written once per start and role change."""
-
-    member_id: str
-    epoch: int
-    kind: MemberKind
-    roles: Sequence[Role] = ()
-    leases: Sequence[Lease] = ()
-    host: str = ""
-    pid: int = 0
-    url: str = ""
-    started_ms: int
-    capability: Capability | None = None
-    search: SearchCapability | None = None
-
-
-@frozen
-class Grant:
-    """How many requests one router may have on a worker."""
-
-    router_id: str
-    role: Role
-    credits: int
-
-
-@frozen
-class Load:
-    """What a member is doing now."""
-
-    running: int = 0
-    waiting: int = 0
-    queued_tokens: int = 0
-    tokens_per_s: float = 0.0
-    prefill_tokens_per_s: float = 0.0
-    step_ms: float = 0.0
-    kv_blocks_used: int = 0
-    kv_blocks_total: int = 0
-    kv_bytes_sent: int = 0
-    kv_bytes_received: int = 0
-    requests_total: int = 0
-    tokens_total: int = 0
-    stalled_share: float | None = None
-
-
-@frozen
-class Heartbeat:
-    """A member lives; the lease dies with it."""
-
-    member_id: str
-    epoch: int
-    seq: int
-    at_ms: int
-    state: MemberState
-    grants: Sequence[Grant] = ()
-    load: Load
-    search: SearchLoad | None = None
-
-
-@frozen
-class RetrievalRequest:
-    """One vector search, for every shard of a collection."""
-
-    retrieval_id: str
-    request_id: str
-    asker_id: str
-    reply_partition: int
-    collection: str
-    vector: bytes
-    k: int
-    top_m: int = 0
-    width: int = 0
-    patience: int = 0
-    filter: str = ""
-    seeds: Sequence[str] = ()
-    wants_seeds: bool = False
-    asked_ms: int
-    deadline_ms: int
-
-
-@frozen
-class Hits:
-    """What one shard found for a retrieval, nearest first, or why it found nothing."""
-
-    retrieval_id: str
-    request_id: str
-    worker_id: str
-    shard: int
-    shards: int
-    collection: str
-    document_ids: Sequence[str] = ()
-    distances: bytes = b""
-    seeds: Sequence[str] = ()
-    error: WireError | None = None
-    exact: bool = False
-    extends: int = 0
-    distances_computed: int = 0
-    took_ms: float = 0.0
-    at_ms: int
-
-
-@frozen
-class Document:
-    """A document as it can be found: its vector and its metadata."""
-
-    document_id: str
-    collection: str
-    vector: bytes
-    metadata: str = ""
-    deleted: bool = False
-    at_ms: int
+    model: str  # served model name
+    engine: str  # engine name
+    engine_id: str  # unique per start
+    block_size: int  # tokens per KV block
+    max_model_len: int  # most tokens of prompt and answer together
+    running_max: int  # most requests in the batch
+    kv_layout: str = ""  # workers with equal layouts can exchange KV
+    orchestrations: Sequence[Orchestration] = ()  # which it can take part in
+    nixl_metadata: bytes = b""  # the NIXL agent's metadata, read once by peers
+    tensor_parallel: int = 1  # ranks over which each KV block is spread
+    kv_bytes_per_token: int = 0  # bytes of KV of one token over all ranks; 0: not told
 
 
 @frozen
 class CollectionMade:
     """What a collection is on one shard, from its first document on; it outlives that document."""
 
-    collection: str
-    dim: int
-    shard: int
-    shards: int
-    at_ms: int
+    collection: str  # its name
+    dim: int  # values of every vector
+    shard: int  # counted from 0
+    shards: int  # of how many
+    at_ms: int  # wall time
+
+
+@frozen
+class CollectionState:
+    """A collection as one retrieval worker holds it."""
+
+    name: str  # the collection
+    dim: int  # values of a vector
+    metric: str  # sqeuclidean, inner_product or cosine
+    documents: int  # documents of this shard
+    # of known documents that searches for them did not find, in the last audit
+    missed_share: float = 0.0
 
 
 @frozen
 class ControlMoved:
     """The control loop of a retrieval worker moved prefill's share or its flush timeout."""
 
-    worker_id: str
-    at_ms: int
-    link_bytes_per_s: float | None = None
-    prefill_wait_ms_p95: float | None = None
+    worker_id: str  # the retrieval worker
+    at_ms: int  # wall time
+    link_bytes_per_s: float | None = None  # KV moved between workers, if two heartbeats told
+    prefill_wait_ms_p95: float | None = None  # prefill's wait for a slot, if anything waited
+    # of decode time, waiting for retrievals, where it is told
     decode_stalled_share: float | None = None
-    error: float
-    share_before: float
-    share: float
-    flush_ms_before: float
-    flush_ms: float
+    error: float  # weighted excess over the targets; above 0 prefill needs more
+    share_before: float  # prefill's share of free slots
+    share: float  # the same from now on
+    flush_ms_before: float  # prefill's flush timeout
+    flush_ms: float  # the same from now on
+
+
+@frozen
+class Estimate:
+    """What a policy expected of the two ways to run a request."""
+
+    ttft_local_ms: float = 0.0  # time to first token if the decode worker computes the prompt
+    ttft_remote_ms: float = 0.0  # time to first token if a prefill worker does
+    tpot_local_ms: float = 0.0  # time per output token on that decode worker meanwhile
+    tpot_remote_ms: float = 0.0  # likewise
+    # w_ttft * gain_ttft - w_tpot * loss_tpot + kv_price; above 0 speaks for local
+    score: float = 0.0
+    samples: int = 0  # observations behind it, the fewest of all parts
+    gain_ttft: float = 0.0  # what local gains, as a share of the remote TTFT
+    loss_tpot: float = 0.0  # what local loses, as a share of the remote TPOT
+    kv_price: float = 0.0  # price of the KV that remote would move
+
+
+@frozen
+class Decision:
+    """One decision of a router, with what it looked at."""
+
+    request_id: str  # the request
+    session_id: str  # its session
+    attempt: int  # which attempt it starts or ends
+    router_id: str  # who decided
+    at_ms: int  # wall time, as given to the core
+    kind: DecisionKind  # what was decided
+    policy: str  # the policy's name
+    reason: Reason  # why
+    mode: Mode = Mode.NONE  # the placement's mode
+    orchestration: Orchestration = Orchestration.NONE  # how it runs
+    prefill_worker: str = ""  # chosen for prefill
+    # in which life; tells a rebuild whether the worker still has the request
+    prefill_epoch: int = 0
+    decode_worker: str = ""  # chosen for decode
+    decode_epoch: int = 0  # likewise for decode
+    queue_length: int = 0  # requests waiting for admission on this router
+    waited_ms: int = 0  # how long this one waited
+    slack_ms: int = 0  # deadline minus now
+    prompt_tokens: int = 0  # tokens in the prompt
+    session_tokens: int = 0  # tokens of the session that its decode worker is thought to hold
+    candidates: Sequence[Candidate] = ()  # the workers that were looked at
+    w_ttft: float = 0.0  # weight of time to first token that applied
+    w_tpot: float = 0.0  # weight of time per output token that applied
+    load: float = 0.0  # requests under way per living worker of this router
+    estimate: Estimate | None = None  # what the policy expected, where it estimates
+    wished_policy: str = ""  # the policy that the request wished, where another one placed it
+    # the orchestration that the request or the deployment wished, where it runs otherwise
+    wished_orchestration: str = ""
+    # why it is not as wished; where both are unmet, why it runs otherwise
+    unmet: Unmet = Unmet.NONE
+    # why its policy chose so, where `reason` says why it was asked, or overruled
+    policy_reason: Reason = Reason.UNKNOWN
+
+
+@frozen
+class Document:
+    """A document as it can be found: its vector and its metadata."""
+
+    document_id: str  # unique in its collection
+    collection: str  # made by its first document, which fixes the dimension
+    vector: bytes  # float32, little-endian; empty if deleted
+    metadata: str = ""  # a JSON object that filters look at, empty for none
+    deleted: bool = False  # whether it can no longer be found
+    at_ms: int  # wall time
+
+
+@frozen
+class Grant:
+    """How many requests one router may have on a worker."""
+
+    router_id: str  # the router
+    role: Role  # in which role
+    credits: int  # most requests at once
+
+
+@frozen
+class Load:
+    """What a member is doing now."""
+
+    running: int = 0  # requests in the batch
+    waiting: int = 0  # requests taken and not in the batch
+    queued_tokens: int = 0  # prompt tokens not computed yet
+    tokens_per_s: float = 0.0  # tokens generated, over the last seconds
+    # prompt tokens computed per second of prefill, 0 while unknown
+    prefill_tokens_per_s: float = 0.0
+    step_ms: float = 0.0  # time per decode step, 0 while unknown
+    kv_blocks_used: int = 0  # KV blocks in use
+    kv_blocks_total: int = 0  # KV blocks in all
+    kv_bytes_sent: int = 0  # bytes given over NIXL since start
+    kv_bytes_received: int = 0  # bytes taken over NIXL since start
+    requests_total: int = 0  # requests taken since start
+    tokens_total: int = 0  # tokens generated since start
+    # of decode time over the last seconds, waiting for retrievals; none where nothing asks
+    stalled_share: float | None = None
+
+
+@frozen
+class SearchLoad:
+    """What a retrieval worker is doing now; waits are of the last seconds."""
+
+    running: int = 0  # searches in slots
+    parked: int = 0  # of these, searches that made way for urgent ones
+    occupancy: float = 0.0  # running searches by slots
+    waiting_prefill: int = 0  # searches in the prefill queue
+    waiting_decode: int = 0  # searches in the decode queue
+    ms_per_extend: float = 0.0  # time of one step of one search
+    prefill_wait_ms_p50: float = 0.0  # median wait for a slot
+    prefill_wait_ms_p95: float = 0.0  # 95th percentile
+    decode_wait_ms_p50: float = 0.0  # median wait for a slot
+    decode_wait_ms_p95: float = 0.0  # 95th percentile
+    share: float = 0.0  # of free slots, reserved for prefill
+    flush_ms: float = 0.0  # the longest that a prefill search waits before it takes a slot
+    searches_total: int = 0  # retrievals answered since start, refused ones too
+    misses_total: int = 0  # of these, those whose deadline had passed
+    collections: Sequence[CollectionState] = ()  # what it holds
+
+
+@frozen
+class Heartbeat:
+    """A member lives; the lease dies with it."""
+
+    member_id: str  # the member
+    epoch: int  # its life
+    seq: int  # counts up
+    at_ms: int  # wall time
+    state: MemberState  # where it is in its life
+    grants: Sequence[Grant] = ()  # a worker's credits, per router
+    load: Load  # what it is doing
+    search: SearchLoad | None = None  # for retrieval workers
+
+
+@frozen
+class WireError:
+    """An error as it travels; see schemas/errors.py for the tree."""
+
+    code: str  # stable code of the error class
+    message: str  # what was expected, what was found, and the subject's id
+    retriable: bool = False  # whether the same request may succeed when tried again
+
+
+@frozen
+class Hits:
+    """What one shard found for a retrieval, nearest first, or why it found nothing."""
+
+    retrieval_id: str  # the retrieval
+    request_id: str  # the request that it serves, empty for none
+    worker_id: str  # who searched
+    shard: int  # which shard, from 0
+    shards: int  # how many shards there are
+    collection: str  # where it searched
+    document_ids: Sequence[str] = ()  # the nearest documents
+    distances: bytes = b""  # float32, little-endian, one for each document
+    seeds: Sequence[str] = ()  # documents of the whole routing list, if they were wanted
+    error: WireError | None = None  # why there are no hits
+    exact: bool = False  # whether every document that may be found was looked at
+    extends: int = 0  # steps of the search
+    distances_computed: int = 0  # work of the search
+    took_ms: float = 0.0  # between reading the retrieval and answering it
+    at_ms: int  # wall time
+
+
+@frozen
+class JournalBatch:
+    """Which records a router applied, in which order and at which time; columns of equal length."""
+
+    router_id: str  # the router
+    router_epoch: int  # its life
+    first_seq: int  # sequence number of the first line
+    topics: Sequence[str]  # topic of each applied record, or tick
+    partitions: Sequence[int]  # its partition
+    offsets: Sequence[int]  # its offset
+    now_ms: Sequence[int]  # the time given to the core
 
 
 @frozen
 class KvEvents:
     """Which KV blocks a worker came to hold in its prefix cache, or lost, since its last batch."""
 
-    worker_id: str
-    epoch: int
-    seq: int
-    at_ms: int
-    block_size: int
-    snapshot: bool = False
-    more: bool = False
+    worker_id: str  # whose cache
+    epoch: int  # in which life
+    seq: int  # number of the batch in this life, from 0; a gap means that some are lost
+    at_ms: int  # wall time
+    block_size: int  # tokens a block
+    snapshot: bool = False  # all that the worker holds begins here: what was known before is void
+    more: bool = False  # further batches of the same snapshot follow
+    # hashes of blocks that are held now (schemas/prefix.py), little-endian unsigned 64-bit
     stored: bytes = b""
-    removed: bytes = b""
+    removed: bytes = b""  # hashes of blocks that were evicted; applied before stored
 
 
 @frozen
-class TopLogprob:
-    """One of the likeliest tokens."""
+class KvHandle:
+    """Where computed KV lies, and until when it may be read. Used once."""
 
-    token_id: int
-    token: str
-    logprob: float
-
-
-@frozen
-class TokenLogprob:
-    """The log-probability of a generated token and of its rivals."""
-
-    token_id: int
-    token: str
-    logprob: float
-    top: Sequence[TopLogprob] = ()
+    worker_id: str  # who holds the blocks
+    worker_epoch: int  # the holder's epoch; a stale one is refused
+    engine_id: str  # the holder's engine
+    engine_request_id: str  # the request's id inside that engine
+    tokens: int  # how many prompt tokens the blocks cover
+    block_size: int  # tokens per block
+    block_ids: Sequence[int] = ()  # the holder's blocks, in token order
+    # wall time after which it must not be read; before the holder's own lease ends
+    expires_at_ms: int
+    params: bytes = b""  # the engine's own parameters, opaque to everyone but the engines
 
 
 @frozen
-class StreamLogprobs:
-    """Log-probabilities of consecutive tokens of one stream."""
+class Lease:
+    """A partition that belongs to one member."""
 
-    request_id: str
+    topic: str  # topic name, without prefix
+    partition: int  # the partition
+
+
+@frozen
+class Outcome:
+    """A terminal record of an accepted request; that of the highest attempt counts."""
+
+    request_id: str  # the request
+    session_id: str  # its session
+    # of which attempt; a router ends a request by one of its own. Of several outcomes the highest
+    # counts
     attempt: int
-    first_seq: int
-    tokens: Sequence[TokenLogprob]
+    kind: OutcomeKind  # how it ended
+    finish_reason: str = ""  # stop or length for a completed request
+    error: WireError | None = None  # why it did not complete
+    written_by: str  # the worker or router that ended it
+    mode: Mode = Mode.NONE  # where prefill ran
+    prefill_worker: str = ""  # who ran prefill
+    decode_worker: str = ""  # who ran decode
+    prompt_tokens: int = 0  # tokens in the prompt
+    completion_tokens: int = 0  # tokens in the answer
+    cached_tokens: int = 0  # prompt tokens found cached
+    kv_bytes: int = 0  # bytes received over NIXL
+    arrived_ms: int = 0  # wall time at the gateway
+    first_token_ms: int = 0  # wall time of the first token, 0 if there was none
+    ended_ms: int  # wall time of the end
+    # where the whole conversation's KV may be read by the next turn's prefill, if the engine keeps
+    # it
+    kv: KvHandle | None = None
+    orchestration: Orchestration = Orchestration.NONE  # how a remote placement ran
+
+
+@frozen
+class Phase:
+    """A finished step of a request on a worker."""
+
+    request_id: str  # the request
+    session_id: str  # its session
+    attempt: int  # of which attempt
+    router_id: str  # who dispatched
+    worker_id: str  # who reports
+    worker_epoch: int  # in which life
+    kind: PhaseKind  # what finished
+    started_ms: int  # wall time at which the step began
+    ended_ms: int  # wall time at which it ended
+    prompt_tokens: int = 0  # tokens in the prompt
+    cached_tokens: int = 0  # prompt tokens found cached on this worker
+    sent_tokens: int = 0  # tokens of the answer sent so far
+    sent_chars: int = 0  # characters of the answer sent so far
+    kv_bytes: int = 0  # bytes received over NIXL
+    transfer_ms: float = 0.0  # how long the transfer took
+    kv: KvHandle | None = None  # after prefill, where the KV lies
+    error: WireError | None = None  # after refused and failed, why
+    # bytes of a prefix that prefill of a pair read from decode before it computed
+    kv_read_bytes: int = 0
+
+
+@frozen
+class SearchCapability:
+    """Which part of the collections a retrieval worker holds, and with what it searches."""
+
+    shard: int  # from 0
+    shards: int  # how many there are
+    backend: str  # cpu or gpu
+    slots: int  # searches at once
+
+
+@frozen
+class Registration:
+    """A member of the fleet introduces itself; written once per start and role change."""
+
+    member_id: str  # stable name
+    epoch: int  # rises with every start
+    kind: MemberKind  # what it is
+    roles: Sequence[Role] = ()  # which work a worker takes
+    leases: Sequence[Lease] = ()  # the partitions that it claims
+    host: str = ""  # where it runs
+    pid: int = 0  # process id
+    url: str = ""  # where it answers HTTP, if it does
+    started_ms: int  # wall time; of a gateway, that of its process, in all its epochs
+    capability: Capability | None = None  # for workers
+    search: SearchCapability | None = None  # for retrieval workers
+
+
+@frozen
+class Structured:
+    """A constraint on the form of the answer."""
+
+    kind: StructuredKind  # which kind of constraint
+    # the JSON schema, regular expression, grammar, or JSON list of choices; empty for json_object
+    value: str
+
+
+@frozen
+class Sampling:
+    """How tokens are drawn and when generation stops; every field has a value, so engines never
+    guess defaults.
+    """
+
+    max_tokens: int  # most tokens to generate, at least 1
+    min_tokens: int = 0  # fewest tokens before a stop is honoured
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0  # nucleus mass, in (0, 1]
+    top_k: int = 0  # 0 is off
+    min_p: float = 0.0  # least probability relative to the likeliest token
+    # set by the gateway where the client gave none, so that an answer can be recomputed
+    seed: int | None = None
+    presence_penalty: float = 0.0  # in [-2, 2]
+    frequency_penalty: float = 0.0  # in [-2, 2]
+    repetition_penalty: float = 1.0  # above 0
+    stop: Sequence[str] = ()  # strings that end the answer
+    stop_token_ids: Sequence[int] = ()  # tokens that end the answer
+    include_stop: bool = False  # keep the stop string in the answer
+    ignore_eos: bool = False  # go on past the end-of-sequence token
+    skip_special_tokens: bool = True  # leave special tokens out of the text
+    logprobs: int | None = None  # how many top log-probabilities per token; null is none at all
+    # bias by token id, written in decimal
+    logit_bias: Mapping[str, float] = field(default_factory=dict)
+    bad_words: Sequence[str] = ()  # words that must not be generated
+    structured: Structured | None = None  # form of the answer
+
+
+@frozen
+class Request:
+    """One accepted chat or completion call."""
+
+    request_id: str  # unique; one per choice
+    parent_id: str  # the id that the client knows; equal for all choices of one call
+    choice: int = 0  # index of the choice
+    session_id: str  # the conversation; partition key of everything about it
+    turn: int = 0  # how many answers the conversation held before
+    endpoint: Endpoint  # chat or completion
+    priority: Priority  # priority class
+    tenant: str = ""  # whose key was used
+    model: str  # served model name
+    prompt_tokens: bytes  # token ids as little-endian int32
+    sampling: Sampling  # how to generate
+    arrived_ms: int  # wall time at the gateway
+    deadline_ms: int  # wall time after which the answer is worthless
+    gateway_id: str  # who streams the answer
+    gateway_partition: int  # partition of tokens that this gateway leases
+    w_ttft: float = -1.0  # weight of time to first token in placement; below 0: the deployment's
+    w_tpot: float = -1.0  # weight of time per output token in placement; below 0: the deployment's
+    policy: str = ""  # the policy that is to place it; empty: the deployment's
+    # how it is to run where it is placed remotely: auto or an orchestration; empty: as the
+    # deployment wants
+    orchestration: str = ""
+    # which process of that gateway, as its registrations tell; 0: not told, and never taken for
+    # lost
+    gateway_started_ms: int = 0
+    keeps_running: bool = False  # goes on when nobody reads the answer
+
+
+@frozen
+class Resumption:
+    """A client reads the answer of a request at another gateway than before."""
+
+    request_id: str  # the request
+    session_id: str  # its session
+    gateway_id: str  # who streams the rest
+    gateway_started_ms: int  # which process of that gateway, as its registrations tell
+    at_ms: int  # wall time
+
+
+@frozen
+class RetrievalRequest:
+    """One vector search, for every shard of a collection."""
+
+    retrieval_id: str  # unique; a repeated record has the same
+    request_id: str  # the request that it serves, empty for none
+    asker_id: str  # the member that waits for the hits
+    reply_partition: int  # of topic hits; leased by the asker
+    collection: str  # where to search
+    vector: bytes  # float32, little-endian, as many as the collection's dimension
+    k: int  # documents wanted, at least 1
+    top_m: int = 0  # length of the routing list, 0: the worker's default
+    width: int = 0  # entries expanded per extend, 0: the worker's default
+    # extends without a change of the routing list after which the search stops, 0: the worker's
+    # default
+    patience: int = 0
+    filter: str = ""  # JSON expression over metadata, empty: all documents
+    seeds: Sequence[str] = ()  # document ids that an earlier probe ended with, from all shards
+    wants_seeds: bool = False  # whether the hits are to carry seeds for the next probe
+    asked_ms: int  # wall time
+    deadline_ms: int  # wall time after which nobody waits
+
+
+@frozen
+class Session:
+    """What a router remembers of a conversation."""
+
+    session_id: str  # the conversation
+    decode_worker: str  # who decoded its last turn
+    worker_epoch: int  # in which life
+    context_tokens: int  # tokens of prompt and answer after the last turn
+    turns: int  # completed turns
+    last_used_ms: int  # wall time of the last turn's end
+    kv: KvHandle | None = None  # where its KV may be read, if the engine keeps it for that
 
 
 @frozen
 class StreamEnd:
     """The last word on one stream."""
 
-    request_id: str
-    attempt: int
-    seq: int
-    chars: int
-    kind: OutcomeKind
-    finish_reason: str = ""
-    stop_reason: str = ""
-    error: WireError | None = None
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    mode: Mode = Mode.NONE
-    prefill_worker: str = ""
-    decode_worker: str = ""
-    kv_bytes: int = 0
+    request_id: str  # the stream
+    attempt: int  # which attempt
+    seq: int  # how many tokens the answer has
+    chars: int  # how many characters the answer has
+    kind: OutcomeKind  # how it ended
+    finish_reason: str = ""  # stop or length for a completed request
+    stop_reason: str = ""  # the stop string or token that ended it
+    error: WireError | None = None  # why it did not complete
+    prompt_tokens: int = 0  # tokens in the prompt
+    cached_tokens: int = 0  # prompt tokens found cached
+    mode: Mode = Mode.NONE  # where prefill ran
+    prefill_worker: str = ""  # who ran prefill
+    decode_worker: str = ""  # who ran decode
+    kv_bytes: int = 0  # bytes received over NIXL
+
+
+@frozen
+class TopLogprob:
+    """One of the likeliest tokens."""
+
+    token_id: int  # the token
+    token: str  # its text
+    logprob: float  # natural logarithm of its probability
+
+
+@frozen
+class TokenLogprob:
+    """The log-probability of a generated token and of its rivals."""
+
+    token_id: int  # the token
+    token: str  # its text
+    logprob: float  # natural logarithm of its probability
+    top: Sequence[TopLogprob] = ()  # the likeliest tokens at this place
+
+
+@frozen
+class StreamLogprobs:
+    """Log-probabilities of consecutive tokens of one stream."""
+
+    request_id: str  # the stream
+    attempt: int  # which attempt
+    first_seq: int  # number of the first token
+    tokens: Sequence[TokenLogprob]  # one per token
 
 
 @frozen
 class StreamStart:
     """How and where a stream is run, told once with its first token."""
 
-    request_id: str
-    attempt: int
-    mode: Mode = Mode.NONE
-    orchestration: Orchestration = Orchestration.NONE
-    prefill_worker: str = ""
-    decode_worker: str = ""
+    request_id: str  # the stream
+    attempt: int  # its attempt
+    mode: Mode = Mode.NONE  # the placement's mode
+    orchestration: Orchestration = Orchestration.NONE  # how a remote placement runs
+    prefill_worker: str = ""  # who computes the prompt
+    decode_worker: str = ""  # who generates; empty while it is not chosen
 
 
 @frozen
 class TokenFrame:
-    """New tokens of all streams of one gateway after one engine step.
-
-    Columns of equal length, one row per stream.
+    """New tokens of all streams of one gateway after one engine step; columns of equal length, one
+    row per stream.
     """
 
-    worker_id: str
-    at_ms: int
-    request_ids: Sequence[str]
-    attempts: Sequence[int]
-    first_seqs: Sequence[int]
-    first_chars: Sequence[int]
-    token_counts: Sequence[int]
-    token_ids: Sequence[int]
+    worker_id: str  # who computed them
+    at_ms: int  # wall time
+    request_ids: Sequence[str]  # the stream of each row
+    attempts: Sequence[int]  # its attempt
+    first_seqs: Sequence[int]  # number of the row's first token, from 0
+    first_chars: Sequence[int]  # characters of the answer before this row
+    token_counts: Sequence[int]  # how many of token_ids belong to the row
+    token_ids: Sequence[int]  # all rows' tokens, one after the other
+    # the row's text; may lag its tokens while a character or a stop string is incomplete
     texts: Sequence[str]
-    logprobs: Sequence[StreamLogprobs] = ()
-    ends: Sequence[StreamEnd] = ()
-    starts: Sequence[StreamStart] = ()
+    logprobs: Sequence[StreamLogprobs] = ()  # for streams that asked for them
+    ends: Sequence[StreamEnd] = ()  # streams that end with this frame
+    starts: Sequence[StreamStart] = ()  # streams that begin with this frame
+
+
+@frozen
+class TurnBatch:
+    """Answers that ended: what the next turns of their conversations begin with, for clients that
+    name no session; columns of equal length.
+    """
+
+    gateway_id: str  # who answered
+    at_ms: int  # wall time
+    digests: Sequence[bytes]  # of all that was said, the answer included
+    session_ids: Sequence[str]  # the conversations
+
+
+@frozen
+class Work:
+    """One phase of a request, for one worker."""
+
+    request_id: str  # the request
+    session_id: str  # its session
+    attempt: int  # how often the request was placed, from 1; a higher attempt voids lower ones
+    router_id: str  # who dispatched, and whose credit is spent
+    worker_id: str  # for whom
+    worker_epoch: int  # for which life of that worker; another one refuses
+    phase: WorkPhase  # what to run
+    mode: Mode  # the placement's mode
+    orchestration: Orchestration  # how a remote placement runs
+    model: str  # served model name
+    prompt_tokens: bytes  # token ids as little-endian int32
+    sampling: Sampling  # how to generate
+    arrived_ms: int  # wall time at the gateway
+    deadline_ms: int  # wall time after which the answer is worthless
+    gateway_partition: int  # partition of tokens for the answer
+    prefill_worker: str = ""  # who ran prefill, for the outcome
+    first_token_ms: int = 0  # when the first token was sent, 0 if it was not
+    first_seq: int = 0  # tokens before this one were already sent by the prefill worker
+    first_char: int = 0  # characters before this one were already sent by the prefill worker
+    cached_tokens: int = 0  # prompt tokens that prefill found cached
+    kv: KvHandle | None = None  # KV to fetch; null computes the prompt in place
+    dispatched_ms: int  # wall time at the router
+    # for prefill in decode_first and concurrent: the blocks of the decode worker to write into; its
+    # tokens are valid there already; without block ids the decode worker sends them over NIXL
+    kv_target: KvHandle | None = None

@@ -20,10 +20,10 @@ from infra.stack import configuration
 from infra.stack.configuration import Settings
 from infra.stack.engine_source import engine_source
 from infra.story.story import Story
-from schemas.codec import unpack_tokens
 from schemas.errors import EngineFailed
 from schemas.log.clock import wall_ms
 from schemas.records import Role, Sampling, Structured, WorkPhase
+from schemas.rules.tokens import unpack_tokens
 from workers.llm.engine import Engine, Job
 
 ANSWER_TIMEOUT_MS = 120_000

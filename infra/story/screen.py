@@ -12,6 +12,7 @@ from infra.story.steps import Step, steps_of
 from infra.story.story import Story
 from infra.terminal.printable import printable
 from schemas.records import Request
+from schemas.rules.tokens import token_count
 
 BAR_COLUMNS = 28
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -58,7 +59,7 @@ def facts(story: Story) -> list[str]:
     who = [request.endpoint.value, f"class {request.priority.value}"]
     who += [f"tenant {request.tenant}"] if request.tenant else []
     who += [f"session {request.session_id}", f"turn {request.turn + 1}"]
-    what = [f"{request.prompt_length} prompt tokens"]
+    what = [f"{token_count(request.prompt_tokens)} prompt tokens"]
     what += [f"at most {request.sampling.max_tokens} new"]
     what += [f"deadline after {request.deadline_ms - request.arrived_ms:,} ms", _weights(request)]
     return [

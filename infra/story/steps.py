@@ -21,6 +21,7 @@ from schemas.records import (
     Work,
     WorkPhase,
 )
+from schemas.rules.tokens import token_count
 from streams.core.requests.live import may_cancel
 
 CANDIDATES_SHOWN = 6
@@ -75,7 +76,7 @@ def _events(story: Story) -> Iterator[Step]:
 
 
 def _accepted(request: Request) -> Step:
-    tokens = f"{request.prompt_length} prompt tokens"
+    tokens = f"{token_count(request.prompt_tokens)} prompt tokens"
     what = f"accepted, {tokens}, at most {request.sampling.max_tokens} new"
     for name, wish in (("policy", request.policy), ("orchestration", request.orchestration)):
         what += f", wishes {name} {wish}" if wish else ""

@@ -23,6 +23,8 @@ from schemas.records import (
     Work,
 )
 from schemas.rules.outcomes import counting
+from schemas.rules.pairs import is_paired
+from schemas.rules.tokens import token_count
 from streams.gateway.stream.stream import Stream
 
 
@@ -78,7 +80,7 @@ class Story:
         """Bytes that went over NIXL. Of a paired attempt both workers report those that prefill
         wrote, and prefill those that it read.
         """
-        paired = {work.attempt for work in self.work if work.orchestration.is_paired}
+        paired = {work.attempt for work in self.work if is_paired(work.orchestration)}
         total = sum(phase.kv_read_bytes for phase in self.phases)
         for attempt in {phase.attempt for phase in self.phases}:
             phases = [phase for phase in self.phases if phase.attempt == attempt]
@@ -114,7 +116,7 @@ class Story:
 
 
 def _without_prompt(record: Request | Work) -> dict[str, Any]:
-    return {**to_dict(record), "prompt_tokens": record.prompt_length}
+    return {**to_dict(record), "prompt_tokens": token_count(record.prompt_tokens)}
 
 
 def tell(requests: Iterable[Request], records: Iterable[Any]) -> dict[str, Story]:

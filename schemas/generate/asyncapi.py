@@ -1,7 +1,7 @@
 """The topic table as an AsyncAPI 3 document: channels, operations and Avro messages.
 
-Generated, never edited: `python -m schemas.generate.asyncapi` rewrites the committed copy, and a
-test compares the two. Partition counts are the defaults of the settings.
+Generated, never edited: `make schemas` rewrites the committed copy, and a test compares the two.
+Partition counts are the defaults of the settings.
 """
 
 import json

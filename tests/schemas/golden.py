@@ -1,7 +1,7 @@
 """Keeps tests/schemas/golden: the bytes of one fixed instance of every record in every version.
 
-Run as `python -m tests.schemas.golden` after a schema changed: the version that was current moves
-to schemas/history, and golden bytes of the new one are written. With `--unreleased` the last
+`make schemas` runs it after a schema changed: the version that was current moves to
+schemas/history, and golden bytes of the new one are written. With ARGS=--unreleased the last
 version was never used outside a working tree and is dropped instead of kept.
 """
 

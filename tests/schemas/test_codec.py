@@ -12,18 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.codec import (
-    Codec,
-    full_schema,
-    pack_tokens,
-    schema_fingerprint,
-    schema_of,
-    to_dict,
-    unpack_tokens,
-)
+from schemas.codec import Codec, full_schema, schema_fingerprint, schema_of, to_dict
 from schemas.errors import RecordError
 from schemas.records import Cancellation, CancelReason, Load, Role, Sampling, WireError
-from tests.schemas.examples import INT_MAX, RECORDS, example, instances
+from tests.schemas.examples import RECORDS, example, instances
 
 PLAIN = Codec()
 CANCELLATION = Cancellation(
@@ -38,22 +30,6 @@ def test_every_record_survives_the_round_trip(data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(RECORDS))
     record = data.draw(instances(f"trivium.{name}"))
     assert PLAIN.decode(PLAIN.encode(record)) == record
-
-
-@given(st.lists(st.integers(-INT_MAX - 1, INT_MAX)))
-def test_token_ids_survive_packing(token_ids: list[int]) -> None:
-    packed = pack_tokens(token_ids)
-    assert len(packed) == 4 * len(token_ids)
-    assert unpack_tokens(packed) == token_ids
-
-
-def test_tokens_are_packed_little_endian() -> None:
-    assert pack_tokens([1, 258]) == b"\x01\x00\x00\x00\x02\x01\x00\x00"
-
-
-def test_packed_tokens_of_odd_length_are_refused() -> None:
-    with pytest.raises(RecordError, match="expected a multiple of 4 bytes, found 3"):
-        unpack_tokens(b"abc")
 
 
 def test_sequences_come_back_as_tuples_and_enums_as_members() -> None:

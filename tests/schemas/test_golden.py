@@ -13,9 +13,7 @@ from tests.schemas.golden import Golden, current_fingerprint, goldens, history_p
 
 OLDER_DIR = Path(__file__).parent / "older"
 GOLDENS = goldens()
-HOW = (
-    "run `python -m tests.schemas.golden` (see schemas/history/README.md) and commit what it writes"
-)
+HOW = "run `make schemas` (see schemas/history/README.md) and commit what it writes"
 
 
 @pytest.mark.parametrize("name", RECORDS)

@@ -1,4 +1,4 @@
-"""The dataclasses are what schemas/avro says: names, order, types and defaults of every field."""
+"""The generated classes are what schemas/avro says: names, order, types and defaults of fields."""
 
 import dataclasses
 import enum

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-from schemas.codec import pack_tokens
 from schemas.records import (
     Cancellation,
     CancelReason,
@@ -30,6 +29,7 @@ from schemas.records import (
     WireError,
     Work,
 )
+from schemas.rules.tokens import pack_tokens, token_count
 
 ROUTER = "router-a"
 T0 = 1_000_000
@@ -140,7 +140,7 @@ def handle(work: Work, expires_at_ms: int) -> KvHandle:
         worker_epoch=work.worker_epoch,
         engine_id="engine",
         engine_request_id=work.request_id,
-        tokens=work.prompt_length,
+        tokens=token_count(work.prompt_tokens),
         block_size=16,
         block_ids=(1, 2),
         expires_at_ms=expires_at_ms,
@@ -184,7 +184,7 @@ def outcome(work: Work, now_ms: int = T0, **changes: Any) -> Outcome:
         mode=work.mode,
         prefill_worker=work.prefill_worker,
         decode_worker=work.worker_id,
-        prompt_tokens=work.prompt_length,
+        prompt_tokens=token_count(work.prompt_tokens),
         completion_tokens=16,
         ended_ms=now_ms,
         orchestration=work.orchestration,

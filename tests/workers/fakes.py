@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 
 from aiokafka import ConsumerRecord
 
-from schemas.codec import Codec, pack_tokens
+from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, LeaseError
 from schemas.fleet import FleetView
 from schemas.log.clients import AssignedReader, Headers, LogProducer
@@ -31,6 +31,7 @@ from schemas.records import (
     WorkPhase,
 )
 from schemas.rules.sizes import check_size
+from schemas.rules.tokens import pack_tokens
 from schemas.topics import check_record, partition_of
 from tests.waiting import until
 from workers.kv.block_log import BlockLog

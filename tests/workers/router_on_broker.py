@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from schemas.codec import Codec, pack_tokens
+from schemas.codec import Codec
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.membership import Membership
 from schemas.records import (
@@ -19,6 +19,7 @@ from schemas.records import (
     Work,
     WorkPhase,
 )
+from schemas.rules.tokens import pack_tokens
 from schemas.settings import LogSettings, ModelSettings
 from schemas.topics import TOPICS
 from tests.long_leases import long_leases

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from schemas import prefix
-from schemas.codec import pack_tokens
 from schemas.records import (
     KvEvents,
     KvHandle,
@@ -24,6 +23,7 @@ from schemas.records import (
     TokenFrame,
     WorkPhase,
 )
+from schemas.rules.tokens import pack_tokens
 from schemas.settings import LogSettings
 from tests.waiting import until
 from tests.workers.fakes import cancel_work

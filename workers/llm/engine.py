@@ -19,6 +19,7 @@ from schemas.records import (
     WireError,
     WorkPhase,
 )
+from schemas.rules.pairs import is_paired
 from workers.kv.block_log import BlockLog
 
 # From an engine's id to its `Capability.nixl_metadata`; None while the fleet does not show it.
@@ -54,7 +55,7 @@ class Job:
     @property
     def is_paired(self) -> bool:
         """Prefill writes the KV into decode's blocks, while both have the job."""
-        return self.orchestration.is_paired
+        return is_paired(self.orchestration)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

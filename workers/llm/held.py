@@ -16,7 +16,6 @@ import dataclasses
 import heapq
 from collections.abc import Callable, Collection, Sequence
 
-from schemas.codec import unpack_tokens
 from schemas.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -38,6 +37,7 @@ from schemas.records import (
     WorkPhase,
 )
 from schemas.rules.phases import phase_of
+from schemas.rules.tokens import unpack_tokens
 from schemas.rules.trace import trace_of
 from workers.llm import decode, peers, prefill
 from workers.llm.engine import Job, Jobs, Output

@@ -11,6 +11,7 @@ from typing import Protocol
 from schemas.errors import KvUnavailable
 from schemas.fleet import CLOCK_MARGIN_MS
 from schemas.records import KvHandle, Work, WorkPhase
+from schemas.rules.pairs import is_paired
 from workers.llm.stream import WorkerIdentity
 
 
@@ -47,7 +48,7 @@ def usable_kv(work: Work, me: WorkerIdentity, now_ms: int, known: Peers) -> KvHa
 
 def check_promise(work: Work, me: WorkerIdentity, now_ms: int, known: Peers) -> None:
     """Raise KvUnavailable where paired work names no peer that can keep its promise."""
-    if not work.orchestration.is_paired:
+    if not is_paired(work.orchestration):
         return
     name = "kv_target" if work.phase is WorkPhase.PREFILL else "kv"
     promise = work.kv_target if work.phase is WorkPhase.PREFILL else work.kv

@@ -20,6 +20,7 @@ from schemas.records import (
     Work,
     WorkPhase,
 )
+from schemas.rules.pairs import is_paired
 from schemas.rules.phases import phase_of
 from workers.llm.frames import Columns
 
@@ -65,7 +66,7 @@ class Stream:
     @property
     def paired(self) -> bool:
         """Prefill and decode hold the attempt at the same time."""
-        return self.work.orchestration.is_paired
+        return is_paired(self.work.orchestration)
 
     @property
     def ends_request(self) -> bool:

@@ -11,7 +11,6 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
-from schemas.codec import pack_tokens
 from schemas.prefix import chain, pack
 from schemas.records import (
     Capability,
@@ -37,6 +36,7 @@ from schemas.records import (
     Session,
     Work,
 )
+from schemas.rules.tokens import pack_tokens, token_count
 
 ROUTER, BLOCK, WINDOW = "router", 16, 64
 SYSTEM_PROMPTS, SYSTEM_TOKENS, HISTORY_TOKENS = 8, 1_024, 800
@@ -189,7 +189,7 @@ def prefilled(work: Work, now_ms: int) -> Phase:
         worker_epoch=1,
         engine_id="engine",
         engine_request_id=work.request_id,
-        tokens=work.prompt_length,
+        tokens=token_count(work.prompt_tokens),
         block_size=BLOCK,
         expires_at_ms=now_ms + DEADLINE_MS,
     )
@@ -220,7 +220,7 @@ def answered(work: Work, now_ms: int) -> Outcome:
         mode=work.mode,
         prefill_worker=work.prefill_worker,
         decode_worker=work.worker_id,
-        prompt_tokens=work.prompt_length,
+        prompt_tokens=token_count(work.prompt_tokens),
         completion_tokens=ANSWER_TOKENS,
         first_token_ms=work.dispatched_ms + 50,
         ended_ms=now_ms,

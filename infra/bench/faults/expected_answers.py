@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from infra.stack.configuration import Settings
 from infra.stack.engine_source import start_engine
-from schemas.codec import unpack_tokens
 from schemas.log.clock import wall_ms
 from schemas.records import Request, Role, Sampling, WorkPhase
+from schemas.rules.tokens import unpack_tokens
 from workers.llm.engine import Engine, Job
 
 RUNNING_MAX = 64  # however many requests there are

@@ -7,7 +7,7 @@ topics of sessions. Used by `infra/bench/takeover/main.py`.
 from collections.abc import Iterator
 from typing import Any
 
-from schemas.codec import Codec, pack_tokens
+from schemas.codec import Codec
 from schemas.records import (
     Candidate,
     Decision,
@@ -27,6 +27,7 @@ from schemas.records import (
     Session,
 )
 from schemas.rules.outcomes import outcome_key
+from schemas.rules.tokens import pack_tokens
 
 LATER_MS = 1 << 42  # deadlines that nobody meets; no time of the template matters
 _ID, _SESSION = "req-00000000000000000000", "session-000000000000"

@@ -68,7 +68,8 @@ async def _follow(
 
 
 def _line(codec: Any, record: Any, as_json: bool) -> str:
-    from schemas.codec import to_dict, unpack_tokens
+    from schemas.codec import to_dict
+    from schemas.rules.tokens import unpack_tokens
 
     place = {"partition": record.partition, "offset": record.offset, "at_ms": record.timestamp}
     key = record.key.decode(errors="replace") if record.key else ""

@@ -36,6 +36,7 @@ from schemas.records import (
     Work,
     WorkPhase,
 )
+from schemas.rules.pairs import is_paired
 from schemas.rules.phases import phase_of
 from schemas.topics import WORK_TOPICS
 from streams.core.events import (
@@ -130,7 +131,7 @@ def _foreign_phase(cluster: Cluster, work: Work, draw: Draw) -> None:
 def _senseless_phase(cluster: Cluster, work: Work, draw: Draw) -> None:
     """Of the attempt's own worker, with numbers that say nothing."""
     kind = PhaseKind.KV_RECEIVED
-    paired = work.orchestration.is_paired
+    paired = is_paired(work.orchestration)
     if work.phase is WorkPhase.PREFILL and paired:
         kind = PhaseKind.PREFILL_DONE  # of other attempts it would be the truth, too early
     elif paired:

@@ -10,6 +10,7 @@ import numpy as np
 
 from schemas.prefix import Words, chain
 from schemas.records import Request, Session, Unmet
+from schemas.rules.tokens import token_count
 
 UNTICKETED = 0
 _PROBE_TOKENS = 2_048  # of a prompt are hashed at first
@@ -67,7 +68,7 @@ class Case:
     @classmethod
     def of(cls, request: Request) -> "Case":
         """The lasting part, from the request."""
-        return cls(request, request.prompt_length, request.sampling.max_tokens)
+        return cls(request, token_count(request.prompt_tokens), request.sampling.max_tokens)
 
     def chain(self, block_size: int, is_held: Callable[[int, int], bool]) -> Sequence[int]:
         """Hashes of the prompt's first blocks, as far as somebody may hold them.

@@ -23,6 +23,8 @@ from schemas.records import (
     Role,
     WireError,
 )
+from schemas.rules.pairs import is_paired
+from schemas.rules.tokens import token_count
 from streams.core.fleet.workers import Gateway, Life
 from streams.core.placement.case import Case
 from streams.core.states import ON_WORKERS, STANDS_ON, TRANSITIONS, Side, State, Word
@@ -86,7 +88,7 @@ class LiveRequest:
     @property
     def is_paired(self) -> bool:
         """Whether prefill and decode run as a pair."""
-        return self.orchestration.is_paired
+        return is_paired(self.orchestration)
 
     @property
     def holders(self) -> tuple[Life, ...]:
@@ -140,7 +142,7 @@ def arrived(request: Request, partition: int) -> LiveRequest:
         request,
         request.request_id,
         partition,
-        request.prompt_length,
+        token_count(request.prompt_tokens),
         queued_ms=request.arrived_ms,
     )
     if request.gateway_started_ms and not request.keeps_running:

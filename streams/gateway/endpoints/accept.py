@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from schemas.codec import pack_tokens
 from schemas.errors import InvalidRequest
 from schemas.log.clients import Headers
 from schemas.records import CancelReason, Priority, Request
 from schemas.rules import trace
+from schemas.rules.tokens import pack_tokens
 from schemas.rules.trace import trace_of
 from streams.config import ORCHESTRATIONS, POLICIES
 from streams.gateway.http.exchange import RawHeaders, number_header

@@ -35,7 +35,7 @@ def resolve(reference: str) -> Any:
 
 
 def test_the_committed_copy_is_current() -> None:
-    assert ASYNCAPI_FILE.read_text() == asyncapi_text(), "run `python -m schemas.generate.asyncapi`"
+    assert ASYNCAPI_FILE.read_text() == asyncapi_text(), "run `make schemas`; commit it"
 
 
 def test_required_parts_are_there() -> None:

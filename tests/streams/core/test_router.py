@@ -20,6 +20,7 @@ from schemas.records import (
     Role,
     WorkPhase,
 )
+from schemas.rules.tokens import token_count
 from streams.config import RouterSettings
 from streams.core.effects import Dispatch, End, Forget, SaveSession
 from streams.core.events import (
@@ -100,7 +101,7 @@ def test_a_turn_that_overtakes_the_outcome_before_it_finds_its_session() -> None
     on.request("r2", session_id="one", tokens=40)
     later = on.works[-1]
     assert (later.mode, later.worker_id) == (Mode.LOCAL, first.worker_id)
-    assert on.decisions[-1].session_tokens == first.prompt_length
+    assert on.decisions[-1].session_tokens == token_count(first.prompt_tokens)
     on.outcome(later)
     on.outcome(first)
     assert not on.router.tables.requests.by_session

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from schemas.codec import pack_tokens
 from schemas.errors import (
     InvalidRequest,
     KvUnavailable,
@@ -20,6 +19,7 @@ from schemas.errors import (
     TriviumError,
 )
 from schemas.records import KvHandle
+from schemas.rules.tokens import pack_tokens
 from workers.llm.engine import Job
 
 _USED_MAX = 16_384  # handles remembered as used; far more than can be alive at once

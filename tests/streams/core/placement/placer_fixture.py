@@ -3,7 +3,6 @@
 from dataclasses import replace
 from typing import Any
 
-from schemas.codec import pack_tokens
 from schemas.prefix import chain, pack
 from schemas.records import (
     Capability,
@@ -15,6 +14,7 @@ from schemas.records import (
     Sampling,
     Session,
 )
+from schemas.rules.tokens import pack_tokens
 from streams.config import RouterSettings
 from streams.core.fleet.members import Fleet
 from streams.core.fleet.workers import Worker

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from schemas.codec import unpack_tokens
 from schemas.records import (
     Endpoint,
     Priority,
@@ -13,6 +12,7 @@ from schemas.records import (
     Structured,
     StructuredKind,
 )
+from schemas.rules.tokens import unpack_tokens
 from tests.streams.gateway.in_process import MODEL, Rig, call, chat, completion
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

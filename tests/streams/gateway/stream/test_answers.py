@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from schemas.codec import unpack_tokens
 from schemas.records import (
     OutcomeKind,
     Priority,
@@ -13,6 +12,7 @@ from schemas.records import (
     TopLogprob,
     WireError,
 )
+from schemas.rules.tokens import unpack_tokens
 from tests.streams.gateway.in_process import MODEL, Rig, call, chat, completion, ended, frame
 
 

@@ -1,0 +1,134 @@
+"""`schemas/records.py` from `schemas/avro`: one dataclass or enum for each schema file.
+
+The schemas are the one source; `make schemas` writes the classes, and a test says when they are
+stale. Called by that only, and imports nothing of what it writes.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+SCHEMAS = Path(__file__).parents[1]
+AVRO_DIR, RECORDS_FILE = SCHEMAS / "avro", SCHEMAS / "records.py"
+LINE_MAX, INDENT = 100, "    "
+Schema = dict[str, Any]
+
+_HEAD = '''"""The records that cross Kafka, as frozen dataclasses, and their enums.
+
+Generated from `schemas/avro` by `make schemas`; never edited. Nothing here encodes, decodes or
+validates (`schemas/codec.py` does).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import field
+from enum import StrEnum
+
+from schemas.frozen import frozen
+'''
+_PLAIN = {
+    "string": "str",
+    "bytes": "bytes",
+    "int": "int",
+    "long": "int",
+    "float": "float",
+    "double": "float",
+    "boolean": "bool",
+}
+
+
+def schemas() -> dict[str, Schema]:
+    """Every schema by its full name, `trivium.Request`."""
+    return {path.stem: json.loads(path.read_text()) for path in sorted(AVRO_DIR.glob("*.avsc"))}
+
+
+def records_text() -> str:
+    """The whole module: enums first, then each record after those that it is made of."""
+    known = schemas()
+    enums = [name for name, schema in known.items() if schema["type"] == "enum"]
+    classes = [_enum(known[name]) for name in enums]
+    classes += [_record(known[name], known) for name in _parts_first(known) if name not in enums]
+    return "\n\n".join([_HEAD, *classes])
+
+
+def _parts_first(known: dict[str, Schema]) -> list[str]:
+    ordered: dict[str, None] = {}
+
+    def add(name: str) -> None:
+        for part in _named_in(known[name].get("fields", []), known):
+            add(part)
+        ordered.setdefault(name)
+
+    for name in known:
+        add(name)
+    return list(ordered)
+
+
+def _named_in(node: Any, known: dict[str, Schema]) -> Iterator[str]:
+    """The types of ours that a part of a schema names."""
+    if isinstance(node, str):
+        yield from [node] if node in known else []
+    elif isinstance(node, dict | list):
+        children: Iterable[Any] = node.values() if isinstance(node, dict) else node
+        for child in children:
+            yield from _named_in(child, known)
+
+
+def _enum(schema: Schema) -> str:
+    members = [f'{INDENT}{symbol.upper()} = "{symbol}"\n' for symbol in schema["symbols"]]
+    return f"class {schema['name']}(StrEnum):\n{_docstring(schema['doc'])}\n{''.join(members)}"
+
+
+def _record(schema: Schema, known: dict[str, Schema]) -> str:
+    fields = "".join(_field(each, known) for each in schema["fields"])
+    return f"@frozen\nclass {schema['name']}:\n{_docstring(schema['doc'])}\n{fields}"
+
+
+def _docstring(text: str) -> str:
+    width = LINE_MAX - len(INDENT)
+    if len(text) + 6 <= width:
+        return f'{INDENT}"""{text}"""\n'
+    lines = "".join(f"{INDENT}{line}\n" for line in wrap(f'"""{text}', width))
+    return f'{lines}{INDENT}"""\n'
+
+
+def _field(each: Schema, known: dict[str, Schema]) -> str:
+    """A field with its documentation: behind it, or above it where the line is too short."""
+    code = f"{INDENT}{each['name']}: {_hint(each['type'])}"
+    if "default" in each:
+        code += f" = {_default(each['type'], each['default'], known)}"
+    line = f"{code}  # {each['doc']}"
+    if len(line) <= LINE_MAX:
+        return f"{line}\n"
+    above = wrap(each["doc"], LINE_MAX - len(INDENT) - 2)
+    return "".join(f"{INDENT}# {part}\n" for part in above) + f"{code}\n"
+
+
+def _hint(node: Any) -> str:
+    match node:
+        case str():
+            return _PLAIN.get(node) or node.removeprefix("trivium.")
+        case {"type": "array", "items": items}:
+            return f"Sequence[{_hint(items)}]"
+        case {"type": "map", "values": values}:
+            return f"Mapping[str, {_hint(values)}]"
+        case ["null", inner]:
+            return f"{_hint(inner)} | None"
+    raise ValueError(f"expected a type that records have, found {node}")
+
+
+def _default(node: Any, default: Any, known: dict[str, Schema]) -> str:
+    if default == {}:
+        return "field(default_factory=dict)"
+    if default == []:
+        return "()"
+    if isinstance(node, str) and node in known:
+        return f"{_hint(node)}.{default.upper()}"
+    if node == "bytes":
+        return 'b""' if default == "" else repr(default.encode("latin-1"))
+    return json.dumps(default) if isinstance(default, str) else repr(default)
+
+
+if __name__ == "__main__":
+    RECORDS_FILE.write_text(records_text())
