@@ -5,10 +5,8 @@ validates (`schemas/codec.py` does).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
-
-from schemas.frozen import frozen
 
 
 class CancelReason(StrEnum):
@@ -188,7 +186,7 @@ class WorkPhase(StrEnum):
     DECODE = "decode"
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AssignRoles:
     """An operator gives a worker other roles, while it runs."""
 
@@ -198,7 +196,7 @@ class AssignRoles:
     at_ms: int  # wall time at the operator
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CancelWork:
     """Stop a request on one worker and free what it holds."""
 
@@ -210,7 +208,7 @@ class CancelWork:
     void: bool = False
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cancellation:
     """The client or its gateway gave a request up."""
 
@@ -222,7 +220,7 @@ class Cancellation:
     tenant: str = ""
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A worker that a decision looked at."""
 
@@ -235,7 +233,7 @@ class Candidate:
     cached_tokens: int = 0  # prompt tokens that its prefix cache is thought to hold
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Capability:
     """What a worker's engine is and can do."""
 
@@ -252,7 +250,7 @@ class Capability:
     kv_bytes_per_token: int = 0  # bytes of KV of one token over all ranks; 0: not told
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionMade:
     """What a collection is on one shard, from its first document on; it outlives that document."""
 
@@ -263,7 +261,7 @@ class CollectionMade:
     at_ms: int  # wall time
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionState:
     """A collection as one retrieval worker holds it."""
 
@@ -275,7 +273,7 @@ class CollectionState:
     missed_share: float = 0.0
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControlMoved:
     """The control loop of a retrieval worker moved prefill's share or its flush timeout."""
 
@@ -292,7 +290,7 @@ class ControlMoved:
     flush_ms: float  # the same from now on
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """What a policy expected of the two ways to run a request."""
 
@@ -308,7 +306,7 @@ class Estimate:
     kv_price: float = 0.0  # price of the KV that remote would move
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """One decision of a router, with what it looked at."""
 
@@ -346,7 +344,7 @@ class Decision:
     policy_reason: Reason = Reason.UNKNOWN
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
     """A document as it can be found: its vector and its metadata."""
 
@@ -358,7 +356,7 @@ class Document:
     at_ms: int  # wall time
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
     """How many requests one router may have on a worker."""
 
@@ -367,7 +365,7 @@ class Grant:
     credits: int  # most requests at once
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
     """What a member is doing now."""
 
@@ -388,7 +386,7 @@ class Load:
     stalled_share: float | None = None
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchLoad:
     """What a retrieval worker is doing now; waits are of the last seconds."""
 
@@ -409,7 +407,7 @@ class SearchLoad:
     collections: Sequence[CollectionState] = ()  # what it holds
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """A member lives; the lease dies with it."""
 
@@ -423,7 +421,7 @@ class Heartbeat:
     search: SearchLoad | None = None  # for retrieval workers
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WireError:
     """An error as it travels; see schemas/errors.py for the tree."""
 
@@ -432,7 +430,7 @@ class WireError:
     retriable: bool = False  # whether the same request may succeed when tried again
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hits:
     """What one shard found for a retrieval, nearest first, or why it found nothing."""
 
@@ -453,7 +451,7 @@ class Hits:
     at_ms: int  # wall time
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JournalBatch:
     """Which records a router applied, in which order and at which time; columns of equal length."""
 
@@ -466,7 +464,7 @@ class JournalBatch:
     now_ms: Sequence[int]  # the time given to the core
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KvEvents:
     """Which KV blocks a worker came to hold in its prefix cache, or lost, since its last batch."""
 
@@ -482,7 +480,7 @@ class KvEvents:
     removed: bytes = b""  # hashes of blocks that were evicted; applied before stored
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KvHandle:
     """Where computed KV lies, and until when it may be read. Used once."""
 
@@ -498,7 +496,7 @@ class KvHandle:
     params: bytes = b""  # the engine's own parameters, opaque to everyone but the engines
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
     """A partition that belongs to one member."""
 
@@ -506,7 +504,7 @@ class Lease:
     partition: int  # the partition
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """A terminal record of an accepted request; that of the highest attempt counts."""
 
@@ -535,7 +533,7 @@ class Outcome:
     orchestration: Orchestration = Orchestration.NONE  # how a remote placement ran
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
     """A finished step of a request on a worker."""
 
@@ -560,7 +558,7 @@ class Phase:
     kv_read_bytes: int = 0
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SearchCapability:
     """Which part of the collections a retrieval worker holds, and with what it searches."""
 
@@ -570,7 +568,7 @@ class SearchCapability:
     slots: int  # searches at once
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
     """A member of the fleet introduces itself; written once per start and role change."""
 
@@ -587,7 +585,7 @@ class Registration:
     search: SearchCapability | None = None  # for retrieval workers
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Structured:
     """A constraint on the form of the answer."""
 
@@ -596,7 +594,7 @@ class Structured:
     value: str
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
     """How tokens are drawn and when generation stops; every field has a value, so engines never
     guess defaults.
@@ -625,7 +623,7 @@ class Sampling:
     structured: Structured | None = None  # form of the answer
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One accepted chat or completion call."""
 
@@ -656,7 +654,7 @@ class Request:
     keeps_running: bool = False  # goes on when nobody reads the answer
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
     """A client reads the answer of a request at another gateway than before."""
 
@@ -667,7 +665,7 @@ class Resumption:
     at_ms: int  # wall time
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RetrievalRequest:
     """One vector search, for every shard of a collection."""
 
@@ -690,7 +688,7 @@ class RetrievalRequest:
     deadline_ms: int  # wall time after which nobody waits
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
     """What a router remembers of a conversation."""
 
@@ -703,7 +701,7 @@ class Session:
     kv: KvHandle | None = None  # where its KV may be read, if the engine keeps it for that
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEnd:
     """The last word on one stream."""
 
@@ -723,7 +721,7 @@ class StreamEnd:
     kv_bytes: int = 0  # bytes received over NIXL
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TopLogprob:
     """One of the likeliest tokens."""
 
@@ -732,7 +730,7 @@ class TopLogprob:
     logprob: float  # natural logarithm of its probability
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
     """The log-probability of a generated token and of its rivals."""
 
@@ -742,7 +740,7 @@ class TokenLogprob:
     top: Sequence[TopLogprob] = ()  # the likeliest tokens at this place
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLogprobs:
     """Log-probabilities of consecutive tokens of one stream."""
 
@@ -752,7 +750,7 @@ class StreamLogprobs:
     tokens: Sequence[TokenLogprob]  # one per token
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStart:
     """How and where a stream is run, told once with its first token."""
 
@@ -764,7 +762,7 @@ class StreamStart:
     decode_worker: str = ""  # who generates; empty while it is not chosen
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFrame:
     """New tokens of all streams of one gateway after one engine step; columns of equal length, one
     row per stream.
@@ -785,7 +783,7 @@ class TokenFrame:
     starts: Sequence[StreamStart] = ()  # streams that begin with this frame
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TurnBatch:
     """Answers that ended: what the next turns of their conversations begin with, for clients that
     name no session; columns of equal length.
@@ -797,7 +795,7 @@ class TurnBatch:
     session_ids: Sequence[str]  # the conversations
 
 
-@frozen
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """One phase of a request, for one worker."""
 

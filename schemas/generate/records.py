@@ -22,10 +22,8 @@ validates (`schemas/codec.py` does).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
-
-from schemas.frozen import frozen
 '''
 _PLAIN = {
     "string": "str",
@@ -82,7 +80,8 @@ def _enum(schema: Schema) -> str:
 
 def _record(schema: Schema, known: dict[str, Schema]) -> str:
     fields = "".join(_field(each, known) for each in schema["fields"])
-    return f"@frozen\nclass {schema['name']}:\n{_docstring(schema['doc'])}\n{fields}"
+    head = f"@dataclass(frozen=True, slots=True, kw_only=True)\nclass {schema['name']}:\n"
+    return f"{head}{_docstring(schema['doc'])}\n{fields}"
 
 
 def _docstring(text: str) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from schemas.frozen import quickly_made
 from workers.search.filters import Filter
 from workers.search.keys import held
 
@@ -34,7 +33,6 @@ class Effort:
     where: Filter | None = None
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Query(Effort):
     """One search."""
@@ -45,7 +43,6 @@ class Query(Effort):
     deadline_ms: int | None = None
 
 
-@quickly_made
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answer:
     """The nearest rows that a search found, nearest first; equal distances by row."""
