@@ -75,3 +75,22 @@ def _reached(graph: Mapping[str, set[str]], name: str) -> set[str]:
                 found.add(other)
                 waiting.append(other)
     return found
+
+
+def longest_chain(graph: Mapping[str, set[str]], folder: str) -> list[str]:
+    """The longest way from a module of the folder down its imports within the folder.
+
+    As many modules as the folder has floors. A module that imports itself, over whichever way, ends
+    the chain; `circles` finds those.
+    """
+    inside = {name for name in graph if name.startswith(f"{folder}/")}
+    known: dict[str, list[str]] = {}
+
+    def chain(name: str, above: tuple[str, ...]) -> list[str]:
+        if name not in known:
+            below = (graph[name] & inside).difference(above, {name})
+            chains = [chain(other, (*above, name)) for other in sorted(below)]
+            known[name] = [name, *max(chains, key=len, default=[])]
+        return known[name]
+
+    return max((chain(name, ()) for name in sorted(inside)), key=len, default=[])

@@ -2,7 +2,7 @@
 
 import ast
 
-from tests.import_graph import circles, entries_of, folders_of, modules_of
+from tests.import_graph import circles, entries_of, folders_of, longest_chain, modules_of
 
 SOURCES = {
     "shop/till.py": "from shop.stock import shelf",
@@ -36,3 +36,17 @@ def test_folders_are_taken_whole() -> None:
     both = {"a/x": {"b/y"}, "b/z": {"a/w"}, "b/y": set[str](), "a/w": set[str]()}
     assert circles(both) == [], "of modules"
     assert circles(entries_of(both, "")) == [["a", "b"]]
+
+
+def test_the_longest_chain_is_as_high_as_the_folder() -> None:
+    graph = {
+        "a/x": {"a/y", "b/z"},
+        "a/y": {"a/w"},
+        "a/w": {"b/z"},
+        "b/z": {"b/v"},
+        "b/v": set[str](),
+    }
+    assert longest_chain(graph, "a") == ["a/x", "a/y", "a/w"]
+    assert longest_chain(graph, "b") == ["b/z", "b/v"]
+    assert longest_chain(graph, "c") == []
+    assert len(longest_chain(GRAPH, "shop/stock")) == 2, "a circle is gone round once"
