@@ -21,7 +21,7 @@ from infra.cli.app import app
 from infra.stack.launcher import Stack
 from schemas.settings import LogSettings
 from tests.e2e.harness import Client, sim_settings, stack
-from tests.infra.docs.pages import TRIVIUM, Block, blocks
+from tests.page_blocks import TRIVIUM, Block, blocks
 from tests.waiting import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]

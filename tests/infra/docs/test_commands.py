@@ -14,7 +14,7 @@ from infra.cli.app import app
 from infra.cli.measure.bench import BENCHMARKS, _function
 from infra.stack.configuration import load
 from tests import tidy_pages
-from tests.infra.docs.pages import TRIVIUM, Block, blocks, inline_commands
+from tests.page_blocks import TRIVIUM, Block, blocks, inline_commands
 
 ROOT_COMMAND: Any = typer.main.get_command(app)
 PROGRAMS = {TRIVIUM, "make", "git", "cd", "curl"}

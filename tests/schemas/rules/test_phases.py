@@ -6,11 +6,17 @@ from schemas.records import PhaseKind, WorkPhase
 from schemas.rules.phases import phase_of
 from streams.agents.records import unsent_phase
 from streams.core.effects import Dispatch
-from tests.workers.fakes import work
+from tests.schemas.examples import example
 
 
 def test_whoever_speaks_of_work_names_its_life_and_attempt() -> None:
-    order = replace(work("r1", WorkPhase.PREFILL), attempt=3, worker_epoch=7, router_id="router-b")
+    order = replace(
+        example("trivium.Work"),
+        phase=WorkPhase.PREFILL,
+        attempt=3,
+        worker_epoch=7,
+        router_id="router-b",
+    )
     found = phase_of(order, PhaseKind.PREFILL_DONE, 5, 9, sent_tokens=1)
     named = (found.request_id, found.session_id, found.attempt, found.router_id)
     assert named == (order.request_id, order.session_id, 3, "router-b")

@@ -23,9 +23,9 @@ from schemas.rules.sizes import (
 from streams.core.handlers.orders import work
 from streams.core.requests.live import arrived
 from tests.schemas.examples import RECORDS, TRACEPARENT, class_of, example
-from tests.streams import builders
 
 CODEC = Codec()
+NOW_MS = 1_790_000_000_000
 LONG_NAME = "n" * NAME_CHARS_MAX
 
 
@@ -50,8 +50,9 @@ def with_handle(phase: Phase, size: int) -> Phase:
 
 def test_the_work_of_the_largest_request_with_the_largest_handle_fits() -> None:
     """Whatever a gateway lets in can be sent to a worker (issue 10, 15)."""
-    one = builders.request("r1", 8)
-    one = replace(one, request_id=LONG_NAME, parent_id=LONG_NAME, session_id=LONG_NAME)
+    one = replace(
+        example("trivium.Request"), request_id=LONG_NAME, parent_id=LONG_NAME, session_id=LONG_NAME
+    )
     one = replace(one, tenant=LONG_NAME, model=LONG_NAME, gateway_id=LONG_NAME)
     request = filled(one, REQUEST_BYTES_MAX, with_prompt)
     kv = example("trivium.KvHandle")
@@ -63,7 +64,7 @@ def test_the_work_of_the_largest_request_with_the_largest_handle_fits() -> None:
     worker: Any = SimpleNamespace(
         worker_id=LONG_NAME, epoch=1, role=Role.DECODE, topic="decode", partition=0
     )
-    record = work(LONG_NAME, live, worker, builders.T0, kv=report.kv).record
+    record = work(LONG_NAME, live, worker, NOW_MS, kv=report.kv).record
     headers = sum(map(len, (TRACEPARENT, LONG_NAME))) + 500
     assert len(CODEC.encode(record)) + headers <= RECORD_BYTES_MAX
     check_size(record, len(CODEC.encode(record)))
