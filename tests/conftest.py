@@ -27,7 +27,7 @@ from infra.broker.section import BrokerSettings
 from infra.processes.identity import children, identify
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
-from streams.gateway.request.aside import ASIDE
+from streams.gateway.request.check_process import CHECK_PROCESS
 from tests.dealing import WholeFiles
 
 # The same examples each time, however slow; `--hypothesis-profile default` looks for new ones.
@@ -59,7 +59,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> WholeFi
 def nothing_left_running() -> Iterator[None]:
     """Fail when a test left a process behind, and end it. Made first, so checked last."""
     yield
-    ASIDE.close()  # of this process, as a gateway's is
+    CHECK_PROCESS.close()  # of this process, as a gateway's is
     left = {
         pid: command
         for pid, command in children(os.getpid()).items()

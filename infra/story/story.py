@@ -129,7 +129,7 @@ def tell(requests: Iterable[Request], records: Iterable[Any]) -> dict[str, Story
         elif (story := stories.get(getattr(record, "request_id", ""))) is not None:
             _fold(story, record)
     for request_id, stream in streams.items():
-        stories[request_id].repeated_rows = stream.repeats
+        stories[request_id].repeated_rows = stream.repeated_rows
         stories[request_id].differs_at = stream.differs_at
     return stories
 

@@ -5,98 +5,69 @@
 """
 
 import asyncio
-import contextlib
 import logging
-import resource
 import socket
-from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
-import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from schemas.codec import Codec
-from schemas.errors import ConfigError, Forbidden, TriviumError
+from schemas.errors import TriviumError
 from schemas.log.clock import wall_ms
 from schemas.records import CancelReason, Endpoint
 from schemas.settings import LogSettings, ModelSettings
 from streams.gateway.config import GatewaySettings
-from streams.gateway.endpoints.generate import AsgiEndpoint, events, generate
+from streams.gateway.endpoints.generate import generate
 from streams.gateway.endpoints.openapi import describe
+from streams.gateway.endpoints.resume import events
 from streams.gateway.endpoints.routes import make_router
-from streams.gateway.http.connections import PatientProtocol
+from streams.gateway.http.entry import AsgiEndpoint, Entry, Handler
 from streams.gateway.http.errors import error_body, from_detail, plain_body, retry_headers
-from streams.gateway.http.exchange import send_error
-from streams.gateway.http.pages import Pages, allowing, is_question, say_yes
-from streams.gateway.http.protocol import bounded
+from streams.gateway.http.server import allow_files, listen, make_server
 from streams.gateway.ids import new_request_id
 from streams.gateway.log.backend import LogBackend
 from streams.gateway.metrics import Metrics
 from streams.gateway.request.intake import Served
-from streams.gateway.request.tokenizer import Tokenizer, model_folder
+from streams.gateway.request.model_files import model_folder
+from streams.gateway.request.tokenizer import Tokenizer
 from streams.gateway.state import Gateway
 from streams.gateway.stream.hub import Hub
 
 logger = logging.getLogger(__name__)
-BACKLOG = 2_048
-OTHER_FILES = 512  # besides connections of clients
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-class FastLane:
-    """Straight to the endpoints on the path; everything else goes to FastAPI.
-
-    FastAPI's middleware would wrap every write of every stream. Who may not call is turned away.
-    """
-
-    def __init__(self, app: FastAPI, posts: Mapping[str, ASGIApp], pages: Pages) -> None:
-        self.fastapi = app
-        self._posts = posts
-        self._pages = pages
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app: ASGIApp | None = None
-        if scope["type"] == "http":
-            try:
-                origin = self._pages.check(scope)
-            except Forbidden as error:
-                name = (b"x-request-id", new_request_id(wall_ms()).encode())
-                await send_error(send, error, [name], 0)
-                return
-            if origin:
-                send = allowing(origin, send)
-                if is_question(scope):
-                    await say_yes(scope, send)
-                    return
-            if scope["method"] == "POST":
-                app = self._posts.get(scope["path"])
-        await (app or self.fastapi)(scope, receive, send)
-
-
-def create_app(gateway: Gateway) -> FastLane:
+def create_app(gateway: Gateway) -> Entry:
     """The app around a gateway. The generating endpoints are plain ASGI, the rest is FastAPI."""
+
+    def endpoint(name: str, handler: Handler) -> AsgiEndpoint:
+        retry_after_s = gateway.settings.retry_after_s
+        return AsgiEndpoint(
+            name, handler, gateway.metrics.count_outcome, retry_after_s=retry_after_s
+        )
+
     posts = {
-        "/v1/chat/completions": AsgiEndpoint(gateway, "chat", generate(Endpoint.CHAT)),
-        "/v1/completions": AsgiEndpoint(gateway, "completion", generate(Endpoint.COMPLETION)),
+        "/v1/chat/completions": endpoint("chat", partial(generate, gateway, Endpoint.CHAT)),
+        "/v1/completions": endpoint("completion", partial(generate, gateway, Endpoint.COMPLETION)),
     }
     app = FastAPI(title="Trivium", version=_version(), description="OpenAI-compatible gateway.")
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
     app.router.routes += [
-        *(Route(path, endpoint, methods=["POST"]) for path, endpoint in posts.items()),
+        *(Route(path, post, methods=["POST"]) for path, post in posts.items()),
         Route(
             "/v1/requests/{request_id}/events",
-            AsgiEndpoint(gateway, "events", events),
+            endpoint("events", partial(events, gateway)),
             methods=["GET"],
         ),
     ]
     app.include_router(make_router(gateway))
     _handle_errors(app, gateway.settings.retry_after_s)
-    return FastLane(app, posts, Pages(gateway.settings))
+    return Entry(app, posts, gateway.settings)
 
 
 def _version() -> str:
@@ -132,74 +103,6 @@ def _handle_errors(app: FastAPI, retry_after_s: int) -> None:
     async def unexpected(request: Request, error: Exception) -> Response:
         message = "an error of the gateway; its log has the details"
         return respond(500, plain_body(500, message, "internal_error"))
-
-
-class Server(uvicorn.Server):
-    """Uvicorn without its signal handlers: `run_gateway`'s caller decides when to stop."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def on_tick(self, counter: int) -> bool:
-        """Look after connections too."""
-        now_s = asyncio.get_running_loop().time()
-        for connection in list(self.server_state.connections):
-            if isinstance(connection, PatientProtocol):
-                connection.look(now_s)
-        return await super().on_tick(counter)
-
-
-def make_server(app: FastLane, settings: GatewaySettings, *, grace_ms: int = 1_000) -> Server:
-    """A server for an app; `serve(sockets=[...])` runs it, `should_exit` ends it."""
-    config = uvicorn.Config(
-        app,
-        http=bounded(settings),  # type: ignore[arg-type]  # it is only called
-        timeout_keep_alive=settings.idle_ms / 1000,  # type: ignore[arg-type]  # any number serves
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        backlog=BACKLOG,
-        timeout_graceful_shutdown=max(1, grace_ms // 1000),
-        ws="none",
-        proxy_headers=False,  # nothing here looks at the client's address
-    )
-    return Server(config)
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A bound socket; raises ConfigError where that is not possible."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    found = socket.socket(family, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        found.bind((host, port))
-    except OSError as error:
-        found.close()
-        raise ConfigError(
-            f"gateway.host, gateway.port: {host}:{port} cannot be bound: {error}; "
-            "choose another port"
-        ) from error
-    found.setblocking(False)
-    return found
-
-
-def allow_files(connections_max: int) -> None:
-    """Let the process hold so many connections open, as far as the system allows."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections_max + OTHER_FILES
-    if hard != resource.RLIM_INFINITY and hard < wanted:
-        logger.warning(
-            "at most %d files may be open, so there may be fewer connections than "
-            "gateway.connections_max=%d; raise the limit (ulimit -n)",
-            hard,
-            connections_max,
-        )
-        wanted = hard
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def run_gateway(
@@ -243,7 +146,7 @@ async def run_gateway(
     state = Gateway(
         *(gateway, served, backend, hub, metrics), gateway_id=gateway_id, started_ms=started_ms
     )
-    backend.turns.heard = state.sessions.learn
+    backend.turns.on_turn = state.conversations.add
     logger.info("%s: serving %s at %s", gateway_id, served.name, url)
     await _serve(state, backend, sock, stop)
 
@@ -279,7 +182,7 @@ async def _drain(gateway: Gateway, backend: LogBackend) -> None:
     """
     gateway.draining = True
     await backend.drain()
-    await gateway.idle(gateway.settings.grace_ms)
+    await gateway.wait_until_idle(gateway.settings.grace_ms)
     for call in gateway.hub.calls():
-        if call.only_end and not call.gone:
+        if call.waits_for_end and not call.client_gone:
             await gateway.cancel(call, CancelReason.CLIENT_GONE)

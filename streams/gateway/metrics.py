@@ -47,12 +47,16 @@ class Metrics(Collector):
         )
         self._tokens = self._counter("tokens", "Tokens received for live streams.")
         self._frames = self._counter("frames", "Token frames read.")
-        self._repeats = self._counter("repeated_rows", "Rows dropped because nothing was new.")
-        self._foreign = self._counter("foreign_rows", "Rows of streams that nobody waits for.")
-        self._differs = self._counter(
+        self._repeated_rows = self._counter(
+            "repeated_rows", "Rows dropped because nothing was new."
+        )
+        self._foreign_rows = self._counter("foreign_rows", "Rows of streams that nobody waits for.")
+        self._differing_streams = self._counter(
             "differing_streams", "Streams of which something was repeated as other tokens."
         )
-        self._bad = self._counter("undecodable_records", "Records sent to the dead-letter topic.")
+        self._undecodable = self._counter(
+            "undecodable_records", "Records sent to the dead-letter topic."
+        )
         self._ttft = _Histogram(
             "trivium_gateway_first_token_seconds", "From arrival to the first token.", _TTFT_S
         )
@@ -73,7 +77,7 @@ class Metrics(Collector):
         yield self._ttft.family()
         yield self._inter_token.family()
 
-    def done(self, endpoint: str, outcome: str) -> None:
+    def count_outcome(self, endpoint: str, outcome: str) -> None:
         """A call ended."""
         self._requests.labels(endpoint, outcome).inc()
 
@@ -93,23 +97,23 @@ class Metrics(Collector):
         if tokens:
             self._tokens.inc(tokens)
         if foreign_rows:
-            self._foreign.inc(foreign_rows)
+            self._foreign_rows.inc(foreign_rows)
 
     def first_token(self, seconds: float) -> None:
         """The first token of a call."""
         self._ttft.add(seconds)
 
-    def repeats(self, rows: int) -> None:
+    def repeated_rows(self, rows: int) -> None:
         """Rows of an ended stream that brought nothing new."""
-        self._repeats.inc(rows)
+        self._repeated_rows.inc(rows)
 
-    def differs(self) -> None:
+    def difference(self) -> None:
         """Something was repeated as other tokens."""
-        self._differs.inc()
+        self._differing_streams.inc()
 
     def undecodable(self) -> None:
         """A record that could not be read."""
-        self._bad.inc()
+        self._undecodable.inc()
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes."""

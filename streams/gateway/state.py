@@ -21,17 +21,18 @@ from schemas.errors import (
 from schemas.log.clock import wall_ms
 from schemas.records import Cancellation, CancelReason, Resumption
 from streams.gateway.config import GatewaySettings
-from streams.gateway.http.exchange import Bodies, Keys
+from streams.gateway.http.entry import Keys
+from streams.gateway.http.exchange import BodyReader
 from streams.gateway.log.backend import Backend
 from streams.gateway.metrics import Metrics
-from streams.gateway.request.conversation import Conversation, Sessions
+from streams.gateway.request.conversation import Conversation, Conversations
 from streams.gateway.request.intake import Served
 from streams.gateway.stream.event_id import EventIds
 from streams.gateway.stream.hub import Call, Hub
 
 logger = logging.getLogger(__name__)
 SWEEP_S = 0.25
-TELL_AGAIN_S = 1.0
+RETRY_S = 1.0
 DEADLINE_GRACE_MS = 2_000  # workers and routers end what is late; this is for when they cannot
 
 
@@ -57,19 +58,19 @@ class Gateway:
         self.gateway_id = gateway_id
         self.started_ms = started_ms
         self.keys = Keys(settings.api_keys)
-        self.bodies = Bodies(
+        self.body_reader = BodyReader(
             bytes_max=settings.body_bytes_max, together_max=settings.bodies_bytes_max
         )
         # Without a key nobody else resumes what is streamed here.
         event_key = settings.event_key or secrets.token_hex()
         self.event_ids = EventIds(event_key, choices_max=settings.choices_max)
-        self.sessions = Sessions(
+        self.conversations = Conversations(
             entries_max=settings.sessions_max, idle_ms=settings.session_idle_ms
         )
-        self.goes_on = settings.on_difference == "mark"
+        self.tolerates_difference = settings.on_difference == "mark"
         self.in_flight = 0
         self.detached = 0  # of these, choices whose client left and let the work go on
-        self.followers: set[Call] = set()
+        self.resumed: set[Call] = set()  # calls that began at any gateway, and are read on here
         self.draining = False
         self._idle = asyncio.Event()
         self._idle.set()
@@ -85,28 +86,28 @@ class Gateway:
                 f"{self.in_flight} answers are in flight and at most "
                 f"{self.settings.in_flight_max} are allowed; try again later"
             )
-        self.backend.place()
+        self.backend.reply_position()
 
     def admit_resume(self, parent_id: str) -> None:
         """Raise TooManyRequests where one more resume of this request, or of any, is too many."""
-        same = sum(call.key.parent_id == parent_id for call in self.followers)
+        same = sum(call.key.parent_id == parent_id for call in self.resumed)
         most, per_request = self.settings.resumes_max, self.settings.resumes_per_request_max
-        if len(self.followers) >= most or same >= per_request:
+        if len(self.resumed) >= most or same >= per_request:
             raise TooManyRequests(
-                f"{len(self.followers)} streams are being resumed, {same} of them this one, and at "
+                f"{len(self.resumed)} streams are being resumed, {same} of them this one, and at "
                 f"most {most} and {per_request} are allowed; try again later"
             )
 
-    def find(self, parent_id: str, tenant: str) -> Call | None:
+    def find_call(self, parent_id: str, tenant: str) -> Call | None:
         """The call that this gateway answers, if it is the caller's."""
         call = self.hub.find(parent_id)
         return call if call is not None and call.key.tenant == tenant else None
 
     def remember(self, conversation: Conversation, answer: str) -> None:
         """Let the next turn of a conversation without a session header find it, on any gateway."""
-        turn = self.sessions.remember(conversation, answer, wall_ms())
+        turn = self.conversations.remember(conversation, answer, wall_ms())
         if turn is not None:
-            self.backend.tell(turn)
+            self.backend.publish_turn(turn)
 
     def problems(self) -> list[str]:
         """Why /health/ready says no."""
@@ -122,21 +123,21 @@ class Gateway:
         """Forget a call that is over."""
         self.hub.remove(call)
         self.in_flight -= call.key.choices
-        self._note_idle()
+        self._set_idle()
 
-    def _note_idle(self) -> None:
+    def _set_idle(self) -> None:
         if self.in_flight == self.detached:
             self._idle.set()
 
     def detach(self, call: Call) -> None:
         """Let the work of a client that has gone on, and count it until it ends."""
-        self._hand_on(self._outlast(call))
+        self._run_in_background(self._wait_for_end(call))
         self.detached += call.key.choices
-        self._note_idle()
+        self._set_idle()
 
-    async def _outlast(self, call: Call) -> None:
+    async def _wait_for_end(self, call: Call) -> None:
         try:
-            await call.outlast()
+            await call.wait_for_end()
         finally:
             self.detached -= call.key.choices
             self.release(call)
@@ -161,7 +162,7 @@ class Gateway:
             except BrokerUnavailable as error:
                 logger.warning("%s: not cancelled: %s", stream.request_id, error.message)
 
-    async def take_up(self, call: Call) -> None:
+    async def announce_reader(self, call: Call) -> None:
         """Tell routers that the answer is read here too, until they have it on the log."""
         for stream in call.streams:
             record = Resumption(
@@ -177,34 +178,37 @@ class Gateway:
                     break
                 except BrokerUnavailable as error:
                     logger.warning("%s: resumed, not told: %s", record.request_id, error.message)
-                    await asyncio.sleep(TELL_AGAIN_S)
+                    await asyncio.sleep(RETRY_S)
 
     def cancel_later(self, call: Call, reason: CancelReason) -> None:
         """The same without making anybody wait."""
-        self._hand_on(self.cancel(call, reason))
+        self._run_in_background(self.cancel(call, reason))
 
-    def _hand_on(self, work: Coroutine[None, None, None]) -> None:
+    def _run_in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
     def sweep(self, now_s: float, now_ms: int) -> None:
         """End late calls and those that lack tokens; keep silent ones alive."""
-        for call in [*self.hub.calls(), *self.followers]:
+        for call in [*self.hub.calls(), *self.resumed]:
             if now_ms > call.deadline_ms + DEADLINE_GRACE_MS:
                 if call.failure is not None:  # it was told, and is here still: nobody reads it
-                    call.cut()
+                    call.abort_connection()
                 call.fail(DeadlineExceeded("the deadline passed and nobody ended the request"))
                 continue
             if not any(stream.has_gap for stream in call.streams):
-                call.gap_s = 0.0
-            elif not call.gap_s:
-                call.gap_s = now_s
-            elif (now_s - call.gap_s) * 1000 > self.settings.gap_ms:
+                call.gap_since_s = 0.0
+            elif not call.gap_since_s:
+                call.gap_since_s = now_s
+            elif (now_s - call.gap_since_s) * 1000 > self.settings.gap_ms:
                 call.fail(EngineFailed("tokens in the middle of the answer were lost"))
-            if not call.only_end and (now_s - call.touched_s) * 1000 > self.settings.keepalive_ms:
-                call.touched_s = now_s
-                call.keepalive = True
+            if (
+                not call.waits_for_end
+                and (now_s - call.last_activity_s) * 1000 > self.settings.keepalive_ms
+            ):
+                call.last_activity_s = now_s
+                call.keepalive_due = True
                 call.wake()
 
     async def sweep_forever(self) -> None:
@@ -214,7 +218,7 @@ class Gateway:
             self.sweep(loop.time(), wall_ms())
             await asyncio.sleep(SWEEP_S)
 
-    async def idle(self, grace_ms: int) -> None:
+    async def wait_until_idle(self, grace_ms: int) -> None:
         """Return when no client waits for an answer any more, or after the grace."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_ms / 1000):

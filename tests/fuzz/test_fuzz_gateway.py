@@ -15,11 +15,12 @@ from schemas.errors import RecordError
 from schemas.fleet import FleetView
 from schemas.records import MemberKind, OutcomeKind, Request, TokenFrame
 from schemas.settings import LogSettings
-from streams.gateway.log.turns import Turns
-from streams.gateway.request.conversation import Sessions
+from streams.gateway.log.turns import TurnTopic
+from streams.gateway.request.conversation import Conversations
 from tests.fuzz.drawn import CODEC, examples, record_bytes, unstalled
 from tests.schemas.examples import instances
-from tests.streams.gateway.in_process import Rig, chat, ended, events_of, frame, log_backend
+from tests.streams.gateway.in_process import InProcessGateway, log_backend
+from tests.streams.gateway.samples import chat, ended, events_of, frame
 
 MINE = "the call's own stream"  # its id is known when it is sent
 NUMBERS = st.sampled_from([-(2**31), -1, 0, 1, 2, 3, 2**31 - 1])
@@ -109,7 +110,7 @@ def no_constant(name: str) -> None:
 async def test_a_call_ends_whatever_frames_say(
     drawn: list[TokenFrame], fields: dict[str, Any]
 ) -> None:
-    rig, reads = Rig(), log_backend()
+    gateway, reads = InProcessGateway(), log_backend()
 
     def answer(request: Request) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -117,19 +118,19 @@ async def test_a_call_ends_whatever_frames_say(
         good = frame(request.request_id, ["a", "b"], attempt=2**31 - 1, end=last)
         for one in [*(named(each, request.request_id) for each in drawn), good]:
             try:
-                found = reads._frame(record_of(CODEC.encode(one)))
+                found = reads._decode_frame(record_of(CODEC.encode(one)))
             except RecordError:
                 continue
-            rig.log.hub.apply(found, now_s)
+            gateway.log.hub.apply(found, now_s)
 
-    rig.log.on_request = answer
-    async with rig.client() as client:
+    gateway.log.on_request = answer
+    async with gateway.client() as client:
         got = await unstalled(client.post("/v1/chat/completions", json=chat(**fields)))
     if got.headers["content-type"].startswith("application/json"):
         json.loads(got.content, parse_constant=no_constant)
     else:
         assert events_of(got.text)
-    assert not len(rig.log.hub)
+    assert not len(gateway.log.hub)
 
 
 @examples(150)
@@ -147,11 +148,13 @@ async def test_turns_that_somebody_else_tells(values: list[bytes]) -> None:
     async def bury(_: ConsumerRecord, error: RecordError) -> None:
         buried.append(error)
 
-    turns = Turns(LogSettings(), CODEC, gateway_id="g", back_ms=1, producer=lambda: None, bury=bury)
-    sessions = Sessions(entries_max=4, idle_ms=1_000)
-    turns.heard = sessions.learn
+    turns = TurnTopic(
+        LogSettings(), CODEC, gateway_id="g", back_ms=1, producer=lambda: None, bury=bury
+    )
+    sessions = Conversations(entries_max=4, idle_ms=1_000)
+    turns.on_turn = sessions.add
     for value in values:
-        await turns._take(record_of(value))
+        await turns._hand_on(record_of(value))
     assert len(sessions) <= 4
     found = sessions.find("", [{"role": "assistant", "content": "x"}], 5)
     assert found.session_id

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from streams.gateway.request.body import ChatBody, CompletionBody, TokenizeBody
 from tests.fuzz.drawn import JSON, changed_bytes, examples, text_of, unstalled
-from tests.streams.gateway.in_process import Rig, call, chat, completion
+from tests.streams.gateway.in_process import InProcessGateway, call
+from tests.streams.gateway.samples import chat, completion
 
 PATHS: dict[str, tuple[dict[str, Any], Any]] = {
     "/v1/chat/completions": (chat(), ChatBody),
@@ -22,10 +23,10 @@ HEADERS = (
 )
 
 
-def answering() -> Rig:
-    rig = Rig(aside_ms=2_000)
-    rig.answer_with("ok")
-    return rig
+def answering() -> InProcessGateway:
+    gateway = InProcessGateway(aside_ms=2_000)
+    gateway.answer_with("ok")
+    return gateway
 
 
 @examples(250)

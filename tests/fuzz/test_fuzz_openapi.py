@@ -22,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 from streams.gateway.endpoints.openapi import describe
 from tests.fuzz.drawn import examples, text_of, unstalled
 from tests.fuzz.test_fuzz_http import PATHS
-from tests.streams.gateway.in_process import Rig
+from tests.streams.gateway.in_process import InProcessGateway
 
 CHECKS = [
     *(not_a_server_error, status_code_conformance, content_type_conformance),
@@ -37,10 +37,10 @@ LABELS = (
 BODIES = {f"POST {path}": good for path, (good, _) in PATHS.items()}
 
 
-def answering() -> Rig:
-    rig = Rig(aside_ms=2_000)
-    rig.answer_with("ok")
-    return rig
+def answering() -> InProcessGateway:
+    gateway = InProcessGateway(aside_ms=2_000)
+    gateway.answer_with("ok")
+    return gateway
 
 
 @cache

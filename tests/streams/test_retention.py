@@ -18,7 +18,8 @@ from streams.agents.lives import run_router
 from streams.config import RouterSettings
 from streams.gateway.app import run_gateway
 from streams.gateway.config import GatewaySettings
-from tests.streams.gateway.in_process import MODEL, tokenizer_folder
+from tests.streams.gateway.samples import MODEL
+from tests.streams.gateway.small_tokenizer import tokenizer_folder
 
 pytestmark = pytest.mark.kafka
 LIMIT_S = 120

@@ -1,129 +1,183 @@
-"""The endpoints on the path: POST for chats and completions, and resuming a stream.
+"""POST /v1/chat/completions and /v1/completions: from a call to requests on the log, one per
+choice, and from their tokens to its answer.
 
-Plain ASGI callables: no request object, no middleware, one task beside the handler that notices a
-hang-up.
+A call is accepted when the broker has acknowledged all of its requests; what fails before that is
+the client's to retry. A call with `Last-Event-ID` resumes a stream instead (`resume.py`).
 """
 
 import asyncio
-import logging
-from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 
-from starlette.types import Receive, Scope, Send
-
-from schemas.errors import NotFound, TriviumError
-from schemas.log.clock import wall_ms
-from schemas.records import CancelReason, Endpoint
-from streams.gateway.endpoints.accept import Caller, accept, conversation_of, keeps_running
-from streams.gateway.http.exchange import (
-    HeaderList,
-    RawHeaders,
-    cut_of,
-    headers_of,
-    send_error,
-    start_watch,
-)
-from streams.gateway.ids import choice_ids, from_public, is_id, new_request_id
-from streams.gateway.request.conversation import Conversation
-from streams.gateway.request.intake import take_in
+from schemas.log.clients import Headers
+from schemas.records import CancelReason, Endpoint, Request
+from schemas.rules import trace
+from schemas.rules.tokens import pack_tokens
+from schemas.rules.trace import trace_of
+from streams.gateway.endpoints.resume import RESUME_HEADER, last_event, resume
+from streams.gateway.http.exchange import Exchange
+from streams.gateway.ids import choice_ids, new_request_id
+from streams.gateway.request.conversation import Conversation, session_of
+from streams.gateway.request.intake import CallOptions, Intake, options_of, take_in
 from streams.gateway.state import Gateway
 from streams.gateway.stream.chunks import ChunkWriter
-from streams.gateway.stream.delivery import COMPLETED, GONE, write_stream, write_whole
-from streams.gateway.stream.event_id import Position, StreamKey
-from streams.gateway.stream.hub import Call, Hub
-
-logger = logging.getLogger(__name__)
-BUG = "an error of the gateway; its log has the details"
-RESUME_HEADER = b"last-event-id"
-
-Handler = Callable[[Gateway, Scope, RawHeaders, Receive, Send, HeaderList], Awaitable[str]]
+from streams.gateway.stream.delivery import CLIENT_GONE, COMPLETED, write_stream, write_whole
+from streams.gateway.stream.event_id import StreamKey
+from streams.gateway.stream.hub import Call
 
 
-class AsgiEndpoint:
-    """An ASGI app around a handler: errors become OpenAI bodies, outcomes are counted.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inquiry:
+    """What a call asks for: its checked body, its options, and the conversation that it is of."""
 
-    The handler returns the outcome and fills the list with the headers that an error carries too.
-    """
-
-    def __init__(self, gateway: Gateway, name: str, handler: Handler) -> None:
-        self._gateway = gateway
-        self._name = name
-        self._handler = handler
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gateway = self._gateway
-        names: HeaderList = []
-        try:
-            outcome = await self._handler(gateway, scope, headers_of(scope), receive, send, names)
-        except TriviumError as error:
-            outcome = error.code
-            await send_error(send, error, names, gateway.settings.retry_after_s)
-        except Exception:
-            outcome = TriviumError.code
-            logger.exception("%s: a bug", self._name)
-            # Refused where the response has begun; then the server closes the connection.
-            await send_error(send, TriviumError(BUG), names, 0)
-        gateway.metrics.done(self._name, outcome)
+    intake: Intake
+    options: CallOptions
+    conversation: Conversation
 
 
-def generate(endpoint: Endpoint) -> Handler:
-    """POST /v1/chat/completions and /v1/completions."""
-
-    async def handle(
-        gateway: Gateway,
-        scope: Scope,
-        headers: RawHeaders,
-        receive: Receive,
-        send: Send,
-        names: HeaderList,
-    ) -> str:
-        arrived_s, arrived_ms = asyncio.get_running_loop().time(), wall_ms()
-        parent_id = new_request_id(arrived_ms)
-        names.append((b"x-request-id", parent_id.encode()))
-        tenant = gateway.keys.tenant(headers)
-        if RESUME_HEADER in headers:
-            at = _last_event(gateway, headers, tenant)
-            await gateway.bodies.read(headers, receive)
-            return await _resume(gateway, *at, scope, receive, send, names)
-        gateway.admit()  # before anything of the body is kept
-        raw = await gateway.bodies.read(headers, receive)
-        caller = Caller(
-            parent_id=parent_id,
-            tenant=tenant,
-            headers=headers,
-            arrived_ms=arrived_ms,
-            arrived_s=arrived_s,
-            cut=cut_of(scope),
-        )
-        return await _answer(gateway, endpoint, caller, raw, receive, send, names)
-
-    return handle
-
-
-async def _answer(
-    gateway: Gateway,
-    endpoint: Endpoint,
-    caller: Caller,
-    raw: bytes,
-    receive: Receive,
-    send: Send,
-    names: HeaderList,
-) -> str:
+async def generate(gateway: Gateway, endpoint: Endpoint, exchange: Exchange) -> str:
+    """Answer a chat or completion; returns the outcome, raises what is the caller's to know."""
+    exchange.call_id = new_request_id(exchange.arrived_ms)
+    exchange.reply_headers.append((b"x-request-id", exchange.call_id.encode()))
+    exchange.tenant = gateway.keys.tenant(exchange.headers)
+    if RESUME_HEADER in exchange.headers:
+        key, positions = last_event(gateway, exchange)
+        await exchange.read_body(gateway.body_reader)
+        return await resume(gateway, exchange, key, positions)
+    gateway.admit()  # before anything of the body is kept
+    raw = await exchange.read_body(gateway.body_reader)
     intake = await take_in(raw, endpoint, gateway.served, gateway.settings)
-    conversation = conversation_of(gateway, caller, intake)
-    names.append((b"x-session-id", conversation.session_id.encode()))
-    keep = keeps_running(caller.headers)
-    call = await accept(gateway, caller, intake, conversation)
-    names.append((b"x-trivium-request-id", caller.parent_id.encode()))  # now it is on the log
-    watcher = start_watch(receive, call)
+    conversation = _conversation_of(gateway, exchange, intake)
+    exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
+    options = options_of(exchange, intake, gateway.settings)
+    inquiry = Inquiry(intake=intake, options=options, conversation=conversation)
+    call = await _accept(gateway, exchange, inquiry)
+    exchange.reply_headers.append((b"x-trivium-request-id", exchange.call_id.encode()))
+    return await _answer(gateway, exchange, inquiry, call)
+
+
+def _conversation_of(gateway: Gateway, exchange: Exchange, intake: Intake) -> Conversation:
+    """The session of a call, by header or by what was said."""
+    named = session_of(exchange.headers)
+    if named is not None:
+        turn = sum(message["role"] == "assistant" for message in intake.messages)
+        return Conversation(session_id=named, turn=turn)
+    scope = f"{exchange.tenant}\0{intake.user}"
+    return gateway.conversations.find(scope, intake.messages, exchange.arrived_ms)
+
+
+async def _accept(gateway: Gateway, exchange: Exchange, inquiry: Inquiry) -> Call:
+    """Send the call's requests; returns when the broker has them all."""
+    intake = inquiry.intake
+    gateway.admit(choices := len(intake.prompts) * intake.n)
+    key = _stream_key(gateway, exchange, inquiry, choices)
+    requests = _requests(gateway, exchange, inquiry, key)
+    call = Call(
+        key,
+        deadline_ms=key.deadline_ms,
+        arrived_s=exchange.arrived_s,
+        waits_for_end=not intake.stream,
+        abort_connection=exchange.abort_connection,
+        tolerates_difference=gateway.tolerates_difference,
+    )
+    for request in requests:
+        call.add(request.request_id, request.choice)
+    gateway.hold(call)
+    try:
+        await _send_all(gateway, requests, _trace_headers(exchange))
+    except BaseException:
+        gateway.release(call)
+        gateway.cancel_later(call, CancelReason.CLIENT_GONE)  # some may have got through
+        raise
+    return call
+
+
+def _stream_key(gateway: Gateway, exchange: Exchange, inquiry: Inquiry, choices: int) -> StreamKey:
+    intake = inquiry.intake
+    partition, offset = gateway.backend.reply_position()
+    return StreamKey(
+        parent_id=exchange.call_id,
+        session_id=inquiry.conversation.session_id,
+        model=gateway.served.name,
+        endpoint=intake.endpoint,
+        partition=partition,
+        offset=offset,
+        created_s=exchange.arrived_ms // 1000,
+        deadline_ms=inquiry.options.deadline_ms,
+        tenant=exchange.tenant,
+        choices=choices,
+        prompts=len(intake.prompts),
+        include_usage=intake.include_usage,
+        token_ids=intake.token_ids,
+    )
+
+
+def _requests(
+    gateway: Gateway, exchange: Exchange, inquiry: Inquiry, key: StreamKey
+) -> list[Request]:
+    intake, options = inquiry.intake, inquiry.options
+    first = Request(
+        request_id=key.parent_id,
+        parent_id=key.parent_id,
+        session_id=key.session_id,
+        turn=inquiry.conversation.turn,
+        endpoint=key.endpoint,
+        priority=options.priority,
+        tenant=key.tenant,
+        model=key.model,
+        prompt_tokens=pack_tokens(intake.prompts[0]),
+        sampling=intake.samplings[0],
+        arrived_ms=exchange.arrived_ms,
+        deadline_ms=key.deadline_ms,
+        gateway_id=gateway.gateway_id,
+        gateway_partition=key.partition,
+        w_ttft=options.w_ttft,
+        w_tpot=options.w_tpot,
+        policy=options.policy,
+        orchestration=options.orchestration,
+        gateway_started_ms=gateway.started_ms,
+        keeps_running=options.keeps_running,
+    )
+    if key.choices == 1:
+        return [first]
+    requests = []
+    for choice, request_id in enumerate(choice_ids(key.parent_id, key.choices)):
+        prompt, nth = divmod(choice, intake.n)
+        sampling = intake.samplings[prompt]
+        requests.append(
+            replace(
+                first,
+                request_id=request_id,
+                choice=choice,
+                prompt_tokens=pack_tokens(intake.prompts[prompt]),
+                sampling=replace(sampling, seed=(sampling.seed or 0) + nth),
+            )
+        )
+    return requests
+
+
+def _trace_headers(exchange: Exchange) -> Headers:
+    return trace_of([(trace.HEADER, exchange.headers.get(trace.HEADER.encode()))])
+
+
+async def _send_all(gateway: Gateway, requests: list[Request], headers: Headers) -> None:
+    if len(requests) == 1:
+        await gateway.backend.send(requests[0], headers)
+        return
+    await asyncio.gather(*(gateway.backend.send(request, headers) for request in requests))
+
+
+async def _answer(gateway: Gateway, exchange: Exchange, inquiry: Inquiry, call: Call) -> str:
+    """Write the answer until it ends, or its client has gone; returns the outcome."""
+    watcher = exchange.on_hang_up(call.hang_up)
     outcome = ""
     try:
-        if intake.stream:
-            outcome = await _stream(gateway, call, conversation, send)
+        if call.waits_for_end:
+            outcome = await _write_whole(gateway, exchange, inquiry.conversation, call)
         else:
-            outcome = await _whole(gateway, call, conversation, send)
+            outcome = await _write_stream(gateway, exchange, inquiry.conversation, call)
     finally:
         watcher.cancel()
-        if outcome == GONE and keep:
+        if outcome == CLIENT_GONE and inquiry.options.keeps_running:
             gateway.detach(call)
         else:
             gateway.release(call)
@@ -132,107 +186,22 @@ async def _answer(
     return outcome
 
 
-async def _stream(gateway: Gateway, call: Call, conversation: Conversation, send: Send) -> str:
+async def _write_stream(
+    gateway: Gateway, exchange: Exchange, conversation: Conversation, call: Call
+) -> str:
     writer = ChunkWriter(call.key, gateway.event_ids.name(call.key), call.streams)
     if conversation.digest and call.key.choices == 1:
-        writer.said = []
-    outcome = await write_stream(call, writer, send)
-    if outcome == COMPLETED and writer.said is not None:
-        gateway.remember(conversation, "".join(writer.said))
+        writer.collected = []
+    outcome = await write_stream(exchange, call, writer)
+    if outcome == COMPLETED and writer.collected is not None:
+        gateway.remember(conversation, "".join(writer.collected))
     return outcome
 
 
-async def _whole(gateway: Gateway, call: Call, conversation: Conversation, send: Send) -> str:
-    outcome = await write_whole(call, send)
+async def _write_whole(
+    gateway: Gateway, exchange: Exchange, conversation: Conversation, call: Call
+) -> str:
+    outcome = await write_whole(exchange, call)
     if outcome == COMPLETED and call.key.choices == 1:
         gateway.remember(conversation, call.streams[0].drain())
     return outcome
-
-
-def _last_event(
-    gateway: Gateway, headers: RawHeaders, tenant: str
-) -> tuple[StreamKey, list[Position]]:
-    return gateway.event_ids.parse(headers[RESUME_HEADER].decode("latin-1"), tenant)
-
-
-async def events(
-    gateway: Gateway,
-    scope: Scope,
-    headers: RawHeaders,
-    receive: Receive,
-    send: Send,
-    names: HeaderList,
-) -> str:
-    """GET /v1/requests/{id}/events: the stream after `Last-Event-ID`, or from its beginning."""
-    tenant = gateway.keys.tenant(headers)
-    parent_id = from_public(scope["path_params"]["request_id"])
-    named = parent_id if is_id(parent_id) else new_request_id(wall_ms())
-    names.append((b"x-request-id", named.encode()))
-    call = gateway.find(parent_id, tenant)
-    if RESUME_HEADER in headers:
-        key, positions = _last_event(gateway, headers, tenant)
-        if key.parent_id != parent_id:
-            raise NotFound(f"{parent_id[:64]}: the Last-Event-ID belongs to another request")
-    elif call is not None:
-        key, positions = call.key, [Position()] * call.key.choices
-    else:
-        raise NotFound(
-            f"{parent_id[:64]}: not being answered by this gateway; to resume it anywhere, send "
-            "the id of its last event as Last-Event-ID"
-        )
-    return await _resume(gateway, key, positions, scope, receive, send, names)
-
-
-async def _resume(
-    gateway: Gateway,
-    key: StreamKey,
-    positions: Sequence[Position],
-    scope: Scope,
-    receive: Receive,
-    send: Send,
-    names: HeaderList,
-) -> str:
-    """Read the stream's partition from where it began, and write what the client lacks.
-
-    The request itself is left alone: hanging up here does not cancel it. It goes on where the
-    gateway that accepted it is lost, for this one reads it.
-    """
-    names[:] = [
-        (b"x-request-id", key.parent_id.encode()),
-        (b"x-session-id", key.session_id.encode()),
-    ]
-    gateway.admit_resume(key.parent_id)
-    loop = asyncio.get_running_loop()
-    call = Call(
-        key,
-        deadline_ms=max(key.deadline_ms, wall_ms() + gateway.settings.resume_ms),
-        arrived_s=loop.time(),
-        only_end=False,
-        goes_on=gateway.goes_on,
-        cut=cut_of(scope),
-    )
-    ids = choice_ids(key.parent_id, key.choices)
-    for choice, (request_id, at) in enumerate(zip(ids, positions, strict=True)):
-        call.add(request_id, choice, at)
-    writer = ChunkWriter(key, gateway.event_ids.name(key), call.streams, positions)
-    gateway.followers.add(call)
-    tasks = [start_watch(receive, call), loop.create_task(_pump(gateway, call))]
-    if gateway.find(key.parent_id, key.tenant) is None:
-        tasks.append(loop.create_task(gateway.take_up(call)))
-    try:
-        return await write_stream(call, writer, send)
-    finally:
-        for task in tasks:
-            task.cancel()
-        gateway.followers.discard(call)
-
-
-async def _pump(gateway: Gateway, call: Call) -> None:
-    """Frames of the call's partition to the call alone."""
-    hub = Hub()
-    hub.add(call)
-    try:
-        async for frame in gateway.backend.follow(call.key.partition, call.key.offset):
-            hub.apply(frame, asyncio.get_running_loop().time())
-    except TriviumError as error:
-        call.fail(error)

@@ -14,10 +14,10 @@ from schemas.records import Cancellation, CancelReason
 from streams.gateway.config import GatewaySettings
 from streams.gateway.http.exchange import headers_of
 from streams.gateway.ids import from_public, new_request_id
-from streams.gateway.request import conversation as sessions
-from streams.gateway.request.body import TokenizeBody
+from streams.gateway.request.body import TokenizeBody, parse, plain_messages
+from streams.gateway.request.conversation import session_of
 from streams.gateway.request.fields import refuse_extras
-from streams.gateway.request.intake import Served, chat_prompt, check_length, parse, plain_messages
+from streams.gateway.request.intake import Served, chat_prompt, check_length
 from streams.gateway.state import Gateway
 
 _ID_CHARS_MAX = 64
@@ -53,7 +53,7 @@ def make_router(gateway: Gateway) -> APIRouter:
     async def tokenize(request: Request) -> dict[str, Any]:
         """Token ids of a prompt, or of messages in the model's chat template."""
         headers = headers_of(request.scope)
-        raw = await gateway.bodies.read(headers, request.receive)
+        raw = await gateway.body_reader.read(headers, request.receive)
         values_max = gateway.settings.values_max
         body = parse(TokenizeBody, raw, values_max)
         return await _tokenize(gateway.served, body, gateway.settings)
@@ -78,7 +78,7 @@ def make_router(gateway: Gateway) -> APIRouter:
         """Whether calls would be answered; else 503 with the reasons."""
         problems = gateway.problems()
         body = {"status": "not ready" if problems else "ok", "reasons": problems}
-        return JSONResponse(body, 503 if problems else 200, _retry(gateway, problems))
+        return JSONResponse(body, 503 if problems else 200, _health_headers(gateway, problems))
 
     @router.get("/metrics", tags=["Operations"])
     async def metrics() -> Response:
@@ -89,7 +89,7 @@ def make_router(gateway: Gateway) -> APIRouter:
     return router
 
 
-def _retry(gateway: Gateway, problems: Sequence[str]) -> dict[str, str]:
+def _health_headers(gateway: Gateway, problems: Sequence[str]) -> dict[str, str]:
     headers = {"x-request-id": new_request_id(wall_ms())}
     if problems:
         headers["retry-after"] = str(gateway.settings.retry_after_s)
@@ -122,23 +122,23 @@ async def _tokenize(
         tokens = await served.tokenizer.encode(
             body.prompt or "", add_special_tokens=special, limit_ms=settings.aside_ms
         )
-    found: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "count": len(tokens),
         "max_model_len": served.max_model_len,
         "tokens": tokens,
     }
     if body.return_token_strs:
-        found["token_strs"] = [served.tokenizer.token_text(token_id) for token_id in tokens]
-    return found
+        answer["token_strs"] = [served.tokenizer.token_text(token_id) for token_id in tokens]
+    return answer
 
 
 async def _cancel(
     gateway: Gateway, request_id: str, request: Request, response: Response
 ) -> dict[str, Any]:
     headers = headers_of(request.scope)
-    session_id = sessions.from_headers(headers)
+    session_id = session_of(headers)
     tenant = gateway.keys.tenant(headers)
-    call = gateway.find(request_id, tenant)
+    call = gateway.find_call(request_id, tenant)
     if call is not None:
         await gateway.cancel(call, CancelReason.CLIENT_REQUEST)
         return _cancelled(request_id, "the request is being cancelled")

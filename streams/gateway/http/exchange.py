@@ -1,11 +1,10 @@
-"""The little HTTP that the generating endpoints do themselves, straight on ASGI, because it is on
-the path.
+"""One HTTP request and how it is answered, straight on ASGI: all that an endpoint of the path gets.
 
-Reading a bounded body, headers as a dictionary, keys, and sending a whole response.
+Bodies are read within bounds, answers leave whole, as an error, or by `send` as a stream. What is
+asked for is decided elsewhere.
 """
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -20,13 +19,13 @@ from schemas.errors import (
     Unauthorized,
     UnsupportedMedia,
 )
+from schemas.log.clock import wall_ms
 from streams.gateway.http.errors import error_body, retry_headers
-from streams.gateway.stream.hub import Call
 
 RawHeaders = Mapping[bytes, bytes]
 HeaderList = list[tuple[bytes, bytes]]
 JSON = (b"content-type", b"application/json")
-CUT = "trivium.cut"  # among the extensions of a scope, see `connections.py`
+ABORT = "trivium.abort"  # among the extensions of a scope, see `slow_clients.py`
 
 
 def headers_of(scope: Scope) -> dict[bytes, bytes]:
@@ -34,17 +33,75 @@ def headers_of(scope: Scope) -> dict[bytes, bytes]:
     return dict(scope["headers"])
 
 
-def cut_of(scope: Scope) -> Callable[[], None]:
-    """What ends the connection of a call at once, whatever was not sent yet."""
-    found: Callable[[], None] = (scope.get("extensions") or {}).get(CUT, _nothing)
-    return found
+class Exchange:
+    """One HTTP request and its answer."""
+
+    __slots__ = (
+        "_receive",
+        "arrived_ms",
+        "arrived_s",
+        "call_id",
+        "headers",
+        "reply_headers",
+        "scope",
+        "send",
+        "tenant",
+    )
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.headers = headers_of(scope)
+        self.send = send
+        self.arrived_s = asyncio.get_running_loop().time()
+        self.arrived_ms = wall_ms()
+        self.tenant = ""  # whose key was used, once that is known
+        self.call_id = ""  # under which it is answered, likewise
+        self.reply_headers: HeaderList = []  # of the answer; an error carries them too
+        self._receive = receive
+
+    async def read_body(self, reader: "BodyReader") -> bytes:
+        """The whole body; raises what `BodyReader.read` raises."""
+        return await reader.read(self.headers, self._receive)
+
+    async def send_whole(self, body: bytes, headers: Iterable[Any]) -> None:
+        """An answer in one piece."""
+        await send_whole(self.send, 200, body, headers)
+
+    async def send_error(self, error: TriviumError, retry_after_s: int) -> None:
+        """An error as the whole answer."""
+        await send_error(self.send, error, self.reply_headers, retry_after_s)
+
+    def on_hang_up(self, notify: Callable[[], None]) -> asyncio.Task[None]:
+        """A task that notifies when the client hangs up; cancel it when the answer is written."""
+        return asyncio.get_running_loop().create_task(self._wait_for_hang_up(notify))
+
+    async def _wait_for_hang_up(self, notify: Callable[[], None]) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        notify()
+
+    def abort_connection(self) -> None:
+        """End the connection at once, whatever was not sent yet."""
+        abort = (self.scope.get("extensions") or {}).get(ABORT)
+        if abort is not None:
+            abort()
+
+    def number(self, name: str, least: int, most: int) -> int | None:
+        """A whole number in a header, if it is there; raises InvalidRequest."""
+        value = self.headers.get(name.encode())
+        if value is None:
+            return None
+        text = value.strip()
+        if not text.isdigit() or len(text) > 15 or not least <= int(text) <= most:
+            raise InvalidRequest(
+                f"{name}: expected a whole number from {least} to {most}, "
+                f"found {value.decode('latin-1')[:40]!r}",
+                name,
+            )
+        return int(text)
 
 
-def _nothing() -> None:
-    pass
-
-
-class Bodies:
+class BodyReader:
     """Reads bodies, each and all of them together bounded."""
 
     def __init__(self, *, bytes_max: int, together_max: int) -> None:
@@ -57,7 +114,7 @@ class Bodies:
 
         Raises BodyTooLarge as soon as that is known, TooManyRequests where other calls bring too
         much already, and UnsupportedMedia where it is not said to be JSON: anything else a web page
-        may send without being asked (`pages.py`).
+        may send without being asked (`entry.py`).
         """
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind != JSON[1]:
@@ -109,58 +166,10 @@ async def send_error(
 ) -> None:
     """An error as the whole response.
 
-    What is still coming of a body is read and forgotten (`connections.py` says how long): a client
+    What is still coming of a body is read and forgotten (`slow_clients.py` says how long): a client
     that is cut off while it sends would never see the answer.
     """
     extra = retry_headers(error.http_status, retry_after_s)
     if isinstance(error, Unauthorized):
         extra.append((b"www-authenticate", b"Bearer"))
     await send_whole(send, error.http_status, error_body(error), [*headers, *extra])
-
-
-async def watch(receive: Receive, call: Call) -> None:
-    """Tell a call when its client hangs up; runs beside the answer and ends with it."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    call.hang_up()
-
-
-def start_watch(receive: Receive, call: Call) -> asyncio.Task[None]:
-    """`watch` as a task."""
-    return asyncio.get_running_loop().create_task(watch(receive, call))
-
-
-class Keys:
-    """API keys by their hash, so that neither comparison nor log shows them."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._tenants = {_digest(key.encode()): _digest(key.encode()).hex()[:12] for key in keys}
-
-    def tenant(self, headers: RawHeaders) -> str:
-        """Whose key was used; raises Unauthorized. Empty where no keys are set."""
-        if not self._tenants:
-            return ""
-        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        tenant = self._tenants.get(_digest(key.strip()))
-        if scheme.lower() != b"bearer" or tenant is None:
-            raise Unauthorized("expected `Authorization: Bearer <API key>` with a known key")
-        return tenant
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
-
-
-def number_header(headers: RawHeaders, name: str, least: int, most: int) -> int | None:
-    """A whole number in a header; raises InvalidRequest."""
-    value = headers.get(name.encode())
-    if value is None:
-        return None
-    text = value.strip()
-    if not text.isdigit() or len(text) > 15 or not least <= int(text) <= most:
-        raise InvalidRequest(
-            f"{name}: expected a whole number from {least} to {most}, "
-            f"found {value.decode('latin-1')[:40]!r}",
-            name,
-        )
-    return int(text)

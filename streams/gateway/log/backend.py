@@ -44,7 +44,7 @@ from schemas.records import (
 )
 from schemas.settings import LogSettings
 from streams.gateway.config import GatewaySettings
-from streams.gateway.log.turns import Turns
+from streams.gateway.log.turns import TurnTopic
 from streams.gateway.metrics import Metrics
 from streams.gateway.request.conversation import Turn
 from streams.gateway.stream.hub import Hub
@@ -53,28 +53,28 @@ logger = logging.getLogger(__name__)
 RECONNECT_S = 1.0
 FRAMES_MAX = 200  # applied at once; between batches other calls get their turn
 _TROUBLE = (*TROUBLE, TopicError)
-Told = Request | Cancellation | Resumption  # what gateways write to routers
+ToRouter = Request | Cancellation | Resumption
 
 
 class Backend(Protocol):
     """Where requests go and tokens come from."""
 
-    def place(self) -> tuple[int, int]:
+    def reply_position(self) -> tuple[int, int]:
         """Partition and offset from which the tokens of a request sent now will come.
 
         Raises what stands in the way of accepting one: BrokerUnavailable, NotReady.
         """
 
-    async def send(self, record: Told, headers: Headers = ()) -> None:
+    async def send(self, record: ToRouter, headers: Headers = ()) -> None:
         """Returns when the broker has acknowledged; raises BrokerUnavailable, RecordTooLarge."""
 
-    def tell(self, turn: Turn) -> None:
+    def publish_turn(self, turn: Turn) -> None:
         """Have every gateway know it, soon; where that fails it is only logged."""
 
     def problems(self) -> list[str]:
         """Why this gateway is not ready; empty when it is."""
 
-    def follow(self, partition: int, offset: int) -> AsyncIterator[TokenFrame]:
+    def read_frames(self, partition: int, offset: int) -> AsyncIterator[TokenFrame]:
         """Frames of any gateway's partition from an offset on, and then live, without end."""
 
 
@@ -104,7 +104,7 @@ class LogBackend:
         self._hub = hub
         self._metrics = metrics
         self._codec = codec
-        self.turns = Turns(
+        self.turns = TurnTopic(
             log,
             codec,
             gateway_id=gateway_id,
@@ -121,14 +121,14 @@ class LogBackend:
 
     # Asked by the endpoints
 
-    def place(self) -> tuple[int, int]:
-        membership = self._living()
+    def reply_position(self) -> tuple[int, int]:
+        membership = self._valid_membership()
         partition = membership.leases["tokens"]
-        if not self._workers(membership, Role.DECODE, Role.REPLICA):
+        if not self._has_ready_worker(membership, Role.DECODE, Role.REPLICA):
             raise NotReady("no worker serves the model at the moment; try again later")
         return partition, self._positions[partition]
 
-    def _living(self) -> Membership:
+    def _valid_membership(self) -> Membership:
         membership = self._membership
         recently = asyncio.get_running_loop().time() - self._failed_s < RECONNECT_S
         if membership is None or recently or not membership.is_valid():
@@ -138,42 +138,42 @@ class LogBackend:
             raise BrokerUnavailable("nothing of the log is heard; is the broker away?")
         return membership
 
-    def _others(self, membership: Membership, kind: MemberKind) -> Iterator[Member]:
+    def _living(self, membership: Membership, kind: MemberKind) -> Iterator[Member]:
         """Those that lived when this gateway last heard of itself: since then nobody was heard."""
         return membership.view.living(kind, membership.view.members[self._gateway_id].seen_ms)
 
-    def _workers(self, membership: Membership, *roles: Role) -> bool:
+    def _has_ready_worker(self, membership: Membership, *roles: Role) -> bool:
         return any(
             member.state is MemberState.READY
             and member.registration.capability is not None
             and member.registration.capability.model in self._models
             and not set(roles).isdisjoint(member.registration.roles)
-            for member in self._others(membership, MemberKind.WORKER)
+            for member in self._living(membership, MemberKind.WORKER)
         )
 
-    def tell(self, turn: Turn) -> None:
-        self.turns.tell(turn)
+    def publish_turn(self, turn: Turn) -> None:
+        self.turns.publish(turn)
 
     def problems(self) -> list[str]:
         try:
-            membership = self._living()
+            membership = self._valid_membership()
         except BrokerUnavailable as error:
             return [error.message]
-        found = []
-        if not any(self._others(membership, MemberKind.ROUTER)):
-            found.append("no router is alive")
-        if not self._workers(membership, Role.REPLICA):
-            found += [
+        problems = []
+        if not any(self._living(membership, MemberKind.ROUTER)):
+            problems.append("no router is alive")
+        if not self._has_ready_worker(membership, Role.REPLICA):
+            problems += [
                 f"no {role} worker is ready"
                 for role in (Role.PREFILL, Role.DECODE)
-                if not self._workers(membership, role)
+                if not self._has_ready_worker(membership, role)
             ]
-        return found
+        return problems
 
-    async def send(self, record: Told, headers: Headers = ()) -> None:
+    async def send(self, record: ToRouter, headers: Headers = ()) -> None:
         topic = "cancellations"
         if isinstance(record, Request):  # the others are worth the wait
-            self._living()
+            self._valid_membership()
             topic = "requests"
         producer = self._producer
         if producer is None:
@@ -199,7 +199,7 @@ class LogBackend:
                 f"{self._settings.accept_ms} ms: {type(error).__name__}: {error}"
             ) from error
 
-    async def follow(self, partition: int, offset: int) -> AsyncIterator[TokenFrame]:
+    async def read_frames(self, partition: int, offset: int) -> AsyncIterator[TokenFrame]:
         if partition >= self._log.gateway_partitions:
             raise NotFound(f"Last-Event-ID: there is no partition {partition} of tokens")
         reader = self._reader(partition, "resume")
@@ -208,7 +208,7 @@ class LogBackend:
             while True:
                 for record in await reader.batch(max_records=FRAMES_MAX):
                     try:
-                        yield self._frame(record)
+                        yield self._decode_frame(record)
                     except RecordError:
                         continue  # the partition's own gateway buries it
         except KafkaError as error:
@@ -220,7 +220,7 @@ class LogBackend:
         client_id = f"{self._gateway_id}-{purpose}"
         return AssignedReader(self._log, "tokens", [partition], client_id=client_id)
 
-    def _frame(self, record: ConsumerRecord) -> TokenFrame:
+    def _decode_frame(self, record: ConsumerRecord) -> TokenFrame:
         frame = self._codec.decode(record.value)
         if not isinstance(frame, TokenFrame):
             raise RecordError(f"tokens carries TokenFrame, found {type(frame).__name__}")
@@ -249,12 +249,12 @@ class LogBackend:
         loop, pauses = asyncio.get_running_loop(), Pauses()
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.turns.hear())
-                tasks.create_task(self.turns.tell_on())
+                tasks.create_task(self.turns.read())
+                tasks.create_task(self.turns.publish_pending())
                 while True:
                     began_s = loop.time()
                     try:
-                        await self._live(tasks)
+                        await self._stay_joined(tasks)
                     except NameTaken:  # what this process accepts would count as lost
                         raise
                     except _TROUBLE as error:
@@ -265,9 +265,9 @@ class LogBackend:
             raise group.exceptions[0] from group
         finally:
             if self._producer is not None:
-                await _quietly(self._producer.stop)
+                await _log_trouble(self._producer.stop)
 
-    async def _live(self, tasks: asyncio.TaskGroup) -> None:
+    async def _stay_joined(self, tasks: asyncio.TaskGroup) -> None:
         if self._producer is None:
             await check_retention(self._log, needs_of_requests(self._settings.deadline_ms_max))
             producer = LogProducer(self._log, self._codec, durable=True, client_id=self._gateway_id)
@@ -288,7 +288,7 @@ class LogBackend:
         membership.load_source = lambda: Load(running=len(self._hub))
         try:
             await membership.join()
-            await self._read(membership.leases["tokens"], tasks)
+            await self._read_partition(membership.leases["tokens"], tasks)
             membership.set_state(MemberState.READY)
             self._membership = membership
             self._trouble = "no heartbeat was acknowledged"
@@ -296,13 +296,13 @@ class LogBackend:
         finally:
             self._membership = None
             self._epoch = membership.epoch or self._epoch
-            await _quietly(membership.leave)
+            await _log_trouble(membership.leave)
 
     def _check_name(self, membership: Membership, record: Registration | Heartbeat) -> None:
         if isinstance(record, Registration):
             membership.check_name(record)
 
-    async def _read(self, partition: int, tasks: asyncio.TaskGroup) -> None:
+    async def _read_partition(self, partition: int, tasks: asyncio.TaskGroup) -> None:
         """Have a reader on the partition; those of earlier leases end with their last stream."""
         for old, task in list(self._readers.items()):
             if old != partition and not self._hub.waits_on(old):
@@ -313,9 +313,9 @@ class LogBackend:
         reader = self._reader(partition, "tokens")
         await reader.start("latest")
         self._positions[partition] = (await reader.end_offsets())[partition]
-        self._readers[partition] = tasks.create_task(self._pump(partition, reader))
+        self._readers[partition] = tasks.create_task(self._apply_frames(partition, reader))
 
-    async def _pump(self, partition: int, reader: AssignedReader) -> None:
+    async def _apply_frames(self, partition: int, reader: AssignedReader) -> None:
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -328,7 +328,7 @@ class LogBackend:
                 now_s = loop.time()
                 for record in records:
                     try:
-                        self._hub.apply(self._frame(record), now_s)
+                        self._hub.apply(self._decode_frame(record), now_s)
                     except RecordError as error:
                         await self._bury(record, error)
                 if records:
@@ -341,7 +341,7 @@ class LogBackend:
         logger.error("%s[%d]@%d: %s", record.topic, record.partition, record.offset, error)
         producer = self._producer
         if producer is not None:
-            await _quietly(lambda: bury(producer, record, error))
+            await _log_trouble(lambda: bury(producer, record, error))
 
     async def drain(self) -> None:
         """Tell the fleet that this gateway takes no more calls."""
@@ -349,10 +349,10 @@ class LogBackend:
         if membership is not None:
             membership.set_state(MemberState.DRAINING)
             limit_s = self._settings.accept_ms / 1000
-            await _quietly(lambda: asyncio.wait_for(membership.beat_now(), limit_s))
+            await _log_trouble(lambda: asyncio.wait_for(membership.beat_now(), limit_s))
 
 
-async def _quietly(action: Callable[[], Awaitable[None]]) -> None:
+async def _log_trouble(action: Callable[[], Awaitable[None]]) -> None:
     """Do something that may fail with the broker, and only log it then."""
     try:
         await action()

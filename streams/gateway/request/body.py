@@ -2,20 +2,29 @@
 
 Types and ranges are checked here, and again by nobody: an engine never sees what did not pass.
 What depends on the model (context length, vocabulary) or on several fields is checked in
-`sampling.py`.
+`intake.py` and `sampling.py`.
 """
 
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, WithJsonSchema
 
+from schemas.errors import InvalidRequest
 from schemas.records import Priority
 from streams.config import ORCHESTRATIONS, POLICIES
+from streams.gateway.http.errors import from_validation
+
+Body = TypeVar("Body", bound=BaseModel)
 
 _INT_32_MAX = 2**31 - 1
 # Room is left above for the numbers of choices, which are added to the seed.
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1 - 65_536
+_SEPARATORS = (b",", b"[", b"{")
+_ROLES_REFUSED = ("tool", "function")
+# What clients send back with an assistant's message, and what has no effect on the prompt.
+_MESSAGE_NEUTRAL: tuple[Any, ...] = (None, [], {}, "")
+_MESSAGE_IGNORED = frozenset({"refusal", "annotations", "id", "reasoning", "reasoning_content"})
 
 
 # The first thing that is wrong with a list is told; the others would only cost time.
@@ -137,6 +146,13 @@ class GenerationBody(_Body):
     priority: PriorityField = None
     trivium: Wishes | None = None
 
+    @property
+    def names_form(self) -> bool:
+        """Whether it constrains the form of the answer; `form.py` knows how."""
+        guided = (self.guided_json, self.guided_regex, self.guided_choice, self.guided_grammar)
+        forms = (self.response_format, self.structured_outputs, *guided)
+        return any(form is not None for form in forms)
+
 
 class Message(_Body):
     """One message of a chat; content is text or a list of text parts."""
@@ -175,3 +191,69 @@ class TokenizeBody(_Body):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
+
+
+def parse(kind: type[Body], raw: bytes, values_max: int) -> Body:
+    """The body as its model; raises InvalidRequest.
+
+    What a value costs to read is microseconds, so their number is bounded before any is read.
+    """
+    if (values := _values_of(raw, values_max)) > values_max:
+        raise InvalidRequest(f"the body: expected at most {values_max} values, found {values}")
+    try:
+        return kind.model_validate_json(raw)
+    except ValidationError as error:
+        raise from_validation(error) from error
+
+
+def _values_of(raw: bytes, enough: int) -> int:
+    """How many values a JSON text holds, at most; exact where there are more than enough."""
+    count = sum(map(raw.count, _SEPARATORS))
+    if count <= enough:
+        return count
+    bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # no quote in it is escaped now
+    outside = b"".join(bare.split(b'"')[::2])
+    return sum(map(outside.count, _SEPARATORS))
+
+
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
+    """Messages as templates take them; text parts are joined by line breaks."""
+    plain = []
+    for i, message in enumerate(messages):
+        where = f"messages.{i}"
+        if message.role in _ROLES_REFUSED:
+            raise InvalidRequest(
+                f"{where}.role: {message.role} messages are not supported; tool calling is not "
+                "served, put the result into a user message",
+                f"{where}.role",
+            )
+        for name, value in (message.model_extra or {}).items():
+            if name not in _MESSAGE_IGNORED and value not in _MESSAGE_NEUTRAL:
+                raise InvalidRequest(
+                    f"{where}.{name}: not supported; leave it out", f"{where}.{name}"
+                )
+        role = "system" if message.role == "developer" else message.role
+        fields = {"role": role, "content": _content(message.content, where)}
+        if message.name is not None:
+            fields["name"] = message.name
+        plain.append(fields)
+    return plain
+
+
+def _content(content: str | list[dict[str, Any]] | None, where: str) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for i, part in enumerate(content):
+        if part.get("type") != "text":
+            raise InvalidRequest(
+                f"{where}.content.{i}.type: expected text, found {part.get('type')!r}; "
+                "only text is served",
+                f"{where}.content.{i}.type",
+            )
+        if not isinstance(part.get("text"), str):
+            raise InvalidRequest(
+                f"{where}.content.{i}.text: expected a string", f"{where}.content.{i}.text"
+            )
+        texts.append(part["text"])
+    return "\n".join(texts)

@@ -1,8 +1,8 @@
 """What may take long, in a process of its own: `python -m streams.gateway.request.checks`.
 
 Reads one question per line and writes one answer per line, as JSON, until its input ends. A check
-answers with an empty text or with what is wrong. `aside.py` asks, and ends this process when an
-answer takes too long; nothing else imports this.
+answers with an empty text or with what is wrong. `check_process.py` asks, and ends this process
+when an answer takes too long; nothing else imports this.
 """
 
 import json
@@ -58,8 +58,8 @@ def regex(text: str) -> str:
 
 def encode(text: str, file: str, special: bool) -> list[int]:
     """Token ids of a long text."""
-    found = _tokenizer(file).encode_batch_fast([text], add_special_tokens=special)
-    ids: list[int] = found[0].ids
+    (encoding,) = _tokenizer(file).encode_batch_fast([text], add_special_tokens=special)
+    ids: list[int] = encoding.ids
     return ids
 
 

@@ -53,7 +53,7 @@ class Conversation:
     digest: bytes = b""  # over all messages; empty where nothing is to be remembered
 
 
-def from_headers(headers: Mapping[bytes, bytes]) -> str | None:
+def session_of(headers: Mapping[bytes, bytes]) -> str | None:
     """The session that a header names; raises InvalidRequest for one that cannot be an id."""
     for name in HEADERS:
         value = headers.get(name)
@@ -69,14 +69,14 @@ def from_headers(headers: Mapping[bytes, bytes]) -> str | None:
     return None
 
 
-def chain(digest: bytes, role: str, content: str) -> bytes:
+def _chain(digest: bytes, role: str, content: str) -> bytes:
     """The hash after one more message; space around a message does not count."""
     text = content.strip().encode("utf-8", "surrogatepass")
     head = b"%b\x00%b\x00%d\x00" % (digest, role.encode(), len(text))
     return blake2b(head + text, digest_size=16).digest()
 
 
-class Sessions:
+class Conversations:
     """The bounded table from hashes to sessions; the least recently used go first."""
 
     def __init__(self, *, entries_max: int, idle_ms: int) -> None:
@@ -89,11 +89,11 @@ class Sessions:
 
     def find(self, scope: str, messages: Sequence[Mapping[str, str]], now_ms: int) -> Conversation:
         """The conversation that these messages continue. `scope` keeps keys and users apart."""
-        digest = chain(b"", "scope", scope)
+        digest = _chain(b"", "scope", scope)
         last = b""
         turn = 0
         for message in messages:
-            digest = chain(digest, message["role"], message["content"])
+            digest = _chain(digest, message["role"], message["content"])
             if message["role"] == "assistant":
                 turn += 1
                 last = digest
@@ -115,12 +115,12 @@ class Sessions:
         """Let the next turn of this conversation find it; returns what others are to be told."""
         if not conversation.digest:
             return None
-        digest = chain(conversation.digest, "assistant", answer)
+        digest = _chain(conversation.digest, "assistant", answer)
         turn = Turn(digest=digest, session_id=conversation.session_id, at_ms=now_ms)
-        self.learn(turn)
+        self.add(turn)
         return turn
 
-    def learn(self, turn: Turn) -> None:
+    def add(self, turn: Turn) -> None:
         """Know what a gateway has remembered; also again."""
         at_ms, sessions = self._table.pop(turn.digest, (0, deque(maxlen=_SAME_WORDS_MAX)))
         if turn.session_id not in sessions:

@@ -10,27 +10,27 @@ from typing import Any
 from schemas.errors import InvalidRequest
 from schemas.records import Structured, StructuredKind
 from streams.gateway.http.errors import shown
-from streams.gateway.request.aside import ASIDE
 from streams.gateway.request.body import GenerationBody
+from streams.gateway.request.check_process import CHECK_PROCESS
 from streams.gateway.request.fields import refuse_extras
 from streams.gateway.request.sampling import strings
 
 FORM_CHARS_MAX, REGEX_CHARS_MAX, CHOICES_MAX = 262_144, 8_192, 1_024
 
-Found = list[tuple[str, StructuredKind, Any]]
+Forms = list[tuple[str, StructuredKind, Any]]
 
 
 async def form_of(body: GenerationBody, limit_ms: int) -> Structured | None:
     """The one constraint on the form of the answer; raises InvalidRequest, also where checking it
     takes too long.
     """
-    found = [*_response_format(body), *_structured_outputs(body), *_guided(body)]
-    if not found:
+    forms = [*_response_format(body), *_structured_outputs(body), *_guided(body)]
+    if not forms:
         return None
-    if len(found) > 1:
-        names = " and ".join(name for name, _, _ in found)
-        raise InvalidRequest(f"{names}: expected one form of the answer at most", found[1][0])
-    name, kind, value = found[0]
+    if len(forms) > 1:
+        names = " and ".join(name for name, _, _ in forms)
+        raise InvalidRequest(f"{names}: expected one form of the answer at most", forms[1][0])
+    name, kind, value = forms[0]
     text = _text(name, kind, value)
     most = REGEX_CHARS_MAX if kind is StructuredKind.REGEX else FORM_CHARS_MAX
     if len(text) > most:
@@ -38,7 +38,7 @@ async def form_of(body: GenerationBody, limit_ms: int) -> Structured | None:
     check = _CHECKS.get(kind)
     if check is not None and not _is_beyond(kind, text):
         try:
-            wrong = await ASIDE.check(check, text, limit_ms)
+            wrong = await CHECK_PROCESS.check(check, text, limit_ms)
         except InvalidRequest as error:
             raise InvalidRequest(f"{name}: {error.message}", name) from error
         if wrong:
@@ -54,7 +54,7 @@ def _is_beyond(kind: StructuredKind, text: str) -> bool:
     return kind is StructuredKind.REGEX and "\\p" in text.lower()
 
 
-def _guided(body: GenerationBody) -> Found:
+def _guided(body: GenerationBody) -> Forms:
     fields = (
         ("guided_json", StructuredKind.JSON_SCHEMA, body.guided_json),
         ("guided_regex", StructuredKind.REGEX, body.guided_regex),
@@ -64,7 +64,7 @@ def _guided(body: GenerationBody) -> Found:
     return [(name, kind, value) for name, kind, value in fields if value is not None]
 
 
-def _response_format(body: GenerationBody) -> Found:
+def _response_format(body: GenerationBody) -> Forms:
     form = body.response_format
     if form is None or form.type == "text":
         return []
@@ -80,7 +80,7 @@ def _response_format(body: GenerationBody) -> Found:
     return [("response_format.json_schema.schema", StructuredKind.JSON_SCHEMA, schema)]
 
 
-def _structured_outputs(body: GenerationBody) -> Found:
+def _structured_outputs(body: GenerationBody) -> Forms:
     form = body.structured_outputs
     if form is None:
         return []

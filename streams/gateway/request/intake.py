@@ -1,32 +1,37 @@
-"""From the bytes of a body to prompts and sampling parameters, or an error that says what to
-change.
+"""From a body and its headers to prompts, sampling parameters and options, or an error that says
+what to change.
 
 Nothing here touches the log: what passes is ready to become requests.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from pydantic import BaseModel, ValidationError
+from typing import Any
 
 from schemas.errors import InvalidRequest, PromptTooLong, UnknownModel
-from schemas.records import Endpoint, Sampling, Structured
+from schemas.records import Endpoint, Priority, Sampling, Structured
 from streams.config import ORCHESTRATIONS, POLICIES
 from streams.gateway.config import GatewaySettings
-from streams.gateway.http.errors import from_validation, shown
-from streams.gateway.request.body import ChatBody, CompletionBody, GenerationBody, Message, Wishes
+from streams.gateway.http.errors import shown
+from streams.gateway.http.exchange import Exchange, RawHeaders
+from streams.gateway.request.body import (
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    Wishes,
+    parse,
+    plain_messages,
+)
 from streams.gateway.request.fields import refuse_extras
 from streams.gateway.request.form import form_of
 from streams.gateway.request.sampling import sampling_of
 from streams.gateway.request.tokenizer import Tokenizer
 
-Body = TypeVar("Body", bound=BaseModel)
-_SEPARATORS = (b",", b"[", b"{")
-_ROLES_REFUSED = ("tool", "function")
-# What clients send back with an assistant's message, and what has no effect on the prompt.
-_MESSAGE_NEUTRAL: tuple[Any, ...] = (None, [], {}, "")
-_MESSAGE_IGNORED = frozenset({"refusal", "annotations", "id", "reasoning", "reasoning_content"})
+PRIORITY_HEADER, DEADLINE_HEADER = "x-priority", "x-deadline-ms"
+WEIGHTS_HEADER, DISCONNECT_HEADER = "x-trivium-weights", "x-trivium-on-disconnect"
+POLICY_HEADER, ORCHESTRATION_HEADER = "x-trivium-policy", "x-trivium-orchestration"
+_WEIGHTS = ("ttft", "tpot")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +46,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intake:
-    """A call that passed every check. Choices of one prompt differ in their seeds only."""
+    """A body that passed every check. Choices of one prompt differ in their seeds only."""
 
     endpoint: Endpoint
     prompts: Sequence[Sequence[int]]
@@ -57,27 +62,17 @@ class Intake:
     user: str
 
 
-def parse(kind: type[Body], raw: bytes, values_max: int) -> Body:
-    """The body as its model; raises InvalidRequest.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOptions:
+    """How a call is to be treated, by its body or else by its headers, or as is usual here."""
 
-    What a value costs to read is microseconds, so their number is bounded before any is read.
-    """
-    if (values := _values_of(raw, values_max)) > values_max:
-        raise InvalidRequest(f"the body: expected at most {values_max} values, found {values}")
-    try:
-        return kind.model_validate_json(raw)
-    except ValidationError as error:
-        raise from_validation(error) from error
-
-
-def _values_of(raw: bytes, enough: int) -> int:
-    """How many values a JSON text holds, at most; exact where there are more than enough."""
-    count = sum(map(raw.count, _SEPARATORS))
-    if count <= enough:
-        return count
-    bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")  # no quote in it is escaped now
-    outside = b"".join(bare.split(b'"')[::2])
-    return sum(map(outside.count, _SEPARATORS))
+    priority: Priority
+    deadline_ms: int
+    w_ttft: float  # -1, both, where the call names no weights
+    w_tpot: float
+    policy: str  # empty where none is wished, as the next
+    orchestration: str
+    keeps_running: bool  # when the client hangs up
 
 
 async def take_in(
@@ -91,22 +86,23 @@ async def take_in(
         body = parse(CompletionBody, raw, settings.values_max + served.max_model_len)
     if body.model != served.name:
         raise UnknownModel(f"model: expected {served.name!r}, found {body.model[:80]!r}")
-    refuse_extras(body.model_extra)
-    include_usage = _stream_options(body)
+    if body.model_extra:
+        refuse_extras(body.model_extra)
+    include_usage = _include_usage(body)
     n, wishes = body.n or 1, body.trivium or Wishes()
-    given = [body.messages] if isinstance(body, ChatBody) else _given(body.prompt)
+    given = [body.messages] if isinstance(body, ChatBody) else _prompts_given(body.prompt)
     if n * len(given) > (most := min(settings.choices_max, settings.in_flight_max)):
         raise InvalidRequest(
             f"n: expected at most {most} answers of one call, found {shown(n * len(given))}",
             "n",
         )
-    form = await form_of(body, settings.aside_ms)
+    form = await form_of(body, settings.aside_ms) if body.names_form else None
     messages: list[dict[str, str]] = []
     if isinstance(body, ChatBody):
         messages = plain_messages(body.messages)
         prompts = [await chat_prompt(body, messages, served, settings)]
     else:
-        prompts = [await _prompt(one, body, served, settings) for one in given]
+        prompts = [await _completion_prompt(one, body, served, settings) for one in given]
     return Intake(
         endpoint=endpoint,
         prompts=prompts,
@@ -116,19 +112,43 @@ async def take_in(
         stream=bool(body.stream),
         include_usage=include_usage,
         token_ids=bool(body.return_token_ids),
-        priority=priority_of(settings.priorities, body.priority),
-        policy=one_of(POLICIES, wishes.policy, "trivium.policy"),
-        orchestration=one_of(ORCHESTRATIONS, wishes.orchestration, "trivium.orchestration"),
+        priority=_priority_of(settings, body.priority, "priority"),
+        policy=_one_of(POLICIES, wishes.policy, "trivium.policy"),
+        orchestration=_one_of(ORCHESTRATIONS, wishes.orchestration, "trivium.orchestration"),
         user=body.user or "",
     )
 
 
-def priority_of(names: Sequence[str], value: Any, param: str = "priority") -> str | None:
+def options_of(exchange: Exchange, intake: Intake, settings: GatewaySettings) -> CallOptions:
+    """What the call asks for besides its answer; raises InvalidRequest."""
+    headers = exchange.headers
+    priority = intake.priority or _priority_of(
+        settings, _text_of(headers, PRIORITY_HEADER), PRIORITY_HEADER
+    )
+    relative_ms = exchange.number(DEADLINE_HEADER, 1, settings.deadline_ms_max)
+    w_ttft, w_tpot = _weights(headers)
+    return CallOptions(
+        priority=Priority(priority or settings.priority),
+        deadline_ms=exchange.arrived_ms + (relative_ms or settings.deadline_ms),
+        w_ttft=w_ttft,
+        w_tpot=w_tpot,
+        policy=intake.policy or _wish(headers, POLICY_HEADER, POLICIES),
+        orchestration=intake.orchestration or _wish(headers, ORCHESTRATION_HEADER, ORCHESTRATIONS),
+        keeps_running=_keeps_running(headers),
+    )
+
+
+def _text_of(headers: RawHeaders, name: str) -> str | None:
+    value = headers.get(name.encode())
+    return None if value is None else value.decode("latin-1")
+
+
+def _priority_of(settings: GatewaySettings, value: Any, param: str) -> str | None:
     """One of these classes by its name; vLLM's default number is none. `param` brought it."""
-    return None if value == 0 else one_of(names, value, param)
+    return None if value is None or value == 0 else _one_of(settings.priorities, value, param)
 
 
-def one_of(names: Sequence[str], value: Any, param: str) -> str | None:
+def _one_of(names: Sequence[str], value: Any, param: str) -> str | None:
     """The value, if it is among the names, or None; raises InvalidRequest. `param` brought it."""
     if value is None:
         return None
@@ -139,7 +159,50 @@ def one_of(names: Sequence[str], value: Any, param: str) -> str | None:
     return str(value)
 
 
-def _stream_options(body: GenerationBody) -> bool:
+def _wish(headers: RawHeaders, header: str, names: Sequence[str]) -> str:
+    text = _text_of(headers, header)
+    return _one_of(names, text and text.strip().lower(), header) or ""
+
+
+def _keeps_running(headers: RawHeaders) -> bool:
+    """Whether the work is to go on when the client hangs up. Raises InvalidRequest."""
+    text = _text_of(headers, DISCONNECT_HEADER)
+    if text is not None and text.strip().lower() not in ("cancel", "continue"):
+        raise InvalidRequest(
+            f"{DISCONNECT_HEADER}: expected cancel or continue, found {text[:40]!r}",
+            DISCONNECT_HEADER,
+        )
+    return text is not None and text.strip().lower() == "continue"
+
+
+def _weights(headers: RawHeaders) -> tuple[float, float]:
+    """Weights of TTFT and TPOT for placement; what the header does not name weighs 0, and -1
+    stands for a call without the header. Raises InvalidRequest.
+    """
+    text = _text_of(headers, WEIGHTS_HEADER)
+    if text is None:
+        return -1.0, -1.0
+    weights: dict[str, float] = {}
+    try:
+        for part in text.split(","):
+            name, _, number = part.partition("=")
+            weight = float(number)
+            name = name.strip().lower()
+            if name not in _WEIGHTS or name in weights or not 0 <= weight < math.inf:
+                raise ValueError
+            weights[name] = weight
+        if not any(weights.values()):
+            raise ValueError
+    except ValueError:
+        raise InvalidRequest(
+            f"{WEIGHTS_HEADER}: expected ttft=NUMBER,tpot=NUMBER with numbers of at least 0, one "
+            f"of them above 0, found {text[:60]!r}",
+            WEIGHTS_HEADER,
+        ) from None
+    return weights.get("ttft", 0.0), weights.get("tpot", 0.0)
+
+
+def _include_usage(body: GenerationBody) -> bool:
     options = body.stream_options
     if options is None:
         return False
@@ -151,49 +214,6 @@ def _stream_options(body: GenerationBody) -> bool:
             "stream_options.continuous_usage_stats",
         )
     return bool(options.include_usage)
-
-
-def plain_messages(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Messages as templates take them; text parts are joined by line breaks."""
-    plain = []
-    for i, message in enumerate(messages):
-        where = f"messages.{i}"
-        if message.role in _ROLES_REFUSED:
-            raise InvalidRequest(
-                f"{where}.role: {message.role} messages are not supported; tool calling is not "
-                "served, put the result into a user message",
-                f"{where}.role",
-            )
-        for name, value in (message.model_extra or {}).items():
-            if name not in _MESSAGE_IGNORED and value not in _MESSAGE_NEUTRAL:
-                raise InvalidRequest(
-                    f"{where}.{name}: not supported; leave it out", f"{where}.{name}"
-                )
-        role = "system" if message.role == "developer" else message.role
-        found = {"role": role, "content": _content(message.content, where)}
-        if message.name is not None:
-            found["name"] = message.name
-        plain.append(found)
-    return plain
-
-
-def _content(content: str | list[dict[str, Any]] | None, where: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = []
-    for i, part in enumerate(content):
-        if part.get("type") != "text":
-            raise InvalidRequest(
-                f"{where}.content.{i}.type: expected text, found {part.get('type')!r}; "
-                "only text is served",
-                f"{where}.content.{i}.type",
-            )
-        if not isinstance(part.get("text"), str):
-            raise InvalidRequest(
-                f"{where}.content.{i}.text: expected a string", f"{where}.content.{i}.text"
-            )
-        texts.append(part["text"])
-    return "\n".join(texts)
 
 
 async def chat_prompt(
@@ -214,26 +234,26 @@ async def chat_prompt(
 
 def check_length(chars: int, served: Served, settings: GatewaySettings) -> None:
     """Raise PromptTooLong where a text cannot fit, before anything is spent on its tokens."""
-    most = prompt_max(served, settings)
+    most = _prompt_tokens_max(served, settings)
     if chars > most * served.tokenizer.token_chars_max:
         raise PromptTooLong(
             f"the prompt has {chars} characters, more than {most} tokens hold; shorten it"
         )
 
 
-def prompt_max(served: Served, settings: GatewaySettings) -> int:
-    """Tokens of a prompt, at most: one at least is for the answer."""
+def _prompt_tokens_max(served: Served, settings: GatewaySettings) -> int:
+    """One token at least is for the answer."""
     limit = served.max_model_len
     return min(limit - 1, settings.prompt_tokens_max or limit)
 
 
-def _given(prompt: Any) -> list[Any]:
+def _prompts_given(prompt: Any) -> list[Any]:
     """The prompts of a completion, each a text or token ids."""
     several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
     return prompt if several else [prompt]
 
 
-async def _prompt(
+async def _completion_prompt(
     one: Any, body: CompletionBody, served: Served, settings: GatewaySettings
 ) -> list[int]:
     if not isinstance(one, str):
@@ -271,7 +291,7 @@ def _sampling(
     limit, count = served.max_model_len, len(prompt)
     if not count:
         raise InvalidRequest("prompt: expected at least one token, found none", "prompt")
-    most = prompt_max(served, settings)
+    most = _prompt_tokens_max(served, settings)
     if count > most:
         raise PromptTooLong(
             f"the prompt has {count} tokens, and at most {most} are served; shorten it"

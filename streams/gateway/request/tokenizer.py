@@ -1,4 +1,4 @@
-"""Text to tokens, once, here: a model's own tokenizer and chat template, from a folder or by name.
+"""Text to tokens, once, here: a model's own chat template and tokenizer.
 
 Uses `tokenizers` and Jinja only, so a gateway needs no torch. Rendering and encoding are separate
 steps, and the rendered text is where passages of a retrieval will get their marked place; nothing
@@ -6,87 +6,85 @@ marks one yet.
 """
 
 import asyncio
-import json
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Template, TemplateError
 from tokenizers import Tokenizer as RawTokenizer
 
 from schemas.errors import ConfigError, InvalidRequest
-from schemas.settings import ModelSettings
-from streams.gateway.request.aside import ASIDE
-from streams.gateway.request.template import ChatTemplate, Message
+from streams.gateway.request.check_process import CHECK_PROCESS
+from streams.gateway.request.jinja_environment import make_environment
+from streams.gateway.request.model_files import read_json, special_tokens_of, template_source_of
 
+Message = Mapping[str, Any]
 ENCODE_MS = 5_000
 _THREAD_CHARS_MAX = 1 << 18  # of a text that a thread encodes: some tenths of a second
 _CUT = f"\ufdd0{secrets.randbits(64)}\ufdd0"  # nobody can write it into a message
-FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "config.json",
+
+
+# What a template raises over messages and variables that it does not expect.
+_REFUSALS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
 )
+_RESERVED = ("messages", "tools", "documents", "add_generation_prompt", "self", "loop")
 
 
-def model_folder(model: ModelSettings) -> Path:
-    """The folder of a model: as given if it exists, else fetched by its Hugging Face name and
-    revision. Raises ConfigError.
-    """
-    path, folder = model.path, Path(model.path)
-    if folder.is_dir():
-        return folder
-    revision = model.pinned
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+class ChatTemplate:
+    """One compiled template with the special tokens that it may name."""
 
-    try:
-        return Path(snapshot_download(path, revision=revision, allow_patterns=list(FILES)))
-    except (HFValidationError, HfHubHTTPError, OSError) as error:
-        raise ConfigError(
-            f"model.path: expected a folder or a Hugging Face name, found {path!r}: {error}"
-        ) from error
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = make_environment()
+        try:
+            self._template: Template = environment.from_string(source)
+        except TemplateError as error:
+            raise ConfigError(f"the model's chat template cannot be compiled: {error}") from error
+        self._special_tokens = dict(special_tokens)
+        self._reserved = {*_RESERVED, *special_tokens, *environment.globals}
 
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path}: expected JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{path}: expected a JSON object, found {type(found).__name__}")
-    return found
-
-
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    found = {}
-    for name, value in config.items():
-        if name.endswith("_token"):
-            text = value.get("content") if isinstance(value, dict) else value
-            if isinstance(text, str):
-                found[name] = text
-    return found
-
-
-def _template_source(folder: Path, config: Mapping[str, Any]) -> str | None:
-    jinja = folder / "chat_template.jinja"
-    if jinja.exists():
-        return jinja.read_text(encoding="utf-8")
-    source = _read_json(folder / "chat_template.json").get("chat_template")
-    source = config.get("chat_template") if source is None else source
-    if isinstance(source, list):  # several by name; the one called default is meant for chat
-        named = {entry["name"]: entry["template"] for entry in source}
-        source = named.get("default")
-    return source if isinstance(source, str) else None
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text; raises InvalidRequest when the template refuses the messages, or a
+        variable has a name that is the template's own.
+        """
+        for name in variables or ():
+            if name in self._reserved:
+                raise InvalidRequest(
+                    f"chat_template_kwargs.{name}: the template's own name; leave it out",
+                    f"chat_template_kwargs.{name}",
+                )
+        try:
+            return self._template.render(
+                **{
+                    **self._special_tokens,
+                    **(variables or {}),
+                    "messages": messages,
+                    "tools": None,
+                    "documents": None,
+                    "add_generation_prompt": add_generation_prompt,
+                }
+            )
+        except _REFUSALS as error:
+            raise InvalidRequest(
+                f"messages: the model's chat template refuses them: {error}", "messages"
+            ) from error
 
 
-def _beginnings(names: Iterable[str]) -> re.Pattern[str]:
+def _first_characters(names: Iterable[str]) -> re.Pattern[str]:
     """The first characters of these names, wherever a text has the whole name; names of a single
     character cannot be cut, and spaces are text to every model.
     """
@@ -116,16 +114,14 @@ class Tokenizer:
         self._raw = RawTokenizer.from_file(str(file))
         self._raw.no_padding()
         self._raw.no_truncation()
-        config = _read_json(folder / "tokenizer_config.json")
-        special = _special_tokens(_read_json(folder / "special_tokens_map.json"))
-        special |= _special_tokens(config)
-        source = _template_source(folder, config)
+        source = template_source_of(folder)
+        special = special_tokens_of(folder)
         self._template = None if source is None else ChatTemplate(source, special)
-        model = _read_json(folder / "config.json")
+        model = read_json(folder / "config.json")
         self.vocab = max(self._raw.get_vocab_size(), int(model.get("vocab_size", 0)))
         self._inline_chars = inline_chars
         self.token_chars_max = max(map(len, self._raw.get_vocab()), default=1)
-        self._special = _beginnings(
+        self._special_names = _first_characters(
             token.content
             for token in self._raw.get_added_tokens_decoder().values()
             if token.special
@@ -159,19 +155,21 @@ class Tokenizer:
         They end within what a message spells like a special token: cut, it is text.
         """
         text = self.render(
-            [self._cut(message) for message in messages],
+            [self._cut_special_names(message) for message in messages],
             add_generation_prompt=add_generation_prompt,
-            variables=self._cut(variables),
+            variables=self._cut_special_names(variables),
         )
         return [piece for piece in text.split(_CUT) if piece]
 
-    def _cut(self, value: Any) -> Any:
+    def _cut_special_names(self, value: Any) -> Any:
         """A value of JSON with a cut after the first character of every special token's name."""
         if isinstance(value, str):
-            return self._special.sub(rf"\g<0>{_CUT}", value)
+            return self._special_names.sub(rf"\g<0>{_CUT}", value)
         if isinstance(value, Mapping):
-            return {name: self._cut(item) for name, item in value.items()}
-        return [self._cut(item) for item in value] if isinstance(value, list) else value
+            return {name: self._cut_special_names(item) for name, item in value.items()}
+        return (
+            [self._cut_special_names(item) for item in value] if isinstance(value, list) else value
+        )
 
     async def encode_chat(
         self,
@@ -191,11 +189,11 @@ class Tokenizer:
         if (chars := _chars(messages) + _chars(variables)) > _THREAD_CHARS_MAX:
             check_chars(chars)
             asked = (str(self._folder), messages, add_generation_prompt, variables)
-            answer = await ASIDE.ask("chat", *asked, limit_ms=limit_ms)
+            answer = await CHECK_PROCESS.ask("chat", *asked, limit_ms=limit_ms)
             if "refused" in answer:
                 raise InvalidRequest(*answer["refused"])
-            found: list[int] = answer["ids"]
-            return found
+            ids: list[int] = answer["ids"]
+            return ids
         pieces = self.pieces(
             messages, add_generation_prompt=add_generation_prompt, variables=variables
         )
@@ -219,13 +217,13 @@ class Tokenizer:
         if len(text) <= _THREAD_CHARS_MAX:
             return await asyncio.to_thread(self._ids, text, add_special_tokens)
         asked = (text, str(self._file), add_special_tokens)
-        found: list[int] = await ASIDE.ask("encode", *asked, limit_ms=limit_ms)
-        return found
+        ids: list[int] = await CHECK_PROCESS.ask("encode", *asked, limit_ms=limit_ms)
+        return ids
 
     def _ids(self, text: str, add_special_tokens: bool) -> list[int]:
         # The fast form leaves out where in the text each token lies; it exists for batches only.
-        found = self._raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return found[0].ids
+        (encoding,) = self._raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding.ids
 
     def token_text(self, token_id: int) -> str | None:
         """The vocabulary's own spelling of a token."""

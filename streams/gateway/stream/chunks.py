@@ -36,14 +36,14 @@ class ChunkWriter:
         key: StreamKey,
         name: bytes,
         streams: Sequence[Stream],
-        has: Sequence[Position] = (),
+        client_positions: Sequence[Position] = (),
     ) -> None:
-        """`name` is what all ids of this answer begin with."""
+        """`name` is what all ids of this answer begin with; a resuming client has positions."""
         self._key = key
         self._chat = key.endpoint is Endpoint.CHAT
         self._streams = streams
         # What was written so far; a stream may be ahead of it while its siblings are written.
-        self._written = list(has) or [Position()] * len(streams)
+        self._written = list(client_positions) or [Position()] * len(streams)
         self._id = b"id: %b." % name
         head = {
             "id": answers.public_id(key),
@@ -66,7 +66,7 @@ class ChunkWriter:
         self._after_text = brace + b',"logprobs":'
         self._after_logprobs = b',"finish_reason":null}]' + usage + b"}\n\n"
         self._close = self._after_text + b"null" + self._after_logprobs
-        self.said: list[str] | None = None  # a list collects the first choice's text
+        self.collected: list[str] | None = None  # a list takes the first choice's text
 
     def drain(self) -> bytes:
         """Everything new, and the ends; empty where nothing is."""
@@ -77,8 +77,8 @@ class ChunkWriter:
             return self._drain_one(0)
         if not stream.texts or not (text := stream.drain()):
             return b""
-        if self.said is not None:
-            self.said.append(text)
+        if self.collected is not None:
+            self.collected.append(text)
         return b"%b%d-%d-%x%b%b%b" % (  # a single choice's position is that of its stream
             self._id,
             stream.next_seq,
@@ -94,14 +94,14 @@ class ChunkWriter:
 
     def _drain_one(self, i: int) -> bytes:
         stream = self._streams[i]
-        if stream.behind:
+        if stream.is_catching_up:
             return b""
         text, token_ids, logprobs = stream.drain(), stream.token_ids, stream.logprobs
         stream.token_ids, stream.logprobs = [], []
         if self._written[i].ended:
             return b""
-        if self.said is not None and not i:
-            self.said.append(text)
+        if self.collected is not None and not i:
+            self.collected.append(text)
         event = b""
         if text or logprobs or token_ids:
             self._written[i] = stream.position()

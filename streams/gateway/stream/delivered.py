@@ -24,8 +24,8 @@ class Delivered:
         self._ids_done = 0  # so many are in the sums below
         self._ids_crc = self._text_crc = 0
 
-    def given_out(self, text: str) -> None:
-        """The next text leaves, and all ids so far count as given out with it."""
+    def hand_out(self, text: str) -> None:
+        """The next text leaves, and all ids so far count as handed out with it."""
         count = len(self.ids)
         if count != self._ids_done:
             self._ids_crc = crc32(self.ids[self._ids_done :], self._ids_crc)
@@ -35,11 +35,11 @@ class Delivered:
 
     @property
     def digest(self) -> int:
-        """Of what was given out."""
+        """Of what was handed out."""
         return self._ids_crc ^ self._text_crc
 
     def resumed(self, chars: int) -> None:
-        """So much text was given out by another gateway."""
+        """So much text was handed out by another gateway."""
         self._text_crc = crc32(_bytes("".join(self.texts)[:chars]))
 
     def digest_of(self, tokens: int, chars: int) -> int:

@@ -21,20 +21,22 @@ logger = logging.getLogger(__name__)
 class CallStream(Stream):
     """A stream that knows its call, when it last grew, and where it is run."""
 
-    __slots__ = ("call", "last_s", "start", "told")
+    __slots__ = ("call", "difference_reported", "grew_s", "start")
 
-    def __init__(self, call: "Call", request_id: str, choice: int, has: Position | None) -> None:
+    def __init__(
+        self, call: "Call", request_id: str, choice: int, client_position: Position | None
+    ) -> None:
         super().__init__(
             request_id,
             choice,
-            has=has,
-            goes_on=call.goes_on,
-            restarts=call.only_end,
-            keeps_ids=call.wants_tokens,
+            client_position=client_position,
+            tolerates_difference=call.tolerates_difference,
+            restarts=call.waits_for_end,
+            keeps_ids=call.key.token_ids,
         )
         self.call = call
-        self.told = False  # that it differs
-        self.last_s = 0.0
+        self.difference_reported = False
+        self.grew_s = 0.0
         self.start: StreamStart | None = None  # of the highest attempt that told it
 
 
@@ -43,27 +45,26 @@ def _nothing() -> None:
 
 
 class Call:
-    """One answer being awaited. Its handler is the only one that awaits `change`."""
+    """One answer being awaited. Its handler is the only one that awaits `next_change`."""
 
     __slots__ = (
         "_waiter",
+        "abort_connection",
         "arrived_s",
-        "bad_end",
-        "cut",
+        "client_gone",
         "deadline_ms",
+        "failed_end",
         "failure",
-        "first_s",
-        "gap_s",
-        "goes_on",
-        "gone",
+        "first_token_s",
+        "gap_since_s",
         "is_changed",
-        "keepalive",
+        "keepalive_due",
         "key",
-        "only_end",
-        "open",
+        "last_activity_s",
+        "open_streams",
         "streams",
-        "touched_s",
-        "wants_tokens",
+        "tolerates_difference",
+        "waits_for_end",
     )
 
     def __init__(
@@ -72,33 +73,32 @@ class Call:
         *,
         deadline_ms: int,
         arrived_s: float,
-        only_end: bool,
-        goes_on: bool = False,
-        cut: Callable[[], None] = _nothing,
+        waits_for_end: bool,
+        tolerates_difference: bool = False,
+        abort_connection: Callable[[], None] = _nothing,
     ) -> None:
         self.key = key
-        self.cut = cut  # the connection, where its client does not read
-        self.wants_tokens = key.token_ids
+        self.abort_connection = abort_connection  # where its client does not read
         self.deadline_ms = deadline_ms
         self.arrived_s = arrived_s
-        self.only_end = only_end  # nothing is written before the end: wake then only
-        self.goes_on = goes_on  # where an attempt repeats other tokens
+        self.waits_for_end = waits_for_end  # nothing is written before the end: wake then only
+        self.tolerates_difference = tolerates_difference  # between attempts
         self.streams: list[CallStream] = []
-        self.open = 0
-        self.first_s = 0.0
-        self.touched_s = arrived_s  # last growth or keep-alive
-        self.gap_s = 0.0
-        self.keepalive = False  # the handler is to write a comment
-        self.gone = False  # the client hung up
+        self.open_streams = 0
+        self.first_token_s = 0.0
+        self.last_activity_s = arrived_s  # last growth or keep-alive
+        self.gap_since_s = 0.0
+        self.keepalive_due = False  # the handler is to write a comment
+        self.client_gone = False  # the client hung up
         self.failure: TriviumError | None = None
-        self.bad_end: StreamEnd | None = None  # the first end that is no answer
+        self.failed_end: StreamEnd | None = None  # the first end that is no answer
         self.is_changed = False
         self._waiter: asyncio.Future[None] | None = None
 
-    def add(self, request_id: str, choice: int, has: Position | None = None) -> None:
-        """One more stream of this call, of which a resuming client `has` so much."""
-        self.streams.append(CallStream(self, request_id, choice, has))
-        self.open += 1
+    def add(self, request_id: str, choice: int, client_position: Position | None = None) -> None:
+        """One more stream of this call; `client_position` is where a client resumes it."""
+        self.streams.append(CallStream(self, request_id, choice, client_position))
+        self.open_streams += 1
 
     def wake(self) -> None:
         """Let the handler look."""
@@ -109,7 +109,7 @@ class Call:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def change(self) -> asyncio.Future[None]:
+    def next_change(self) -> asyncio.Future[None]:
         """A future to await while nothing has changed. Who looks clears `is_changed` first."""
         waiter = self._waiter = asyncio.get_running_loop().create_future()
         return waiter
@@ -120,15 +120,15 @@ class Call:
             self.failure = error
         self.wake()
 
-    async def outlast(self) -> None:
+    async def wait_for_end(self) -> None:
         """Wait until nothing more comes, without anybody to write it to."""
-        self.only_end = True
-        while self.open and self.failure is None and self.bad_end is None:
-            await self.change()
+        self.waits_for_end = True
+        while self.open_streams and self.failure is None and self.failed_end is None:
+            await self.next_change()
 
     def hang_up(self) -> None:
         """The client is gone."""
-        self.gone = True
+        self.client_gone = True
         self.wake()
 
 
@@ -172,9 +172,9 @@ class Hub:
         logprobs = _by_stream(frame) if frame.logprobs else None
         streams = self._streams
         if frame.starts:
-            self._started(frame.starts)
+            self._note_starts(frame.starts)
         token_ids = frame.token_ids
-        at = total = foreign = 0
+        at = tokens = foreign_rows = 0
         waits: dict[tuple[float, int], int] = {}  # rows by when their stream last grew, and tokens
         for request_id, attempt, first_seq, first_char, count, text in zip(
             frame.request_ids,
@@ -187,7 +187,7 @@ class Hub:
         ):
             stream = streams.get(request_id)
             if stream is None:
-                foreign += 1
+                foreign_rows += 1
                 at += count
                 continue
             call = stream.call
@@ -202,30 +202,30 @@ class Hub:
             )
             at += count
             if new:
-                total += new
-                wait = (stream.last_s, new)
+                tokens += new
+                wait = (stream.grew_s, new)
                 waits[wait] = waits.get(wait, 0) + 1
-                stream.last_s = call.touched_s = now_s
-                if not call.first_s:
-                    self._begun(call, now_s)
+                stream.grew_s = call.last_activity_s = now_s
+                if not call.first_token_s:
+                    self._note_first_token(call, now_s)
             if stream.differs_at is not None:
-                self._differs(stream)
+                self._report_difference(stream)
             if stream.end is not None:
-                self._closed(stream)
-            elif not call.only_end:
+                self._close_stream(stream)
+            elif not call.waits_for_end:
                 call.wake()
         for end in frame.ends:
             ending = streams.get(end.request_id)
             if ending is None:
                 continue
             if ending.finish(end):
-                self._closed(ending)
+                self._close_stream(ending)
             if ending.differs_at is not None:
-                self._differs(ending)
+                self._report_difference(ending)
         if self._metrics is not None:
-            self._metrics.frame(tokens=total, foreign_rows=foreign, waits=waits, now_s=now_s)
+            self._metrics.frame(tokens=tokens, foreign_rows=foreign_rows, waits=waits, now_s=now_s)
 
-    def _started(self, starts: Sequence[StreamStart]) -> None:
+    def _note_starts(self, starts: Sequence[StreamStart]) -> None:
         for start in starts:
             stream = self._streams.get(start.request_id)
             if stream is None:
@@ -235,13 +235,13 @@ class Hub:
             if known is None or fuller > (known.attempt, known.decode_worker != ""):
                 stream.start = start
 
-    def _differs(self, stream: CallStream) -> None:
+    def _report_difference(self, stream: CallStream) -> None:
         """An attempt repeated other tokens: the call fails, or goes on and tells it at its end."""
-        if stream.told:
+        if stream.difference_reported:
             return
-        stream.told = True
+        stream.difference_reported = True
         if self._metrics is not None:
-            self._metrics.differs()
+            self._metrics.difference()
         what = (
             f"{stream.request_id}: attempt {stream.attempt} generates other tokens than those that "
             f"were delivered, from token {stream.differs_at} on"
@@ -250,21 +250,21 @@ class Hub:
         if stream.broken:
             stream.call.fail(AttemptsDiffer(f"{what}; send the request again"))
 
-    def _begun(self, call: Call, now_s: float) -> None:
-        call.first_s = now_s
+    def _note_first_token(self, call: Call, now_s: float) -> None:
+        call.first_token_s = now_s
         if self._metrics is not None:
             self._metrics.first_token(now_s - call.arrived_s)
 
-    def _closed(self, stream: CallStream) -> None:
+    def _close_stream(self, stream: CallStream) -> None:
         if self._streams.pop(stream.request_id, None) is None:
             return
         call, end = stream.call, stream.end
-        call.open -= 1
+        call.open_streams -= 1
         if end is not None and end.kind is not OutcomeKind.COMPLETED:
-            call.bad_end = call.bad_end or end
-        if self._metrics is not None and stream.repeats:
-            self._metrics.repeats(stream.repeats)
-        if not call.only_end or not call.open or call.bad_end is not None:
+            call.failed_end = call.failed_end or end
+        if self._metrics is not None and stream.repeated_rows:
+            self._metrics.repeated_rows(stream.repeated_rows)
+        if not call.waits_for_end or not call.open_streams or call.failed_end is not None:
             call.wake()
 
 

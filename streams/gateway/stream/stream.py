@@ -1,14 +1,14 @@
 """One stream of tokens as the log delivers it, cut into what is new.
 
-Pure. Rows may be repeated, overlap, arrive ahead of others (the first token comes from another
-producer than the rest), or belong to attempts that were given up. A stream keeps the number of the
-next token and the next character, and takes from each row only what lies beyond; what a row repeats
-has to be what was taken before (`delivered.py`). The hub feeds it; the writers drain it.
+Pure. Rows may be repeated, overlap, arrive before rows that precede them (the first token comes
+from another producer than the rest), or belong to attempts that were given up. A stream counts
+tokens and characters, and takes from each row only what lies beyond; what a row repeats is compared
+with what was taken before (`delivered.py`). The hub feeds it; the writers drain it.
 
-Where something else is repeated, the stream breaks, or goes on behind what was delivered
-(`goes_on`); both are told: `differs_at`. A higher attempt repeats, and decode, which draws
-prefill's first token again and goes on behind its own. Where nothing is written before the end
-(`restarts`), a higher attempt starts from the beginning, and so does decode, who has more to say.
+A higher attempt repeats; so does decode, which draws prefill's first token again and continues from
+its own. If something else is repeated, the stream breaks, or continues if it
+`tolerates_difference`; `differs_at` tells either way. A stream that `restarts`, because nothing is
+written before its end, takes a higher attempt, or decode's longer row, from the beginning.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from schemas.records import OutcomeKind, StreamEnd, TokenLogprob
 from streams.gateway.stream.delivered import Delivered
 from streams.gateway.stream.event_id import Position
 
-ROWS_AHEAD_MAX = 4_096  # a row that finds no place is dropped; the gap then ends the stream
+EARLY_ROWS_MAX = 4_096  # a row that finds no place is dropped; the gap then ends the stream
 
 
 class Row(NamedTuple):
@@ -33,21 +33,21 @@ class Row(NamedTuple):
 
 
 class Stream:
-    """State of one stream; `next_seq` and `next_char` are what a client that read all has.
+    """State of one stream; `next_seq` and `next_char` are the position of a client that read all.
 
-    `has` is what a client that resumes has already: until it was seen again on the log and found
-    the same, the stream is `behind` and gives nothing out.
+    `client_position` is where a client resumes: until everything before it was seen on the log, and
+    is the same, the stream `is_catching_up` and gives nothing out.
     """
 
     __slots__ = (
-        "_ahead",
+        "_attempt_began_at",
+        "_client_position",
         "_delivered",
-        "_goes_on",
-        "_has",
+        "_early_rows",
         "_keeps_ids",
-        "_last_word",
+        "_pending_end",
         "_restarts",
-        "_risen_at",
+        "_tolerates_difference",
         "attempt",
         "broken",
         "choice",
@@ -56,7 +56,7 @@ class Stream:
         "logprobs",
         "next_char",
         "next_seq",
-        "repeats",
+        "repeated_rows",
         "request_id",
         "texts",
         "token_ids",
@@ -67,8 +67,8 @@ class Stream:
         request_id: str,
         choice: int = 0,
         *,
-        has: Position | None = None,
-        goes_on: bool = False,
+        client_position: Position | None = None,
+        tolerates_difference: bool = False,
         restarts: bool = False,
         keeps_ids: bool = True,
     ) -> None:
@@ -81,26 +81,27 @@ class Stream:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.end: StreamEnd | None = None  # set when the stream is over and nothing is missing
-        self.repeats = 0  # rows of which nothing was new
+        self.repeated_rows = 0  # of which nothing was new
         self.differs_at: int | None = None  # the first token that was repeated as another one
         self.broken = False  # by that; nothing is taken any more
         self._delivered = Delivered()
-        self._goes_on, self._restarts = goes_on, restarts
+        self._tolerates_difference, self._restarts = tolerates_difference, restarts
         self._keeps_ids = keeps_ids  # somebody takes `token_ids`
-        self._has = has if has is not None and (has.next_seq or has.next_char) else None
-        self._risen_at = 0  # tokens before this one are of lower attempts
-        self._ahead: list[Row] = []
-        self._last_word: StreamEnd | None = None
+        begun = client_position and (client_position.next_seq or client_position.next_char)
+        self._client_position = client_position if begun else None
+        self._attempt_began_at = 0  # tokens before this one are of lower attempts
+        self._early_rows: list[Row] = []
+        self._pending_end: StreamEnd | None = None
 
     @property
     def has_gap(self) -> bool:
         """Something that comes later is here, and something before it is not."""
-        return self.end is None and (bool(self._ahead) or self._last_word is not None)
+        return self.end is None and (bool(self._early_rows) or self._pending_end is not None)
 
     @property
-    def behind(self) -> bool:
-        """What a resuming client has was not all seen again yet."""
-        return self._has is not None
+    def is_catching_up(self) -> bool:
+        """Not all that a resuming client has was seen again yet."""
+        return self._client_position is not None
 
     def push(
         self,
@@ -132,62 +133,62 @@ class Stream:
             if logprobs:
                 self.logprobs += logprobs
         elif self.end is not None or self.broken or attempt < self.attempt:
-            self.repeats += 1
+            self.repeated_rows += 1
             return 0
         else:
             if attempt > self.attempt:
-                self._rise(attempt)
+                self._begin_attempt(attempt)
             row = Row(first_seq, first_char, count, text, token_ids, logprobs)
             if first_seq > self.next_seq or first_char > self.next_char:
-                if len(self._ahead) < ROWS_AHEAD_MAX:
-                    self._ahead.append(row)
+                if len(self._early_rows) < EARLY_ROWS_MAX:
+                    self._early_rows.append(row)
                 return 0
             first_seq = self.next_seq
-            self._take(row)
-        if self._ahead:
-            self._take_ahead()
-        if self._has is not None:
-            self._catch_up(self._has)
-        if self._last_word is not None:
-            self._settle()
+            self._append_new_part(row)
+        if self._early_rows:
+            self._append_early_rows()
+        if self._client_position is not None:
+            self._catch_up(self._client_position)
+        if self._pending_end is not None:
+            self._close_if_complete()
         return self.next_seq - first_seq
 
     def finish(self, end: StreamEnd) -> bool:
         """Take the last word; returns whether the stream is over, which waits for missing rows."""
         if self.end is not None or self.broken or end.attempt < self.attempt:
-            self.repeats += 1
+            self.repeated_rows += 1
             return False
         if end.attempt > self.attempt:
-            self._rise(end.attempt)
-        self._last_word = end
-        self._settle()
+            self._begin_attempt(end.attempt)
+        self._pending_end = end
+        self._close_if_complete()
         return self.end is not None
 
-    def _rise(self, attempt: int) -> None:
+    def _begin_attempt(self, attempt: int) -> None:
         self.attempt = attempt
-        self._ahead.clear()
-        self._last_word = None
+        self._early_rows.clear()
+        self._pending_end = None
         if self._restarts:
-            self._begin_again()
-        self._risen_at = self.next_seq
+            self._start_over()
+        self._attempt_began_at = self.next_seq
 
-    def _begin_again(self) -> None:
+    def _start_over(self) -> None:
         self.next_seq = self.next_char = 0
         self.texts, self.token_ids, self.logprobs = [], [], []
         self.differs_at, self._delivered = None, Delivered()
 
-    def _take(self, row: Row) -> None:
+    def _append_new_part(self, row: Row) -> None:
         differs_at = self._delivered.differs(row.first_seq, row.token_ids, row.first_char, row.text)
         if differs_at is not None:
             if self._restarts and self.next_seq == 1 < row.tokens and not row.first_seq:
-                self._begin_again()
+                self._start_over()
             else:
-                self._differ(differs_at)
+                self._note_difference(differs_at)
         skip = self.next_seq - row.first_seq
         skip_chars = self.next_char - row.first_char
         chars = len(row.text)
         if self.broken or (skip >= row.tokens and skip_chars >= chars):
-            self.repeats += 1
+            self.repeated_rows += 1
             return
         if skip < row.tokens:
             self._delivered.ids.extend(row.token_ids[skip:])
@@ -200,64 +201,71 @@ class Stream:
             self._delivered.texts.append(row.text[skip_chars:])
             self.next_char = row.first_char + chars
 
-    def _differ(self, at: int) -> None:
+    def _note_difference(self, at: int) -> None:
         """A token was repeated as another one."""
         if self.differs_at is None:
             self.differs_at = at
-        self.broken = not self._goes_on
+        self.broken = not self._tolerates_difference
 
-    def _catch_up(self, has: Position) -> None:
+    def _catch_up(self, client: Position) -> None:
         """Give out what lies beyond that, if what lies before is what the client has."""
-        if self.next_seq < has.next_seq or self.next_char < has.next_char:
+        if self.next_seq < client.next_seq or self.next_char < client.next_char:
             return
-        self._has = None
-        if self._delivered.digest_of(has.next_seq, has.next_char) != has.digest:
-            self._differ(0)
-        self._delivered.resumed(has.next_char)
+        self._client_position = None
+        if self._delivered.digest_of(client.next_seq, client.next_char) != client.digest:
+            self._note_difference(0)
+        self._delivered.resumed(client.next_char)
         whole = "".join(self.texts)
-        self.texts = [] if self.broken else [whole[has.next_char :]]
-        self.token_ids = self.token_ids[has.next_seq :]
-        self.logprobs = self.logprobs[has.next_seq :]
+        self.texts = [] if self.broken else [whole[client.next_char :]]
+        self.token_ids = self.token_ids[client.next_seq :]
+        self.logprobs = self.logprobs[client.next_seq :]
 
-    def _take_ahead(self) -> None:
+    def _append_early_rows(self) -> None:
         while not self.broken:
             ready = [
                 row
-                for row in self._ahead
+                for row in self._early_rows
                 if row.first_seq <= self.next_seq and row.first_char <= self.next_char
             ]
             if not ready:
                 return
-            self._ahead = [row for row in self._ahead if row not in ready]
+            self._early_rows = [row for row in self._early_rows if row not in ready]
             for row in ready:
-                self._take(row)
+                self._append_new_part(row)
 
-    def _settle(self) -> None:
+    def _close_if_complete(self) -> None:
         """The end holds once everything before it is here; 0 and 0 mean as many as there are."""
-        end = self._last_word
+        end = self._pending_end
         if end is None:
             return
         whole = end.seq <= self.next_seq and end.chars <= self.next_char
         if end.kind is OutcomeKind.COMPLETED:
             if not whole:
                 return
-            if self._has is not None or 0 < end.seq < self._risen_at:  # it went on before
-                if self._has is not None:
-                    self._has, self.texts, self.token_ids, self.logprobs = None, [], [], []
-                self._differ(end.seq)
+            if (
+                self._client_position is not None or 0 < end.seq < self._attempt_began_at
+            ):  # it went on before
+                if self._client_position is not None:
+                    self._client_position, self.texts, self.token_ids, self.logprobs = (
+                        None,
+                        [],
+                        [],
+                        [],
+                    )
+                self._note_difference(end.seq)
                 if self.broken:
                     return
         self.end = end
-        self._ahead.clear()
+        self._early_rows.clear()
 
     def drain(self) -> str:
         """The new text; token ids and log-probabilities are for the caller to take before."""
         texts = self.texts
-        if self.behind:
+        if self.is_catching_up:
             return ""
         text = texts[0] if len(texts) == 1 else "".join(texts)
         texts.clear()
-        self._delivered.given_out(text)
+        self._delivered.hand_out(text)
         return text
 
     def position(self, *, ended: bool = False) -> Position:

@@ -8,17 +8,18 @@ from typing import Any
 import orjson
 
 from schemas.records import Request
-from tests.streams.gateway.in_process import Rig, ended, frame
+from tests.streams.gateway.in_process import InProcessGateway
+from tests.streams.gateway.samples import ended, frame
 from tests.waiting import until
 
 TEXTS = ["Hé", "llo", " ", "wör", "ld"]
 
 
-class Stream:
+class StreamedCall:
     """One streamed call, straight on ASGI, whose client can hang up."""
 
-    def __init__(self, rig: Rig) -> None:
-        self._rig = rig
+    def __init__(self, gateway: InProcessGateway) -> None:
+        self._gateway = gateway
         self.status = 0
         self.headers: dict[str, str] = {}
         self.writes: list[str] = []
@@ -59,21 +60,21 @@ class Stream:
             "headers": [(k.lower().encode(), v.encode()) for k, v in headers.items()]
             + [(b"content-type", b"application/json")],
         }
-        await self._rig.app(scope, receive, send)
+        await self._gateway.app(scope, receive, send)
 
     def hang_up(self) -> None:
         self._gone.set()
 
 
 @contextlib.asynccontextmanager
-async def calling(
-    rig: Rig,
+async def streamed_call(
+    gateway: InProcessGateway,
     body: dict[str, Any] | None = None,
     path: str = "/v1/chat/completions",
     **headers: str,
-) -> AsyncIterator[Stream]:
+) -> AsyncIterator[StreamedCall]:
     """A call that runs while the test does other things."""
-    stream = Stream(rig)
+    stream = StreamedCall(gateway)
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     task = asyncio.get_running_loop().create_task(stream.run(body or {}, path, names))
     try:
@@ -84,20 +85,22 @@ async def calling(
             await task
 
 
-async def accepted(rig: Rig, count: int = 1) -> list[Request]:
-    await rig.log.wait_sent(count)
-    return rig.log.requests
+async def accepted_requests(gateway: InProcessGateway, count: int = 1) -> list[Request]:
+    await gateway.log.wait_sent(count)
+    return gateway.log.requests
 
 
-async def whole_stream(rig: Rig, body: dict[str, Any], texts: list[str]) -> Stream:
+async def whole_stream(
+    gateway: InProcessGateway, body: dict[str, Any], texts: list[str]
+) -> StreamedCall:
     """A stream whose tokens come one by one, to its end."""
-    async with calling(rig, body, X_Session_Id="mine") as stream:
-        requests = await accepted(rig, body.get("n", 1))
+    async with streamed_call(gateway, body, X_Session_Id="mine") as stream:
+        requests = await accepted_requests(gateway, body.get("n", 1))
         for seq in range(len(texts)):
             for request in requests:
                 before = len("".join(texts[:seq]))
                 end = ended(request.request_id, texts) if seq == len(texts) - 1 else None
-                await rig.log.push(
+                await gateway.log.push(
                     frame(request.request_id, [texts[seq]], first_seq=seq, first_char=before,
                           end=end)
                 )  # fmt: skip

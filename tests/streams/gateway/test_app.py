@@ -24,16 +24,9 @@ from streams.gateway import app
 from streams.gateway.app import listen, run_gateway
 from streams.gateway.config import GatewaySettings
 from tests.long_leases import long_leases
-from tests.streams.gateway.in_process import (
-    MODEL,
-    chat,
-    ended,
-    events_of,
-    frame,
-    http_client,
-    text_of,
-    tokenizer_folder,
-)
+from tests.streams.gateway.in_process import http_client
+from tests.streams.gateway.samples import MODEL, chat, ended, events_of, frame, text_of
+from tests.streams.gateway.small_tokenizer import tokenizer_folder
 from tests.waiting import until
 
 pytestmark = pytest.mark.kafka

@@ -12,16 +12,17 @@ from langchain_openai import ChatOpenAI
 from openai.types.chat import ChatCompletionMessageParam
 
 from schemas.records import OutcomeKind
-from tests.streams.gateway.in_process import MODEL, Rig, ended, frame, serving
+from tests.streams.gateway.in_process import InProcessGateway, serving
+from tests.streams.gateway.samples import MODEL, ended, frame
 from tests.waiting import until
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hello"}]
 
 
-def talking(**end: Any) -> Rig:
-    rig = Rig(api_keys=("key",))
-    rig.answer_with("Hel", "lo", **end)
-    return rig
+def talking(**end: Any) -> InProcessGateway:
+    gateway = InProcessGateway(api_keys=("key",))
+    gateway.answer_with("Hel", "lo", **end)
+    return gateway
 
 
 async def test_openai_async() -> None:
@@ -78,8 +79,8 @@ async def test_openai_raises_what_it_should(fields: Any, error: type[Exception])
 
 
 async def test_openai_is_told_about_overload() -> None:
-    rig = talking(kind=OutcomeKind.SHED)
-    async with serving(rig) as url:
+    gateway = talking(kind=OutcomeKind.SHED)
+    async with serving(gateway) as url:
         async with openai.AsyncOpenAI(
             base_url=url + "/v1", api_key="key", timeout=60, max_retries=0
         ) as client:
@@ -112,11 +113,11 @@ async def pausing() -> AsyncIterator[str]:
     """A gateway whose next answer is silent twice before its first token, between the two that it
     has, and before its end; gives its URL.
     """
-    rig = Rig(keepalive_ms=1)
+    gateway = InProcessGateway(keepalive_ms=1)
 
     async def answer() -> None:
-        await rig.log.wait_sent(1)
-        (call,) = rig.gateway.hub.calls()
+        await gateway.log.wait_sent(1)
+        (call,) = gateway.state.hub.calls()
         name = call.key.parent_id
         for next_frame in (
             frame(name, ["Hel"]),
@@ -124,11 +125,11 @@ async def pausing() -> AsyncIterator[str]:
             frame(name, [], end=ended(name, ["Hel", "lo"])),
         ):
             for _ in range(2):
-                rig.gateway.sweep(call.touched_s + 1, 0)
-                await until(lambda: not call.keepalive)
-            await rig.log.push(next_frame)
+                gateway.state.sweep(call.last_activity_s + 1, 0)
+                await until(lambda: not call.keepalive_due)
+            await gateway.log.push(next_frame)
 
-    async with serving(rig) as url, asyncio.TaskGroup() as tasks:
+    async with serving(gateway) as url, asyncio.TaskGroup() as tasks:
         tasks.create_task(answer())
         yield url + "/v1"
 

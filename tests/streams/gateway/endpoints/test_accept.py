@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from schemas.records import Mode, Orchestration, OutcomeKind, Request, StreamStart
-from tests.streams.gateway.in_process import Rig, call, chat, ended, frame
-from tests.streams.gateway.streamed_call import Stream, calling
+from tests.streams.gateway.in_process import InProcessGateway, call
+from tests.streams.gateway.samples import chat, ended, frame
+from tests.streams.gateway.streamed_call import StreamedCall, streamed_call
 from tests.waiting import until
 
 WHERE = ("mode", "orchestration", "prefill-worker", "decode-worker")
@@ -31,17 +32,17 @@ def where(headers: Any) -> list[str | None]:
     return [headers.get(f"x-trivium-{name}") for name in WHERE]
 
 
-async def streamed(*starts: Any) -> Stream:
+async def streamed(*starts: Any) -> StreamedCall:
     """A stream whose first frame tells these starts (changes of `start`)."""
-    rig = Rig()
-    async with calling(rig, chat(stream=True)) as stream:
-        await rig.log.wait_sent(1)
-        (request,) = rig.log.requests
+    gateway = InProcessGateway()
+    async with streamed_call(gateway, chat(stream=True)) as stream:
+        await gateway.log.wait_sent(1)
+        (request,) = gateway.log.requests
         told = [start(request.request_id, **changes) for changes in starts]
-        await rig.log.push(replace(frame(request.request_id, ["a"]), starts=told))
+        await gateway.log.push(replace(frame(request.request_id, ["a"]), starts=told))
         await until(lambda: bool(stream.writes))
         end = ended(request.request_id, ["a"])
-        await rig.log.push(frame(request.request_id, [], end=end))
+        await gateway.log.push(frame(request.request_id, [], end=end))
         await until(lambda: stream.over)
     assert stream.headers["x-trivium-request-id"] == request.request_id
     return stream
@@ -68,29 +69,29 @@ async def test_the_highest_attempt_and_its_decode_worker_count() -> None:
 
 
 async def test_a_whole_answer_tells_the_end_and_its_orchestration() -> None:
-    rig = Rig()
+    gateway = InProcessGateway()
 
     def answer(request: Request) -> None:
         end = ended(request.request_id, ["a"], attempt=2)
         told = [start(request.request_id, attempt=2, decode_worker="")]
         one = frame(request.request_id, ["a"], attempt=2, end=end)
-        rig.log.hub.apply(replace(one, starts=told), 0.0)
+        gateway.log.hub.apply(replace(one, starts=told), 0.0)
 
-    rig.log.on_request = answer
-    async with rig.client() as client:
+    gateway.log.on_request = answer
+    async with gateway.client() as client:
         response = await client.post("/v1/chat/completions", json=chat())
     assert where(response.headers) == ["remote", "concurrent", "prefill-1", "decode-1"]
-    (request,) = rig.log.requests
+    (request,) = gateway.log.requests
     assert response.headers["x-trivium-request-id"] == request.request_id
 
 
 async def test_an_error_has_the_id_only_if_the_request_is_on_the_log() -> None:
-    rig = Rig()
-    rig.answer_with(kind=OutcomeKind.EXPIRED)
-    async with rig.client() as client:
+    gateway = InProcessGateway()
+    gateway.answer_with(kind=OutcomeKind.EXPIRED)
+    async with gateway.client() as client:
         expired = await client.post("/v1/chat/completions", json=chat())
         refused = await client.post("/v1/chat/completions", json=chat(temperature=9))
-    (request,) = rig.log.requests
+    (request,) = gateway.log.requests
     assert expired.status_code == 504
     assert expired.headers["x-trivium-request-id"] == request.request_id
     assert refused.status_code == 400
@@ -108,11 +109,11 @@ async def test_an_error_has_the_id_only_if_the_request_is_on_the_log() -> None:
     ],
 )
 async def test_weights_reach_the_record(header: str | None, weights: tuple[float, float]) -> None:
-    rig = Rig()
-    rig.answer_with("ok")
+    gateway = InProcessGateway()
+    gateway.answer_with("ok")
     headers = {} if header is None else {"x_trivium_weights": header}
-    assert (await call(rig, chat(n=2), **headers))[0] == 200
-    assert [(r.w_ttft, r.w_tpot) for r in rig.log.requests] == [weights] * 2
+    assert (await call(gateway, chat(n=2), **headers))[0] == 200
+    assert [(r.w_ttft, r.w_tpot) for r in gateway.log.requests] == [weights] * 2
 
 
 @pytest.mark.parametrize(
@@ -121,13 +122,13 @@ async def test_weights_reach_the_record(header: str | None, weights: tuple[float
     + ["ttft=1,ttft=2", "ttft=1;tpot=2", "ttft=1,"],
 )
 async def test_bad_weights_are_refused_with_what_was_expected(header: str) -> None:
-    rig = Rig()
-    status, answer = await call(rig, chat(), x_trivium_weights=header)
+    gateway = InProcessGateway()
+    status, answer = await call(gateway, chat(), x_trivium_weights=header)
     assert status == 400
     assert answer["error"]["param"] == "x-trivium-weights"
     assert "expected ttft=NUMBER,tpot=NUMBER" in answer["error"]["message"]
     assert f"found {header!r}" in answer["error"]["message"]
-    assert not rig.log.sent
+    assert not gateway.log.sent
 
 
 @pytest.mark.parametrize(
@@ -144,10 +145,10 @@ async def test_wishes_reach_the_record(
     field: Any, headers: dict[str, str], expected: tuple[str, str]
 ) -> None:
     """A header or a field chooses policy and orchestration; the field counts (issue 10, 2)."""
-    rig = Rig()
-    rig.answer_with("ok")
-    assert (await call(rig, chat(n=2, trivium=field), **headers))[0] == 200
-    assert [(r.policy, r.orchestration) for r in rig.log.requests] == [expected] * 2
+    gateway = InProcessGateway()
+    gateway.answer_with("ok")
+    assert (await call(gateway, chat(n=2, trivium=field), **headers))[0] == 200
+    assert [(r.policy, r.orchestration) for r in gateway.log.requests] == [expected] * 2
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ async def test_wishes_reach_the_record(
 )
 async def test_unknown_wishes_are_refused(field: Any, headers: dict[str, str], param: str) -> None:
     """Nothing misspelt is silently something else (issue 10, 2)."""
-    rig = Rig()
-    status, answer = await call(rig, chat(trivium=field), **headers)
+    gateway = InProcessGateway()
+    status, answer = await call(gateway, chat(trivium=field), **headers)
     assert (status, answer["error"]["param"]) == (400, param)
-    assert not rig.log.sent
+    assert not gateway.log.sent

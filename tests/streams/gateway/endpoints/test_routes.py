@@ -7,20 +7,21 @@ import pytest
 
 from schemas.errors import BrokerUnavailable, ConfigError, NotReady
 from streams.gateway.config import GatewaySettings
-from tests.streams.gateway.in_process import MODEL, Rig, call, chat, ended, frame
+from tests.streams.gateway.in_process import InProcessGateway, call
+from tests.streams.gateway.samples import MODEL, chat, ended, frame
 from tests.waiting import until
 
 JSON = {"content-type": "application/json"}
 
 
 async def test_bodies_that_are_too_large_with_and_without_their_length() -> None:
-    rig = Rig(body_bytes_max=100)
+    gateway = InProcessGateway(body_bytes_max=100)
 
     async def pieces() -> Any:
         for _ in range(10):
             yield b" " * 20
 
-    async with rig.client() as client:
+    async with gateway.client() as client:
         announced = await client.post("/v1/chat/completions", content=b" " * 101, headers=JSON)
         chunked = await client.post("/v1/chat/completions", content=pieces(), headers=JSON)
         tokenize = await client.post("/tokenize", content=b" " * 101, headers=JSON)
@@ -30,18 +31,20 @@ async def test_bodies_that_are_too_large_with_and_without_their_length() -> None
 
 
 async def test_the_limit_of_answers_in_flight() -> None:
-    rig = Rig(in_flight_max=2)
-    async with rig.client() as client, asyncio.TaskGroup() as tasks:
+    gateway = InProcessGateway(in_flight_max=2)
+    async with gateway.client() as client, asyncio.TaskGroup() as tasks:
         held = tasks.create_task(client.post("/v1/chat/completions", json=chat(n=2)))
-        await rig.log.wait_sent(2)
+        await gateway.log.wait_sent(2)
         refused = await client.post("/v1/chat/completions", json=chat())
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "1"
         assert refused.json()["error"]["code"] == "too_many_requests"
-        for request in rig.log.requests:
-            await rig.log.push(frame(request.request_id, ["a"], end=ended(request.request_id, "a")))
+        for request in gateway.log.requests:
+            await gateway.log.push(
+                frame(request.request_id, ["a"], end=ended(request.request_id, "a"))
+            )
         assert (await held).status_code == 200
-        rig.answer_with("a")
+        gateway.answer_with("a")
         again = await client.post("/v1/chat/completions", json=chat())
         assert again.status_code == 200
         never = await client.post("/v1/chat/completions", json=chat(n=3))
@@ -59,10 +62,10 @@ async def test_the_limit_of_answers_in_flight() -> None:
 async def test_without_a_broker_or_worker_calls_are_refused_at_once(
     trouble: Any, code: str
 ) -> None:
-    rig = Rig()
-    rig.log.trouble = trouble
-    rig.log.reasons = [trouble.message]
-    async with rig.client() as client:
+    gateway = InProcessGateway()
+    gateway.log.trouble = trouble
+    gateway.log.reasons = [trouble.message]
+    async with gateway.client() as client:
         response = await client.post("/v1/chat/completions", json=chat())
         assert (response.status_code, response.json()["error"]["code"]) == (503, code)
         assert response.headers["retry-after"] == "1"
@@ -73,41 +76,41 @@ async def test_without_a_broker_or_worker_calls_are_refused_at_once(
 
 
 async def test_a_request_that_is_not_acknowledged_was_not_accepted() -> None:
-    rig = Rig()
-    rig.log.hold_acks = asyncio.Event()
-    async with rig.client() as client, asyncio.TaskGroup() as tasks:
+    gateway = InProcessGateway()
+    gateway.log.hold_acks = asyncio.Event()
+    async with gateway.client() as client, asyncio.TaskGroup() as tasks:
         task = tasks.create_task(client.post("/v1/chat/completions", json=chat()))
-        await until(lambda: rig.gateway.in_flight == 1)
-        rig.log.trouble = BrokerUnavailable("it went away")
-        rig.log.hold_acks.set()
+        await until(lambda: gateway.state.in_flight == 1)
+        gateway.log.trouble = BrokerUnavailable("it went away")
+        gateway.log.hold_acks.set()
         response = await task
     assert response.status_code == 503
-    assert rig.gateway.in_flight == 0
-    assert len(rig.log.hub) == 0
+    assert gateway.state.in_flight == 0
+    assert len(gateway.log.hub) == 0
 
 
 async def test_draining_refuses_new_calls() -> None:
-    rig = Rig()
-    rig.gateway.draining = True
-    status, answer = await call(rig, chat())
+    gateway = InProcessGateway()
+    gateway.state.draining = True
+    status, answer = await call(gateway, chat())
     assert (status, answer["error"]["code"]) == (503, "not_ready")
-    async with rig.client() as client:
+    async with gateway.client() as client:
         assert (await client.get("/health/ready")).json()["reasons"] == ["shutting down"]
 
 
 async def test_keys() -> None:
-    rig = Rig(api_keys=("secret", "other"))
-    rig.answer_with("ok")
+    gateway = InProcessGateway(api_keys=("secret", "other"))
+    gateway.answer_with("ok")
     for headers in ({}, {"authorization": "Bearer nope"}, {"authorization": "Basic secret"}):
-        status, answer = await call(rig, chat(), **headers)
+        status, answer = await call(gateway, chat(), **headers)
         assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
         assert answer["error"]["type"] == "authentication_error"
     for key in ("secret", "other"):
-        assert (await call(rig, chat(), authorization=f"Bearer {key}"))[0] == 200
-    first, second = rig.log.requests
+        assert (await call(gateway, chat(), authorization=f"Bearer {key}"))[0] == 200
+    first, second = gateway.log.requests
     assert first.tenant != second.tenant
     assert "secret" not in first.tenant
-    async with rig.client() as client:
+    async with gateway.client() as client:
         assert (await client.get("/v1/models")).status_code == 401
         assert (await client.delete("/v1/requests/r1")).status_code == 401
         assert (await client.get("/v1/requests/r1/events")).status_code == 401
@@ -115,7 +118,7 @@ async def test_keys() -> None:
 
 
 async def test_models_tokenize_and_what_is_not_there() -> None:
-    async with Rig().client() as client:
+    async with InProcessGateway().client() as client:
         models = (await client.get("/v1/models")).json()
         assert [model["id"] for model in models["data"]] == [MODEL]
         assert (await client.get(f"/v1/models/{MODEL}")).json() == models["data"][0]
@@ -139,13 +142,13 @@ async def test_models_tokenize_and_what_is_not_there() -> None:
 
 
 async def test_a_bug_is_a_500_with_an_openai_body() -> None:
-    rig = Rig()
+    gateway = InProcessGateway()
 
     def fail() -> list[str]:
         raise RuntimeError("a bug")
 
-    rig.log.problems = fail  # type: ignore[method-assign]  # a bug, put there
-    async with rig.client() as client:
+    gateway.log.problems = fail  # type: ignore[method-assign]  # a bug, put there
+    async with gateway.client() as client:
         response = await client.get("/health/ready")
     assert response.status_code == 500
     assert response.json()["error"]["code"] == "internal_error"
@@ -153,7 +156,7 @@ async def test_a_bug_is_a_500_with_an_openai_body() -> None:
 
 
 async def test_the_documentation_names_every_endpoint() -> None:
-    async with Rig().client() as client:
+    async with InProcessGateway().client() as client:
         document = (await client.get("/openapi.json")).json()
         assert (await client.get("/docs")).status_code == 200
     assert {
@@ -172,11 +175,11 @@ async def test_the_documentation_names_every_endpoint() -> None:
 
 
 async def test_metrics() -> None:
-    rig = Rig()
-    rig.answer_with("a", "b")
-    await call(rig, chat())
-    await call(rig, chat(temperature=9))
-    async with rig.client() as client:
+    gateway = InProcessGateway()
+    gateway.answer_with("a", "b")
+    await call(gateway, chat())
+    await call(gateway, chat(temperature=9))
+    async with gateway.client() as client:
         text = (await client.get("/metrics")).text
     for line in (
         'trivium_gateway_requests_total{endpoint="chat",outcome="completed"} 1.0',
@@ -192,22 +195,22 @@ async def test_metrics() -> None:
 @pytest.mark.parametrize("named", ["interactive", "standard"])
 async def test_a_class_is_capped_by_the_settings(named: str) -> None:
     """By header or field; without either the default holds (issue 10, 18)."""
-    rig = Rig(priority="batch", priority_max="standard")
-    rig.answer_with("ok")
+    gateway = InProcessGateway(priority="batch", priority_max="standard")
+    gateway.answer_with("ok")
     expected = 200 if named == "standard" else 400
-    assert (await call(rig, chat(), x_priority=named))[0] == expected
-    assert (await call(rig, chat(priority=named)))[0] == expected
-    assert (await call(rig, chat()))[0] == 200
-    assert rig.log.requests[-1].priority == "batch"
+    assert (await call(gateway, chat(), x_priority=named))[0] == expected
+    assert (await call(gateway, chat(priority=named)))[0] == expected
+    assert (await call(gateway, chat()))[0] == 200
+    assert gateway.log.requests[-1].priority == "batch"
 
 
 async def test_a_deadline_is_capped_by_the_settings() -> None:
     """Whatever the client asks for (issue 10, 18)."""
-    rig = Rig(deadline_ms=1_000, deadline_ms_max=2_000)
-    rig.answer_with("ok")
+    gateway = InProcessGateway(deadline_ms=1_000, deadline_ms_max=2_000)
+    gateway.answer_with("ok")
     for asked_ms, expected in ((2_000, 200), (2_001, 400)):
-        assert (await call(rig, chat(), x_deadline_ms=str(asked_ms)))[0] == expected
-    (request,) = rig.log.requests
+        assert (await call(gateway, chat(), x_deadline_ms=str(asked_ms)))[0] == expected
+    (request,) = gateway.log.requests
     assert request.deadline_ms == request.arrived_ms + 2_000
 
 

@@ -11,16 +11,10 @@ from typing import Any
 import httpx
 import pytest
 
-from streams.gateway.app import OTHER_FILES, allow_files
-from streams.gateway.http.connections import PatientProtocol
-from tests.streams.gateway.in_process import (
-    Rig,
-    call,
-    chat,
-    frame,
-    http_client,
-    serving,
-)
+from streams.gateway.http.server import OTHER_FILES, allow_files
+from streams.gateway.http.slow_clients import PatientProtocol
+from tests.streams.gateway.in_process import InProcessGateway, call, http_client, serving
+from tests.streams.gateway.samples import chat, frame
 from tests.waiting import until
 
 CHATS = "/v1/chat/completions"
@@ -44,9 +38,9 @@ async def plain(url: str, sent: bytes = b"") -> AsyncIterator[asyncio.StreamRead
         writer.transport.abort()
 
 
-async def answer_of(rig: Rig, sent: bytes) -> bytes:
+async def answer_of(gateway: InProcessGateway, sent: bytes) -> bytes:
     """All that comes back until the server closes."""
-    async with serving(rig) as url, plain(url, sent) as reader:
+    async with serving(gateway) as url, plain(url, sent) as reader:
         return await reader.read()
 
 
@@ -63,19 +57,19 @@ async def test_half_a_request_is_not_waited_for_without_end(
     sent: bytes, limits: dict[str, Any], part: bytes
 ) -> None:
     """Nothing at all, half a head, half a body (issue 10, 18)."""
-    rig = Rig(**limits)
-    answer = await answer_of(rig, sent)
+    gateway = InProcessGateway(**limits)
+    answer = await answer_of(gateway, sent)
     assert answer.startswith(b"HTTP/1.1 408 ")
     assert b"the %b of the request was not complete within 1 ms" % part in answer
-    assert not rig.log.sent
+    assert not gateway.log.sent
 
 
 async def test_a_second_head_that_never_comes_is_not_waited_for() -> None:
     """On a connection that has had its answer (issue 10, 18)."""
-    rig = Rig(idle_ms=1)
+    gateway = InProcessGateway(idle_ms=1)
     get = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    assert (await answer_of(rig, get)).startswith(b"HTTP/1.1 200 ")
-    later = await answer_of(Rig(head_ms=300), get + b"GET /health")
+    assert (await answer_of(gateway, get)).startswith(b"HTTP/1.1 200 ")
+    later = await answer_of(InProcessGateway(head_ms=300), get + b"GET /health")
     assert b" 200 " in later and b" 408 " in later
 
 
@@ -88,52 +82,52 @@ async def test_an_answer_that_takes_long_is_no_late_request(
 
     def look_an_hour_later(connection: PatientProtocol, now_s: float) -> None:
         looks.append(now_s)
-        if rig.log.sent:
+        if gateway.log.sent:
             look(connection, now_s + 3_600)
 
     monkeypatch.setattr(PatientProtocol, "look", look_an_hour_later)
-    rig = Rig()
-    async with serving(rig) as url, plain(url, WHOLE + behind) as reader:
-        await rig.log.wait_sent(1)
+    gateway = InProcessGateway()
+    async with serving(gateway) as url, plain(url, WHOLE + behind) as reader:
+        await gateway.log.wait_sent(1)
         looks.clear()
         await until(lambda: len(looks) > 1)
-        await rig.log.push(frame(rig.log.requests[0].request_id, ["x"]))
+        await gateway.log.push(frame(gateway.log.requests[0].request_id, ["x"]))
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
-        assert not rig.log.cancellations
+        assert not gateway.log.cancellations
 
 
-async def unread(rig: Rig, then: Callable[[Rig], None]) -> None:
+async def unread(gateway: InProcessGateway, then: Callable[[InProcessGateway], None]) -> None:
     """A streamed answer of megabytes whose client reads none of it, until it has no place more."""
-    async with serving(rig) as url, plain(url, WHOLE):
-        await rig.log.wait_sent(1)
-        name, size = rig.log.requests[0].request_id, 1 << 20
+    async with serving(gateway) as url, plain(url, WHOLE):
+        await gateway.log.wait_sent(1)
+        name, size = gateway.log.requests[0].request_id, 1 << 20
         for seq in range(16):
-            await rig.log.push(frame(name, ["x" * size], first_seq=seq, first_char=seq * size))
-        then(rig)
-        await until(lambda: rig.gateway.in_flight == 0)
-        await rig.log.wait_sent(2)
-    assert rig.log.cancellations, "its work is cancelled too"
+            await gateway.log.push(frame(name, ["x" * size], first_seq=seq, first_char=seq * size))
+        then(gateway)
+        await until(lambda: gateway.state.in_flight == 0)
+        await gateway.log.wait_sent(2)
+    assert gateway.log.cancellations, "its work is cancelled too"
 
 
 async def test_a_client_that_does_not_read_loses_its_place() -> None:
     """After `write_ms`, long before the deadline (issue 10, 18)."""
-    await unread(Rig(write_ms=1), lambda rig: None)
+    await unread(InProcessGateway(write_ms=1), lambda gateway: None)
 
 
 async def test_a_deadline_holds_for_clients_that_do_not_read() -> None:
     """Its place was kept an hour beyond (issue 10, 18)."""
 
-    def pass_deadline(rig: Rig) -> None:
+    def pass_deadline(gateway: InProcessGateway) -> None:
         for _ in range(2):
-            asyncio.get_running_loop().call_soon(rig.gateway.sweep, 0.0, 2**62)
+            asyncio.get_running_loop().call_soon(gateway.state.sweep, 0.0, 2**62)
 
-    await unread(Rig(write_ms=3_600_000), pass_deadline)
+    await unread(InProcessGateway(write_ms=3_600_000), pass_deadline)
 
 
 async def test_connections_are_bounded() -> None:
     """One too many is told so; when one ends, there is room again (issue 10, 18)."""
-    rig = Rig(connections_max=2)
-    async with serving(rig) as url, http_client(url) as client:
+    gateway = InProcessGateway(connections_max=2)
+    async with serving(gateway) as url, http_client(url) as client:
         async with plain(url), plain(url):
             async with plain(url) as third:
                 answer = await third.read()
@@ -148,7 +142,7 @@ async def test_connections_are_bounded() -> None:
 
 async def test_bodies_are_bounded_together_while_they_are_read() -> None:
     """Not each alone, and before anything is admitted (issue 10, 18)."""
-    rig = Rig(bodies_bytes_max=1_000)
+    gateway = InProcessGateway(bodies_bytes_max=1_000)
     half = asyncio.Event()
 
     async def slowly() -> AsyncIterator[bytes]:
@@ -159,25 +153,25 @@ async def test_bodies_are_bounded_together_while_they_are_read() -> None:
 
     release = asyncio.Event()
     headers = {"content-type": "application/json"}
-    async with rig.client() as client, asyncio.TaskGroup() as tasks:
+    async with gateway.client() as client, asyncio.TaskGroup() as tasks:
         first = tasks.create_task(client.post(CHATS, content=slowly(), headers=headers))
         await half.wait()
         refused = await client.post(CHATS, content=b" " * 200, headers=headers)
         assert refused.status_code == 429
         assert "at most 1000 bytes of bodies" in refused.json()["error"]["message"]
-        rig.answer_with("ok")
+        gateway.answer_with("ok")
         release.set()
         assert (await first).status_code == 200
-    assert (await call(rig, b" " * 900 + json.dumps(chat()).encode()))[0] == 200, (
+    assert (await call(gateway, b" " * 900 + json.dumps(chat()).encode()))[0] == 200, (
         "what was read is given back"
     )
 
 
 async def test_a_full_gateway_refuses_before_it_reads_the_body() -> None:
     """A body is not even asked for (issue 10, 18)."""
-    rig = Rig(in_flight_max=1)
-    async with serving(rig) as url, plain(url, WHOLE):
-        await rig.log.wait_sent(1)
+    gateway = InProcessGateway(in_flight_max=1)
+    async with serving(gateway) as url, plain(url, WHOLE):
+        await gateway.log.wait_sent(1)
         head = HEAD + b"content-length: 9\r\nexpect: 100-continue\r\n\r\n"
         async with plain(url, head) as reader:
             assert (await reader.readline()).startswith(b"HTTP/1.1 429 ")
@@ -199,9 +193,9 @@ def test_the_process_may_open_as_many_files_as_there_may_be_connections() -> Non
 
 async def test_who_sends_too_much_sees_the_answer() -> None:
     """The rest of the body is forgotten instead of cut off, and the connection serves on (18)."""
-    rig = Rig(body_bytes_max=1_000)
-    rig.answer_with("ok")
-    async with serving(rig) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+    gateway = InProcessGateway(body_bytes_max=1_000)
+    gateway.answer_with("ok")
+    async with serving(gateway) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         for size, expected in ((10, 200), (8 << 20, 413), (10, 200)):
             response = await client.post(CHATS, json=chat("x" * size, max_tokens=1))
             assert response.status_code == expected

@@ -4,14 +4,15 @@ from typing import Any
 
 import pytest
 
-from tests.streams.gateway.in_process import MODEL, Rig, chat, http_client, serving
+from tests.streams.gateway.in_process import InProcessGateway, http_client, serving
+from tests.streams.gateway.samples import MODEL, chat
 
 CHATS, PAGE = "/v1/chat/completions", "https://page.example"
 
 
 async def status(name: str, path: str = "/v1/models", **settings: Any) -> int:
     """What a call with this `Host` gets over a real socket at 127.0.0.1."""
-    async with serving(Rig(**settings)) as url, http_client(url) as client:
+    async with serving(InProcessGateway(**settings)) as url, http_client(url) as client:
         port = url.rpartition(":")[2]
         response = await client.get(path, headers={"host": name.replace("PORT", port)})
     if response.status_code == 403:
@@ -48,13 +49,13 @@ async def test_names_are_allowed_by_the_settings() -> None:
 @pytest.mark.parametrize("path", [CHATS, "/v1/completions", "/tokenize"])
 async def test_a_body_that_is_not_said_to_be_json_is_refused(kind: str | None, path: str) -> None:
     """Browsers send such bodies for any page, without asking first (issue 10, 21)."""
-    rig = Rig()
-    async with rig.client() as client:
+    gateway = InProcessGateway()
+    async with gateway.client() as client:
         headers = {} if kind is None else {"content-type": kind}
         response = await client.post(path, content=b"{}", headers=headers)
     assert response.status_code == 415
     assert "expected application/json" in response.json()["error"]["message"]
-    assert not rig.log.sent
+    assert not gateway.log.sent
 
 
 @pytest.mark.parametrize("origin", [PAGE, "null", "http://gateway:81", "https://gateway"])
@@ -64,20 +65,20 @@ async def test_a_body_that_is_not_said_to_be_json_is_refused(kind: str | None, p
 )
 async def test_a_foreign_page_is_refused(origin: str, method: str, path: str) -> None:
     """Also where it asks first, and where the answer would be an error (issue 10, 21)."""
-    rig = Rig()
-    async with rig.client() as client:
+    gateway = InProcessGateway()
+    async with gateway.client() as client:
         response = await client.request(method, path, json=chat(), headers={"origin": origin})
     assert response.status_code == 403
     assert "gateway.allowed_origins" in response.json()["error"]["message"]
     assert "access-control-allow-origin" not in response.headers
-    assert not rig.log.sent
+    assert not gateway.log.sent
 
 
 async def test_our_own_pages_may_call() -> None:
     """The page `/docs` tries calls out (issue 10, 21)."""
-    rig = Rig()
-    rig.answer_with("ok")
-    async with rig.client() as client:
+    gateway = InProcessGateway()
+    gateway.answer_with("ok")
+    async with gateway.client() as client:
         response = await client.post(CHATS, json=chat(), headers={"origin": "http://gateway"})
     assert response.status_code == 200
 
@@ -85,14 +86,14 @@ async def test_our_own_pages_may_call() -> None:
 @pytest.mark.parametrize("allowed", [PAGE, "*"])
 async def test_a_page_that_is_allowed_may_ask_call_and_read(allowed: str) -> None:
     """What a browser needs: the question before, and its own name in the answer (issue 10, 21)."""
-    rig = Rig(allowed_origins=(allowed,))
-    rig.answer_with("ok")
+    gateway = InProcessGateway(allowed_origins=(allowed,))
+    gateway.answer_with("ok")
     asking = {
         "origin": PAGE,
         "access-control-request-method": "POST",
         "access-control-request-headers": "authorization,content-type",
     }
-    async with rig.client() as client:
+    async with gateway.client() as client:
         asked = await client.options(CHATS, headers=asking)
         assert asked.status_code == 204
         assert asked.headers["access-control-allow-headers"] == "authorization,content-type"

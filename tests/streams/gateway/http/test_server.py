@@ -10,12 +10,13 @@ from schemas.settings import LogSettings, ModelSettings
 from streams.gateway import app
 from streams.gateway.app import create_app, make_server
 from streams.gateway.config import GatewaySettings
-from tests.streams.gateway.in_process import Rig, tokenizer_folder
+from tests.streams.gateway.in_process import InProcessGateway
+from tests.streams.gateway.small_tokenizer import tokenizer_folder
 
 
 async def test_a_closing_connection_is_not_waited_for_without_end() -> None:
     """What is unsent to a client that does not read kept its socket (issue 10, 18)."""
-    limits, ended = Rig(write_ms=1_000).gateway.settings, list[str]()
+    limits, ended = InProcessGateway(write_ms=1_000).state.settings, list[str]()
 
     class Transport:
         def get_extra_info(self, name: str) -> None:
@@ -27,15 +28,15 @@ async def test_a_closing_connection_is_not_waited_for_without_end() -> None:
         def abort(self) -> None:
             ended.append("aborted")
 
-    server = make_server(create_app(Rig().gateway), limits)
+    server = make_server(create_app(InProcessGateway().state), limits)
     server.config.load()
     made: Any = server.config.http_protocol_class
     connection = made(config=server.config, server_state=server.server_state, app_state={})
     connection.connection_made(Transport())
     for now_s in (100.0, 101.0):
-        connection.look(now_s)
+        connection.end_if_late(now_s)
     assert ended == []
-    connection.look(101.1)
+    connection.end_if_late(101.1)
     assert ended == ["aborted"]
 
 

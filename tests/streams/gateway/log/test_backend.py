@@ -22,7 +22,8 @@ from streams.gateway.log import backend
 from streams.gateway.log.backend import LogBackend
 from tests.streams import builders
 from tests.streams.builders import T0
-from tests.streams.gateway.in_process import frame, log_backend
+from tests.streams.gateway.in_process import log_backend
+from tests.streams.gateway.samples import frame
 
 
 def joined(view: FleetView) -> LogBackend:
@@ -46,15 +47,15 @@ async def test_workers_are_silent_only_while_the_log_is_heard(
     found = joined(view)
     for later_ms in (0, LEASE_MS):
         monkeypatch.setattr(backend, "wall_ms", lambda later_ms=later_ms: now_ms + later_ms)
-        assert found.place() == (1, 7)
+        assert found.reply_position() == (1, 7)
         assert found.problems() == ["no router is alive"]
     monkeypatch.setattr(backend, "wall_ms", lambda: now_ms + LEASE_MS + 1)
     with pytest.raises(BrokerUnavailable, match="nothing of the log is heard"):
-        found.place()
+        found.reply_position()
     assert found.problems() == ["nothing of the log is heard; is the broker away?"]
     view.apply(builders.beat("gateway-a", 1), 3, now_ms + LEASE_MS)
     with pytest.raises(NotReady, match="no worker serves the model"):
-        found.place()
+        found.reply_position()
 
 
 class RefusingProducer:
@@ -94,10 +95,10 @@ def test_a_frame_whose_rows_do_not_fit_is_no_record(changes: dict[str, Any]) -> 
     for record, fits in ((good, True), (replace(good, **changes), False)):
         read: Any = SimpleNamespace(value=codec.encode(record))  # as much of one as is asked
         if fits:
-            assert found._frame(read).request_ids == ("r1",)
+            assert found._decode_frame(read).request_ids == ("r1",)
         else:
             with pytest.raises(RecordError, match="TokenFrame"):
-                found._frame(read)
+                found._decode_frame(read)
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -127,4 +128,4 @@ async def test_only_a_broker_that_is_away_closes_the_gateway_to_others(
         await found.send(builders.request("r1"))
     expected = BrokerUnavailable if away else NotReady  # no worker has told its model
     with pytest.raises(expected):
-        found.place()
+        found.reply_position()

@@ -1,15 +1,15 @@
-"""Sessions derived from what was said, without a header."""
+"""Conversations derived from what was said, without a header."""
 
 import pytest
 
 from schemas.errors import InvalidRequest
-from streams.gateway.request.conversation import Conversation, Sessions, from_headers
+from streams.gateway.request.conversation import Conversation, Conversations, session_of
 
 Messages = list[dict[str, str]]
 
 
-def table(**changes: int) -> Sessions:
-    return Sessions(**{"entries_max": 100, "idle_ms": 1_000, **changes})
+def table(**changes: int) -> Conversations:
+    return Conversations(**{"entries_max": 100, "idle_ms": 1_000, **changes})
 
 
 def user(text: str) -> dict[str, str]:
@@ -20,7 +20,7 @@ def assistant(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
-def turn(sessions: Sessions, history: Messages, answer: str, now_ms: int = 0) -> Conversation:
+def turn(sessions: Conversations, history: Messages, answer: str, now_ms: int = 0) -> Conversation:
     """Ask, and remember the answer; extends the history."""
     found = sessions.find("", history, now_ms)
     sessions.remember(found, answer, now_ms)
@@ -85,8 +85,8 @@ def test_gateways_agree_on_a_conversation_from_its_first_turn_on() -> None:
         told = gateway.remember(conversation, f"answer {n}", n)
         assert told is not None
         for each in gateways:
-            each.learn(told)
-            each.learn(told)  # records may come twice
+            each.add(told)
+            each.add(told)  # records may come twice
         history += [assistant(f"answer {n}"), user(f"more {n}")]
     assert len(set(found)) == 1
     assert len({each.find("", history, 9).session_id for each in gateways}) == 1
@@ -101,7 +101,7 @@ def test_gateways_that_share_words_keep_equal_openings_apart() -> None:
         told = gateway.remember(conversation, "hi", 0)
         assert told is not None
         for each in (one, other):
-            each.learn(told)
+            each.add(told)
     history = [user("hello"), assistant("hi"), user("more")]
     second = {one.find("", history, 1).session_id, one.find("", history, 1).session_id}
     assert second == {alice.session_id, bob.session_id}
@@ -158,10 +158,10 @@ def test_a_session_that_a_header_named_is_not_remembered() -> None:
     ],
 )
 def test_headers_that_name_a_session(headers: dict[bytes, bytes], expected: str | None) -> None:
-    assert from_headers(headers) == expected
+    assert session_of(headers) == expected
 
 
 @pytest.mark.parametrize("value", [b"", b"x" * 129, b"a\xffb", b"a\x00b"])
 def test_a_header_that_cannot_be_an_id_is_refused(value: bytes) -> None:
     with pytest.raises(InvalidRequest, match="1 to 128 printable ASCII"):
-        from_headers({b"x-session-id": value})
+        session_of({b"x-session-id": value})

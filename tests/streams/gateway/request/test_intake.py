@@ -13,18 +13,19 @@ from schemas.records import (
     StructuredKind,
 )
 from schemas.rules.tokens import unpack_tokens
-from tests.streams.gateway.in_process import MODEL, Rig, call, chat, completion
+from tests.streams.gateway.in_process import InProcessGateway, call
+from tests.streams.gateway.samples import MODEL, chat, completion
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
 async def sent(body: dict[str, Any], path: str = "/v1/chat/completions") -> Any:
     """The requests that a body becomes."""
-    rig = Rig()
-    rig.answer_with("ok")
-    status, answer = await call(rig, body, path)
+    gateway = InProcessGateway()
+    gateway.answer_with("ok")
+    status, answer = await call(gateway, body, path)
     assert status == 200, answer
-    return rig.log.requests
+    return gateway.log.requests
 
 
 async def test_the_request_on_the_log() -> None:
@@ -151,9 +152,9 @@ async def test_text_parts_and_assistants_as_clients_send_them_back() -> None:
         {"role": "user", "content": "z", "name": "Zoe"},
     ]
     (request,) = await sent({"model": MODEL, "messages": messages})
-    rig = Rig()
+    gateway = InProcessGateway()
     _, expected = await call(
-        rig,
+        gateway,
         {
             "prompt": "<s><|system|>x</s><|user|>a\nb</s>"
             "<|assistant|>y</s><|user|>z</s><|assistant|>"
@@ -235,15 +236,15 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("fields", "message"), BAD_CHATS, ids=lambda value: str(value)[:40])
 async def test_bad_fields_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
-    rig = Rig()
-    status, answer = await call(rig, {**chat(), **fields})
+    gateway = InProcessGateway()
+    status, answer = await call(gateway, {**chat(), **fields})
     error = answer["error"]
     assert status == 400, answer
     assert message in error["message"]
     assert error["type"] == "invalid_request_error"
     assert error["code"] == "invalid_request"
     assert error["param"].split(".")[0] in message
-    assert not rig.log.sent
+    assert not gateway.log.sent
 
 
 BAD_BODIES: list[tuple[str, bytes, int, str, str]] = [
@@ -312,12 +313,12 @@ BAD_BODIES: list[tuple[str, bytes, int, str, str]] = [
 
 @pytest.mark.parametrize(("path", "body", "status", "code", "message"), BAD_BODIES)
 async def test_bad_bodies(path: str, body: bytes, status: int, code: str, message: str) -> None:
-    rig = Rig()
-    found, answer = await call(rig, body, "/v1/" + path)
+    gateway = InProcessGateway()
+    found, answer = await call(gateway, body, "/v1/" + path)
     assert found == status
     assert answer["error"]["code"] == code
     assert message in answer["error"]["message"]
-    assert not rig.log.sent
+    assert not gateway.log.sent
 
 
 @pytest.mark.parametrize(
@@ -333,23 +334,23 @@ async def test_bad_bodies(path: str, body: bytes, status: int, code: str, messag
     ],
 )
 async def test_bad_headers_are_refused_by_name(headers: dict[str, str], param: str) -> None:
-    rig = Rig()
-    status, answer = await call(rig, chat(), **headers)
+    gateway = InProcessGateway()
+    status, answer = await call(gateway, chat(), **headers)
     assert (status, answer["error"]["param"]) == (400, param)
-    assert not rig.log.sent
+    assert not gateway.log.sent
 
 
 async def test_prompts_that_do_not_fit() -> None:
-    rig = Rig(max_model_len=20, prompt_tokens_max=10)
+    gateway = InProcessGateway(max_model_len=20, prompt_tokens_max=10)
     for fields, message in (
         ({"prompt": [5] * 11}, "the prompt has 11 tokens, and at most 10 are served"),
         ({"prompt": [5] * 9, "max_tokens": 12}, "together more than the model's 20"),
     ):
-        status, answer = await call(rig, completion(**fields), "/v1/completions")
+        status, answer = await call(gateway, completion(**fields), "/v1/completions")
         assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
         assert message in answer["error"]["message"]
-    rig.answer_with("ok")
-    status, _ = await call(rig, completion([5] * 9, max_tokens=11), "/v1/completions")
+    gateway.answer_with("ok")
+    status, _ = await call(gateway, completion([5] * 9, max_tokens=11), "/v1/completions")
     assert status == 200
-    status, _ = await call(rig, completion([5] * 9), "/v1/completions")
-    assert rig.log.requests[-1].sampling.max_tokens == 11
+    status, _ = await call(gateway, completion([5] * 9), "/v1/completions")
+    assert gateway.log.requests[-1].sampling.max_tokens == 11

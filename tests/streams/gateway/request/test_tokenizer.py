@@ -13,9 +13,9 @@ from schemas.settings import ModelSettings
 from streams.gateway.config import GatewaySettings
 from streams.gateway.http.errors import shown
 from streams.gateway.request import tokenizer as tokenizers
-from streams.gateway.request.template import ChatTemplate, Message
-from streams.gateway.request.tokenizer import Tokenizer, model_folder
-from tests.streams.gateway.in_process import tokenizer, tokenizer_folder
+from streams.gateway.request.model_files import model_folder
+from streams.gateway.request.tokenizer import ChatTemplate, Message, Tokenizer
+from tests.streams.gateway.small_tokenizer import tokenizer, tokenizer_folder
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hé"}]
 

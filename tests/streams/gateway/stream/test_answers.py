@@ -13,15 +13,16 @@ from schemas.records import (
     WireError,
 )
 from schemas.rules.tokens import unpack_tokens
-from tests.streams.gateway.in_process import MODEL, Rig, call, chat, completion, ended, frame
+from tests.streams.gateway.in_process import InProcessGateway, call
+from tests.streams.gateway.samples import MODEL, chat, completion, ended, frame
 
 
 async def test_a_whole_chat() -> None:
-    rig = Rig()
-    rig.answer_with("Hel", "lo")
-    async with rig.client() as client:
+    gateway = InProcessGateway()
+    gateway.answer_with("Hel", "lo")
+    async with gateway.client() as client:
         response = await client.post("/v1/chat/completions", json=chat("hé"))
-    (request,) = rig.log.requests
+    (request,) = gateway.log.requests
     answer = response.json()
     assert answer["id"] == "chatcmpl-" + request.request_id
     assert answer["object"] == "chat.completion"
@@ -43,48 +44,48 @@ async def test_a_whole_chat() -> None:
 
 
 async def test_headers_set_session_priority_and_deadline() -> None:
-    rig = Rig()
-    rig.answer_with("ok")
-    await call(rig, chat(), x_session_id="mine", x_priority="interactive", x_deadline_ms="1500")
-    (request,) = rig.log.requests
+    gateway = InProcessGateway()
+    gateway.answer_with("ok")
+    await call(gateway, chat(), x_session_id="mine", x_priority="interactive", x_deadline_ms="1500")
+    (request,) = gateway.log.requests
     assert request.session_id == "mine"
     assert request.priority is Priority.INTERACTIVE
     assert request.deadline_ms == request.arrived_ms + 1_500
 
 
 async def test_the_second_turn_finds_the_first_ones_session() -> None:
-    rig = Rig()
-    rig.answer_with("Hel", "lo")
-    await call(rig, chat("a"))
-    await call(rig, chat("a"))
+    gateway = InProcessGateway()
+    gateway.answer_with("Hel", "lo")
+    await call(gateway, chat("a"))
+    await call(gateway, chat("a"))
     messages = [*chat("a")["messages"], {"role": "assistant", "content": "Hello"}]
     messages.append({"role": "user", "content": "b"})
-    await call(rig, {"model": MODEL, "messages": messages})
-    first, second, third = rig.log.requests
+    await call(gateway, {"model": MODEL, "messages": messages})
+    first, second, third = gateway.log.requests
     assert first.session_id != second.session_id
     assert third.session_id in (first.session_id, second.session_id)
 
 
 async def test_n_choices_are_requests_with_seeds_of_their_own() -> None:
-    rig = Rig()
-    rig.answer_with("a", "b")
-    status, answer = await call(rig, chat(n=3, seed=10))
+    gateway = InProcessGateway()
+    gateway.answer_with("a", "b")
+    status, answer = await call(gateway, chat(n=3, seed=10))
     assert status == 200
-    parent = rig.log.requests[0].parent_id
-    assert [r.request_id for r in rig.log.requests] == [f"{parent}-{i}" for i in range(3)]
-    assert [r.choice for r in rig.log.requests] == [0, 1, 2]
-    assert [r.sampling.seed for r in rig.log.requests] == [10, 11, 12]
+    parent = gateway.log.requests[0].parent_id
+    assert [r.request_id for r in gateway.log.requests] == [f"{parent}-{i}" for i in range(3)]
+    assert [r.choice for r in gateway.log.requests] == [0, 1, 2]
+    assert [r.sampling.seed for r in gateway.log.requests] == [10, 11, 12]
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert answer["usage"]["prompt_tokens"] == 7
     assert answer["usage"]["completion_tokens"] == 6
 
 
 async def test_several_prompts_are_choices_in_order() -> None:
-    rig = Rig()
-    rig.answer_with("a")
-    status, answer = await call(rig, completion([[5, 6], [7]], n=2), "/v1/completions")
+    gateway = InProcessGateway()
+    gateway.answer_with("a")
+    status, answer = await call(gateway, completion([[5, 6], [7]], n=2), "/v1/completions")
     assert status == 200
-    prompts = [unpack_tokens(r.prompt_tokens) for r in rig.log.requests]
+    prompts = [unpack_tokens(r.prompt_tokens) for r in gateway.log.requests]
     assert prompts == [[5, 6], [5, 6], [7], [7]]
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
     assert answer["usage"]["prompt_tokens"] == 14
@@ -99,8 +100,8 @@ async def test_logprobs_in_both_forms() -> None:
         ("/v1/chat/completions", chat(logprobs=True, top_logprobs=1)),
         ("/v1/completions", completion(logprobs=1)),
     ):
-        rig = Rig()
-        log = rig.log
+        gateway = InProcessGateway()
+        log = gateway.log
 
         def answer(request: Any, log: Any = log) -> None:
             rows = StreamLogprobs(
@@ -110,7 +111,7 @@ async def test_logprobs_in_both_forms() -> None:
             log.hub.apply(frame(request.request_id, ["é"], end=end, logprobs=[rows]), 0.0)
 
         log.on_request = answer
-        _, found = await call(rig, body, path)
+        _, found = await call(gateway, body, path)
         form = found["choices"][0]["logprobs"]
         if "chat" in path:
             alike = {"token": "é", "logprob": -0.5, "bytes": [195, 169]}
@@ -145,12 +146,12 @@ async def test_logprobs_in_both_forms() -> None:
 async def test_an_end_without_an_answer_is_an_error_with_its_status(
     kind: OutcomeKind, error: WireError | None, status: int, code: str, stream: bool
 ) -> None:
-    rig = Rig()
-    rig.answer_with(kind=kind, error=error)
-    async with rig.client() as client:
+    gateway = InProcessGateway()
+    gateway.answer_with(kind=kind, error=error)
+    async with gateway.client() as client:
         response = await client.post("/v1/chat/completions", json=chat(stream=stream))
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
     assert ("retry-after" in response.headers) == (status in (429, 503))
-    assert response.headers["x-session-id"] == rig.log.requests[0].session_id
-    assert rig.gateway.in_flight == 0
-    assert not rig.log.cancellations
+    assert response.headers["x-session-id"] == gateway.log.requests[0].session_id
+    assert gateway.state.in_flight == 0
+    assert not gateway.log.cancellations

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from schemas.errors import AttemptsDiffer
 from schemas.records import OutcomeKind, TokenFrame
 from streams.gateway.stream.stream import Stream
-from tests.streams.gateway.in_process import Rig, chat, ended, events_of, frame, text_of
+from tests.streams.gateway.in_process import InProcessGateway
+from tests.streams.gateway.samples import chat, ended, events_of, frame, text_of
 from tests.streams.gateway.stream.test_stream import ANSWER, Piece, deliveries, said
-from tests.streams.gateway.streamed_call import accepted, calling, whole_stream
+from tests.streams.gateway.streamed_call import accepted_requests, streamed_call, whole_stream
 from tests.waiting import until
 
 TEXTS = ["The", " answer", " is", " 41"]
@@ -26,30 +27,30 @@ def other(found: TokenFrame, at: int) -> TokenFrame:
 
 async def test_a_stream_whose_next_attempt_differs_ends_with_an_error() -> None:
     """And what runs of it is cancelled (issue 10, 8)."""
-    rig = Rig()
-    async with calling(rig, chat(stream=True)) as stream:
-        (request,) = await accepted(rig)
-        await rig.log.push(frame(request.request_id, TEXTS[:3]))
+    gateway = InProcessGateway()
+    async with streamed_call(gateway, chat(stream=True)) as stream:
+        (request,) = await accepted_requests(gateway)
+        await gateway.log.push(frame(request.request_id, TEXTS[:3]))
         await until(lambda: len(stream.writes) == 1)
         end = ended(request.request_id, TEXTS, attempt=2)
-        await rig.log.push(other(frame(request.request_id, TEXTS, attempt=2, end=end), 1))
+        await gateway.log.push(other(frame(request.request_id, TEXTS, attempt=2, end=end), 1))
         await until(lambda: stream.over)
-        await rig.log.wait_sent(2)
+        await gateway.log.wait_sent(2)
     events = events_of(stream.text)
     assert text_of(events) == "The answer is"
     assert events[-1]["error"]["code"] == AttemptsDiffer.code
     assert "from token 1 on; send the request again" in events[-1]["error"]["message"]
-    assert [c.request_id for c in rig.log.cancellations] == [request.request_id]
-    assert b"trivium_gateway_differing_streams_total 1.0" in rig.gateway.metrics.render()
+    assert [c.request_id for c in gateway.log.cancellations] == [request.request_id]
+    assert b"trivium_gateway_differing_streams_total 1.0" in gateway.state.metrics.render()
 
 
 async def test_a_gateway_told_to_mark_goes_on_and_says_so() -> None:
-    rig = Rig(on_difference="mark")
-    async with calling(rig, chat(stream=True)) as stream:
-        (request,) = await accepted(rig)
-        await rig.log.push(frame(request.request_id, TEXTS[:3]))
+    gateway = InProcessGateway(on_difference="mark")
+    async with streamed_call(gateway, chat(stream=True)) as stream:
+        (request,) = await accepted_requests(gateway)
+        await gateway.log.push(frame(request.request_id, TEXTS[:3]))
         end = ended(request.request_id, TEXTS, attempt=2)
-        await rig.log.push(other(frame(request.request_id, TEXTS, attempt=2, end=end), 1))
+        await gateway.log.push(other(frame(request.request_id, TEXTS, attempt=2, end=end), 1))
         await until(lambda: stream.over)
     events = events_of(stream.text)
     assert text_of(events) == "".join(TEXTS)
@@ -57,11 +58,11 @@ async def test_a_gateway_told_to_mark_goes_on_and_says_so() -> None:
 
 
 async def test_a_whole_answer_is_that_of_the_last_attempt() -> None:
-    rig = Rig()
-    async with calling(rig, chat()) as stream:
-        (request,) = await accepted(rig)
+    gateway = InProcessGateway()
+    async with streamed_call(gateway, chat()) as stream:
+        (request,) = await accepted_requests(gateway)
         end = ended(request.request_id, TEXTS, attempt=2)
-        await rig.log.push(
+        await gateway.log.push(
             other(frame(request.request_id, ["What"]), 0),
             frame(request.request_id, TEXTS, attempt=2, end=end),
         )
@@ -74,9 +75,9 @@ async def test_a_whole_answer_is_that_of_the_last_attempt() -> None:
 @pytest.mark.parametrize("seen", [0, 1])
 async def test_another_gateway_refuses_to_go_on_behind_other_tokens(seen: int) -> None:
     """What the client has is not what this log says (issue 10, 8)."""
-    first = Rig()
+    first = InProcessGateway()
     stream = await whole_stream(first, chat(stream=True), TEXTS)
-    second = Rig(partition=1)
+    second = InProcessGateway(partition=1)
     second.log.frames = [other(found, 0) for found in first.log.frames]
     async with second.client() as client:
         path = f"/v1/requests/{stream.headers['x-request-id']}/events"
@@ -114,7 +115,7 @@ def test_an_attempt_that_ends_where_another_went_on_breaks_the_stream() -> None:
 
 
 def test_a_stream_that_goes_on_tells_where_it_differs() -> None:
-    stream = Stream("r1", goes_on=True)
+    stream = Stream("r1", tolerates_difference=True)
     said(stream, 1, 0, "abcd")
     said(stream, 2, 0, "abXY")
     said(stream, 2, 4, "Z")
@@ -134,7 +135,7 @@ def test_what_nobody_has_read_starts_again_with_another_attempt() -> None:
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_first_token_that_decode_draws_otherwise_is_a_difference_like_any(goes_on: bool) -> None:
     """What follows belongs to decode's own first token (issue 10, 8)."""
-    stream = Stream("r1", goes_on=goes_on)
+    stream = Stream("r1", tolerates_difference=goes_on)
     said(stream, 1, 0, "a")
     said(stream, 1, 0, "Xbc")
     assert (stream.differs_at, stream.broken) == (0, not goes_on)
@@ -161,10 +162,10 @@ def test_a_resume_after_something_else_than_the_log_has_is_noticed(
     Piece(1, 0, has).push(client)
     client.drain()
     other = client.position()._replace(digest=client.position().digest ^ 1)
-    stream = Stream("r1", has=other, goes_on=goes_on)
+    stream = Stream("r1", has=other, tolerates_difference=goes_on)
     for row in rows:
         row.push(stream)
-        assert not stream.behind or not stream.drain()
+        assert not stream.is_catching_up or not stream.drain()
     stream.finish(ended("r1", ANSWER, attempt=last[0].attempt))
     assert stream.differs_at == 0
     assert stream.broken is not goes_on
@@ -175,7 +176,7 @@ def test_a_resume_beyond_the_end_is_noticed() -> None:
     client = Stream("r1")
     said(client, 1, 0, "abc")
     client.drain()
-    stream = Stream("r1", has=client.position())
+    stream = Stream("r1", client_position=client.position())
     said(stream, 1, 0, "ab")
     assert not stream.finish(ended("r1", "ab"))
     assert (stream.drain(), stream.broken) == ("", True)
@@ -185,7 +186,7 @@ def test_an_error_ends_a_stream_that_is_behind() -> None:
     client = Stream("r1")
     said(client, 1, 0, "abc")
     client.drain()
-    stream = Stream("r1", has=client.position())
+    stream = Stream("r1", client_position=client.position())
     said(stream, 1, 0, "ab")
     assert stream.finish(ended("r1", "ab", kind=OutcomeKind.FAILED))
     assert stream.drain() == ""

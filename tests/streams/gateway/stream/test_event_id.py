@@ -16,7 +16,8 @@ from schemas.records import Endpoint
 from streams.gateway.config import GatewaySettings
 from streams.gateway.stream.event_id import EventIds, StreamKey
 from streams.gateway.stream.event_key import FILE_NAME, event_key
-from tests.streams.gateway.in_process import EVENT_KEY, Rig, chat
+from tests.streams.gateway.in_process import EVENT_KEY, InProcessGateway
+from tests.streams.gateway.samples import chat
 from tests.waiting import until
 
 KEY = StreamKey(
@@ -67,10 +68,10 @@ def test_an_id_is_worth_nothing_elsewhere_or_to_others(ids: EventIds, tenant: st
         ids.parse(ID, tenant)
 
 
-async def event_of(rig: Rig, **headers: str) -> tuple[str, str]:
+async def event_of(gateway: InProcessGateway, **headers: str) -> tuple[str, str]:
     """Path and id of the first event of an answer that was streamed."""
-    rig.answer_with("a", "b")
-    async with rig.client() as client:
+    gateway.answer_with("a", "b")
+    async with gateway.client() as client:
         response = await client.post(CHATS, json=chat(stream=True), headers=headers)
     event_id = next(line[4:] for line in response.text.splitlines() if line.startswith("id: "))
     return f"/v1/requests/{response.headers['x-request-id']}/events", event_id
@@ -78,17 +79,17 @@ async def event_of(rig: Rig, **headers: str) -> tuple[str, str]:
 
 async def test_forged_ids_take_no_place_of_resumes() -> None:
     """Each was a place for an hour and more, by a time that it named itself (issue 10, 18)."""
-    rig = Rig(resumes_max=1)
-    path, event_id = await event_of(rig)
-    rig.log.on_request = None
-    key, _ = rig.gateway.event_ids.parse(event_id, "")
+    gateway = InProcessGateway(resumes_max=1)
+    path, event_id = await event_of(gateway)
+    gateway.log.on_request = None
+    key, _ = gateway.state.event_ids.parse(event_id, "")
     thief = EventIds("k" * 32, choices_max=16)
     later = replace(key, created_s=2**32 - 1, deadline_ms=2**62)
-    async with rig.client() as client, asyncio.timeout(30):
+    async with gateway.client() as client, asyncio.timeout(30):
         for forged in (thief.name(later).decode() + ".0-0-0", "A" * 90 + ".0-0-0"):
             answer = await client.get(path, headers={"last-event-id": forged})
             assert answer.status_code == 400
-            assert not rig.gateway.followers
+            assert not gateway.state.resumed
 
 
 @pytest.mark.parametrize(("deadline_ms", "more_ms"), [(600_000, 600_000), (1_000, 15_000)])
@@ -96,53 +97,53 @@ async def test_a_resume_ends_with_its_request(
     deadline_ms: int, more_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the deadline that was accepted, or once it has read what is there (issue 10, 18)."""
-    rig = Rig()
-    path, event_id = await event_of(rig, **{"x-deadline-ms": str(deadline_ms)})
-    (request,) = rig.log.requests
-    async with rig.client() as client, asyncio.TaskGroup() as tasks:
+    gateway = InProcessGateway()
+    path, event_id = await event_of(gateway, **{"x-deadline-ms": str(deadline_ms)})
+    (request,) = gateway.log.requests
+    async with gateway.client() as client, asyncio.TaskGroup() as tasks:
         began_ms = wall_ms()
         resume = client.get(path, headers={"last-event-id": event_id})
         task = tasks.create_task(resume)
-        await until(lambda: len(rig.gateway.followers) == 1)
-        (follower,) = rig.gateway.followers
+        await until(lambda: len(gateway.state.resumed) == 1)
+        (follower,) = gateway.state.resumed
         least_ms = request.arrived_ms if deadline_ms == more_ms else began_ms
         assert follower.deadline_ms >= least_ms + more_ms
         assert follower.deadline_ms <= max(request.deadline_ms, wall_ms() + 15_000)
-        rig.gateway.sweep(0.0, follower.deadline_ms + 2_001)
+        gateway.state.sweep(0.0, follower.deadline_ms + 2_001)
         assert (await task).status_code == 504
 
 
 async def test_one_request_is_resumed_a_few_times_at_once() -> None:
     """So one caller's id does not take all places either (issue 10, 18)."""
-    rig = Rig(resumes_per_request_max=1)
-    path, event_id = await event_of(rig)
-    async with rig.client() as client:
+    gateway = InProcessGateway(resumes_per_request_max=1)
+    path, event_id = await event_of(gateway)
+    async with gateway.client() as client:
         first = asyncio.create_task(client.get(path, headers={"last-event-id": event_id}))
-        await until(lambda: len(rig.gateway.followers) == 1)
+        await until(lambda: len(gateway.state.resumed) == 1)
         refused = await client.get(path, headers={"last-event-id": event_id})
         assert refused.status_code == 429
-        rig.gateway.sweep(0.0, 2**62)
+        gateway.state.sweep(0.0, 2**62)
         await first
 
 
 async def test_another_key_neither_follows_nor_cancels() -> None:
     """Who knows an id of somebody else's request is told nothing of it (issue 10, 18)."""
-    rig = Rig(api_keys=("alice", "bob"))
+    gateway = InProcessGateway(api_keys=("alice", "bob"))
 
     def headers(name: str) -> dict[str, str]:
         return {"authorization": f"Bearer {name}"}
 
-    async with rig.client() as client, asyncio.TaskGroup() as tasks:
+    async with gateway.client() as client, asyncio.TaskGroup() as tasks:
         task = tasks.create_task(
             client.post(CHATS, json=chat(stream=True), headers=headers("alice"))
         )
-        await rig.log.wait_sent(1)
-        path = f"/v1/requests/{rig.log.requests[0].request_id}"
+        await gateway.log.wait_sent(1)
+        path = f"/v1/requests/{gateway.log.requests[0].request_id}"
         for method, end in (("GET", "/events"), ("DELETE", "")):
             answer = await client.request(method, path + end, headers=headers("bob"))
             assert answer.status_code == 404
         assert (await client.delete(path, headers=headers("alice"))).status_code == 200
-        rig.gateway.sweep(0.0, 2**62)
+        gateway.state.sweep(0.0, 2**62)
         await task
 
 

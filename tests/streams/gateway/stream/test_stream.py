@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.records import OutcomeKind
-from streams.gateway.stream.stream import ROWS_AHEAD_MAX, Stream
-from tests.streams.gateway.in_process import ended
+from streams.gateway.stream.stream import EARLY_ROWS_MAX, Stream
+from tests.streams.gateway.samples import ended
 
 ANSWER = ["", "Hé", "", "llo", ",", " ", "wör", "ld", "", "", "!", " and", " on"]
 IDS = list(range(500, 500 + len(ANSWER)))
@@ -102,7 +102,7 @@ def test_a_resumed_stream_gives_exactly_the_rest(
     client = Stream("r1")
     Piece(1, 0, has).push(client)
     client.drain()
-    stream = Stream("r1", has=client.position())
+    stream = Stream("r1", client_position=client.position())
     for row in rows:
         row.push(stream)
     assert stream.drain() == "".join(ANSWER[has:])
@@ -115,7 +115,7 @@ def test_rows_of_a_lower_attempt_are_dropped() -> None:
     assert said(stream, 1, 1, "x") == 0
     assert said(stream, 2, 1, "b") == 1
     assert stream.drain() == "ab"
-    assert stream.repeats == 1
+    assert stream.repeated_rows == 1
 
 
 def test_a_higher_attempt_restarts_and_drops_what_waited() -> None:
@@ -159,7 +159,7 @@ def test_nothing_follows_the_end() -> None:
 
 def test_rows_that_wait_are_bounded() -> None:
     stream = Stream("r1")
-    for seq in range(1, ROWS_AHEAD_MAX + 10):
+    for seq in range(1, EARLY_ROWS_MAX + 10):
         said(stream, 1, seq, "x")
     said(stream, 1, 0, "x")
-    assert stream.next_seq == ROWS_AHEAD_MAX + 1
+    assert stream.next_seq == EARLY_ROWS_MAX + 1

@@ -2,7 +2,7 @@
 
 uvicorn waits for all of these without end. Each connection notes what it waits for and since when,
 and the server looks at all of them several times a second: no timer per request. What a call may
-cost beyond that is its deadline's (`state.py`), which cuts the connection of who does not read.
+cost beyond that is its deadline's (`state.py`), which ends the connection of who does not read.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from schemas.errors import RequestTooSlow, TooManyRequests, TriviumError
 from streams.gateway.config import GatewaySettings
 from streams.gateway.http.errors import error_body, retry_headers
-from streams.gateway.http.exchange import CUT
+from streams.gateway.http.exchange import ABORT
 
 _HEAD, _BODY = "head", "body"
 
@@ -35,14 +35,14 @@ class PatientProtocol(HttpToolsProtocol):
         self._wait_for(_HEAD)
         most = self._limits.connections_max
         if len(self.connections) > most:
-            self._answer(
+            self._answer_and_close(
                 TooManyRequests(f"at most {most} connections are served at once; try again later")
             )
 
     def on_message_begin(self) -> None:
         """The first byte of a request; the first one's time began with the connection."""
         super().on_message_begin()
-        self.scope["extensions"] = {CUT: self.transport.abort}  # type: ignore[dict-item]  # ours
+        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]  # ours
         if self._waits_for != _HEAD:
             self._wait_for(_HEAD)
 
@@ -66,7 +66,7 @@ class PatientProtocol(HttpToolsProtocol):
         super().resume_writing()
         self._unread_s = 0.0
 
-    def look(self, now_s: float) -> None:
+    def end_if_late(self, now_s: float) -> None:
         """End the connection if it makes us wait too long."""
         limits = self._limits
         if self.transport.is_closing():
@@ -80,9 +80,9 @@ class PatientProtocol(HttpToolsProtocol):
         elif self.pipeline:  # what follows an answer that is under way has to wait itself
             self._since_s = now_s
         elif self._waits_for == _BODY and late_ms > limits.body_ms:
-            self._late(limits.body_ms)
+            self._refuse_late(limits.body_ms)
         elif self._waits_for == _HEAD and late_ms > limits.head_ms and self._is_free:
-            self._late(limits.head_ms)
+            self._refuse_late(limits.head_ms)
 
     @property
     def _is_free(self) -> bool:
@@ -92,10 +92,10 @@ class PatientProtocol(HttpToolsProtocol):
     def _wait_for(self, part: str) -> None:
         self._waits_for, self._since_s = part, self.loop.time()
 
-    def _late(self, limit_ms: int) -> None:
+    def _refuse_late(self, limit_ms: int) -> None:
         begun = self.cycle is not None and self.cycle.response_started
         if not begun or self._waits_for == _HEAD:
-            self._answer(
+            self._answer_and_close(
                 RequestTooSlow(
                     f"the {self._waits_for} of the request was not complete within {limit_ms} ms"
                 )
@@ -103,7 +103,7 @@ class PatientProtocol(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _answer(self, error: TriviumError) -> None:
+    def _answer_and_close(self, error: TriviumError) -> None:
         """Answer without a call, and close."""
         body = error_body(error)
         headers = [

@@ -24,12 +24,14 @@ START_MS = 60_000  # its imports, on a machine that is busy
 _READ_BYTES = 1 << 20
 
 
-class Aside:
+class CheckProcess:
     """The process and whoever waits for it; started by the first question, and again after loss."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._thread = ThreadPoolExecutor(1, "aside")  # the only one that talks to the process
+        self._thread = ThreadPoolExecutor(
+            1, "check-process"
+        )  # the only one that talks to the process
         self._waiting = 0
         self._known: OrderedDict[bytes, str] = OrderedDict()
         atexit.register(self.close)
@@ -41,11 +43,11 @@ class Aside:
         if known is not None:
             self._known.move_to_end(digest)
             return known
-        found = str(await self.ask(name, text, limit_ms=limit_ms))
-        self._known[digest] = found
+        answer = str(await self.ask(name, text, limit_ms=limit_ms))
+        self._known[digest] = answer
         if len(self._known) > KNOWN_MAX:
             self._known.popitem(last=False)
-        return found
+        return answer
 
     async def ask(self, name: str, *arguments: Any, limit_ms: int) -> Any:
         """The answer; raises InvalidRequest where it takes longer, TooManyRequests where too many
@@ -57,35 +59,35 @@ class Aside:
         self._waiting += 1
         try:
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._thread, self._asked, line, limit_ms)
+            return await loop.run_in_executor(self._thread, self._ask_blocking, line, limit_ms)
         finally:
             self._waiting -= 1
 
-    def _asked(self, line: bytes, limit_ms: int) -> Any:
+    def _ask_blocking(self, line: bytes, limit_ms: int) -> Any:
         process = self._process
         if process is None or process.poll() is not None:
-            process = self._started()
+            process = self._start()
         assert process.stdin is not None
         try:
             process.stdin.write(line)
             process.stdin.flush()
-            return self._answer(process, limit_ms)
+            return self._read_answer(process, limit_ms)
         except (OSError, EOFError, TimeoutError) as error:
             self.close()
             raise InvalidRequest(
                 f"checking it took more than {limit_ms} ms; make it smaller or simpler"
             ) from error
 
-    def _started(self) -> "subprocess.Popen[bytes]":
+    def _start(self) -> "subprocess.Popen[bytes]":
         self.close()
         command = [sys.executable, "-m", "streams.gateway.request.checks"]
         self._process = process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        self._answer(process, START_MS)
+        self._read_answer(process, START_MS)
         return process
 
-    def _answer(self, process: "subprocess.Popen[bytes]", limit_ms: int) -> Any:
+    def _read_answer(self, process: "subprocess.Popen[bytes]", limit_ms: int) -> Any:
         """The next line; raises TimeoutError, or EOFError when the process ends."""
         assert process.stdout is not None
         parts: list[bytes] = []
@@ -110,4 +112,4 @@ class Aside:
                     pipe.close()
 
 
-ASIDE = Aside()  # one for a process, however many gateways a test has in it
+CHECK_PROCESS = CheckProcess()  # one for a process, however many gateways a test has in it

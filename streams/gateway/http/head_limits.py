@@ -1,7 +1,7 @@
 """How much of a request's head the server takes: uvicorn has no bound on it of its own.
 
 A head is counted as it arrives, so that one without end is refused before it is whole. How long it
-may take is `connections.py`'s, how large a body may be `exchange.py`'s.
+may take is `slow_clients.py`'s, how large a body may be `exchange.py`'s.
 """
 
 import functools
@@ -10,7 +10,7 @@ from typing import Any
 
 from schemas.errors import HeadersTooLarge
 from streams.gateway.config import GatewaySettings
-from streams.gateway.http.connections import PatientProtocol
+from streams.gateway.http.slow_clients import PatientProtocol
 
 
 class BoundedProtocol(PatientProtocol):
@@ -29,16 +29,16 @@ class BoundedProtocol(PatientProtocol):
         if was_in_head and self._in_head and self._heads == heads:
             self._head_bytes += len(data)
             if self._head_bytes > self._limits.header_bytes_max:
-                self._refuse(f"more than {self._limits.header_bytes_max} bytes")
+                self._refuse_head(f"more than {self._limits.header_bytes_max} bytes")
 
     def on_headers_complete(self) -> None:
         """Start the call, unless its head is too large."""
         self._heads, self._head_bytes, self._in_head = self._heads + 1, 0, False
         limits, size = self._limits, len(self.url) + sum(len(n) + len(v) for n, v in self.headers)
         if size > limits.header_bytes_max:
-            self._refuse(f"{size} bytes")
+            self._refuse_head(f"{size} bytes")
         elif len(self.headers) > limits.headers_max:
-            self._refuse(f"{len(self.headers)} of them")
+            self._refuse_head(f"{len(self.headers)} of them")
         else:
             super().on_headers_complete()
 
@@ -53,7 +53,7 @@ class BoundedProtocol(PatientProtocol):
         if not self.transport.is_closing():
             super().on_message_complete()
 
-    def _refuse(self, found: str) -> None:
+    def _refuse_head(self, found: str) -> None:
         """Answer and close; close alone where another answer is under way."""
         if self.transport.is_closing():
             return
@@ -61,7 +61,7 @@ class BoundedProtocol(PatientProtocol):
             self.transport.close()
             return
         limits = self._limits
-        self._answer(
+        self._answer_and_close(
             HeadersTooLarge(
                 f"headers: expected at most {limits.headers_max} with at most "
                 f"{limits.header_bytes_max} bytes together, found {found}"
@@ -69,6 +69,6 @@ class BoundedProtocol(PatientProtocol):
         )
 
 
-def bounded(limits: GatewaySettings) -> Callable[..., BoundedProtocol]:
+def connection_factory(limits: GatewaySettings) -> Callable[..., BoundedProtocol]:
     """What makes a connection's protocol, for `uvicorn.Config(http=...)`."""
     return functools.partial(BoundedProtocol, limits=limits)

@@ -1,0 +1,102 @@
+"""GET /v1/requests/{id}/events, and calls with `Last-Event-ID`: the rest of a stream, from the log.
+
+Any gateway can do this, whichever one accepted the request.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+from schemas.errors import NotFound, TriviumError
+from schemas.log.clock import wall_ms
+from streams.gateway.http.exchange import Exchange
+from streams.gateway.ids import choice_ids, from_public, is_id, new_request_id
+from streams.gateway.state import Gateway
+from streams.gateway.stream.chunks import ChunkWriter
+from streams.gateway.stream.delivery import write_stream
+from streams.gateway.stream.event_id import Position, StreamKey
+from streams.gateway.stream.hub import Call, Hub
+
+RESUME_HEADER = b"last-event-id"
+
+
+def last_event(gateway: Gateway, exchange: Exchange) -> tuple[StreamKey, list[Position]]:
+    """What the header says; raises InvalidRequest."""
+    value = exchange.headers[RESUME_HEADER].decode("latin-1")
+    return gateway.event_ids.parse(value, exchange.tenant)
+
+
+async def events(gateway: Gateway, exchange: Exchange) -> str:
+    """The stream after `Last-Event-ID`, or from its beginning; returns the outcome."""
+    exchange.tenant = gateway.keys.tenant(exchange.headers)
+    parent_id = from_public(exchange.scope["path_params"]["request_id"])
+    named = parent_id if is_id(parent_id) else new_request_id(wall_ms())
+    exchange.reply_headers.append((b"x-request-id", named.encode()))
+    call = gateway.find_call(parent_id, exchange.tenant)
+    if RESUME_HEADER in exchange.headers:
+        key, positions = last_event(gateway, exchange)
+        if key.parent_id != parent_id:
+            raise NotFound(f"{parent_id[:64]}: the Last-Event-ID belongs to another request")
+    elif call is not None:
+        key, positions = call.key, [Position()] * call.key.choices
+    else:
+        raise NotFound(
+            f"{parent_id[:64]}: not being answered by this gateway; to resume it anywhere, send "
+            "the id of its last event as Last-Event-ID"
+        )
+    return await resume(gateway, exchange, key, positions)
+
+
+async def resume(
+    gateway: Gateway, exchange: Exchange, key: StreamKey, positions: Sequence[Position]
+) -> str:
+    """Read the stream's partition from where it began, and write what the client lacks.
+
+    The request itself is left alone: hanging up here does not cancel it. It goes on where the
+    gateway that accepted it is lost, for this one reads it.
+    """
+    exchange.reply_headers = [
+        (b"x-request-id", key.parent_id.encode()),
+        (b"x-session-id", key.session_id.encode()),
+    ]
+    gateway.admit_resume(key.parent_id)
+    call = _resumed_call(gateway, exchange, key, positions)
+    writer = ChunkWriter(key, gateway.event_ids.name(key), call.streams, positions)
+    gateway.resumed.add(call)
+    loop = asyncio.get_running_loop()
+    tasks = [exchange.on_hang_up(call.hang_up), loop.create_task(_read_frames(gateway, call))]
+    if gateway.find_call(key.parent_id, key.tenant) is None:
+        tasks.append(loop.create_task(gateway.announce_reader(call)))
+    try:
+        return await write_stream(exchange, call, writer)
+    finally:
+        for task in tasks:
+            task.cancel()
+        gateway.resumed.discard(call)
+
+
+def _resumed_call(
+    gateway: Gateway, exchange: Exchange, key: StreamKey, positions: Sequence[Position]
+) -> Call:
+    call = Call(
+        key,
+        deadline_ms=max(key.deadline_ms, wall_ms() + gateway.settings.resume_ms),
+        arrived_s=exchange.arrived_s,
+        waits_for_end=False,
+        tolerates_difference=gateway.tolerates_difference,
+        abort_connection=exchange.abort_connection,
+    )
+    ids = choice_ids(key.parent_id, key.choices)
+    for choice, (request_id, position) in enumerate(zip(ids, positions, strict=True)):
+        call.add(request_id, choice, position)
+    return call
+
+
+async def _read_frames(gateway: Gateway, call: Call) -> None:
+    """Frames of the call's partition to the call alone."""
+    hub = Hub()
+    hub.add(call)
+    try:
+        async for frame in gateway.backend.read_frames(call.key.partition, call.key.offset):
+            hub.apply(frame, asyncio.get_running_loop().time())
+    except TriviumError as error:
+        call.fail(error)

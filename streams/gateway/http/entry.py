@@ -1,0 +1,180 @@
+"""Where every HTTP request comes in: who may call, and which endpoint answers.
+
+What keeps web pages from using a gateway that their visitor's browser can reach: by DNS rebinding a
+page's own name may lead here, so `Host` has to be a name of ours. A page may send forms and text
+anywhere without asking, so calls are JSON alone (`BodyReader`), for which browsers ask first, and
+an `Origin` that is not our own has to be in the settings. Whoever is no browser sends no `Origin`.
+"""
+
+import hashlib
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from schemas.errors import Forbidden, TriviumError, Unauthorized
+from schemas.log.clock import wall_ms
+from streams.gateway.config import GatewaySettings
+from streams.gateway.http.exchange import Exchange, RawHeaders, send_error
+from streams.gateway.ids import new_request_id
+
+logger = logging.getLogger(__name__)
+
+BUG = "an error of the gateway; its log has the details"
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_ANY = "*"
+_PREFLIGHT_S = b"600"
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:@/\[\]]+)(?::\d*)?")
+_WANTED = b"access-control-request-headers"
+
+Handler = Callable[[Exchange], Awaitable[str]]  # returns the outcome, for the metrics
+CountOutcome = Callable[[str, str], None]
+
+
+class Entry:
+    """The app that the server calls: POSTs of the path to their endpoints, the rest to FastAPI.
+
+    FastAPI's middleware would wrap every write of every stream.
+    """
+
+    def __init__(
+        self, fastapi: ASGIApp, posts: Mapping[str, ASGIApp], settings: GatewaySettings
+    ) -> None:
+        self.fastapi = fastapi
+        self._posts = posts
+        self._guard = PageGuard(settings)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app: ASGIApp | None = None
+        if scope["type"] == "http":
+            try:
+                origin = self._guard.check(scope)
+            except Forbidden as error:
+                name = (b"x-request-id", new_request_id(wall_ms()).encode())
+                await send_error(send, error, [name], 0)
+                return
+            if origin:
+                send = _with_cors_headers(origin, send)
+                if _is_preflight(scope):
+                    await _answer_preflight(scope, send)
+                    return
+            if scope["method"] == "POST":
+                app = self._posts.get(scope["path"])
+        await (app or self.fastapi)(scope, receive, send)
+
+
+class AsgiEndpoint:
+    """An ASGI app around a handler: errors become OpenAI bodies, outcomes are counted."""
+
+    def __init__(
+        self, name: str, handler: Handler, count_outcome: CountOutcome, *, retry_after_s: int
+    ) -> None:
+        self._name = name
+        self._handler = handler
+        self._count_outcome = count_outcome
+        self._retry_after_s = retry_after_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        try:
+            outcome = await self._handler(exchange)
+        except TriviumError as error:
+            outcome = error.code
+            await exchange.send_error(error, self._retry_after_s)
+        except Exception:
+            outcome = TriviumError.code
+            logger.exception("%s: a bug", self._name)
+            # Refused where the response has begun; then the server closes the connection.
+            await exchange.send_error(TriviumError(BUG), 0)
+        self._count_outcome(self._name, outcome)
+
+
+class Keys:
+    """API keys by their hash, so that neither comparison nor log shows them."""
+
+    def __init__(self, keys: Iterable[str]) -> None:
+        self._tenants = {_digest(key.encode()): _digest(key.encode()).hex()[:12] for key in keys}
+
+    def tenant(self, headers: RawHeaders) -> str:
+        """Whose key was used; raises Unauthorized. Empty where no keys are set."""
+        if not self._tenants:
+            return ""
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        tenant = self._tenants.get(_digest(key.strip()))
+        if scheme.lower() != b"bearer" or tenant is None:
+            raise Unauthorized("expected `Authorization: Bearer <API key>` with a known key")
+        return tenant
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
+
+
+class PageGuard:
+    """Which names are ours, and which web pages may call."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._hosts = {*_LOOPBACK, settings.host, *(h.lower() for h in settings.allowed_hosts)}
+        self._origins = {origin.lower().rstrip("/") for origin in settings.allowed_origins}
+
+    def check(self, scope: Scope) -> bytes:
+        """The foreign origin that calls, empty where none does; raises Forbidden."""
+        host = origin = b""
+        for name, value in scope["headers"]:
+            if name == b"host":
+                self._check_host(host := value, scope)
+            elif name == b"origin":
+                origin = value
+        if not origin or origin.lower() == b"%b://%b" % (scope.get("scheme", "").encode(), host):
+            return b""
+        text = origin.decode("latin-1").lower()
+        if text not in self._origins and _ANY not in self._origins:
+            raise Forbidden(
+                f"Origin: web pages of {text[:80]!r} may not use this gateway; "
+                "allow them in gateway.allowed_origins"
+            )
+        return origin
+
+    def _check_host(self, value: bytes, scope: Scope) -> None:
+        match = _HOST.fullmatch(value.decode("latin-1").lower())
+        name = match[1].strip("[]") if match is not None else ""
+        reached = (scope.get("server") or ("",))[0]  # the address that the client has called
+        if name not in self._hosts and name != reached and _ANY not in self._hosts:
+            raise Forbidden(
+                f"Host: {value.decode('latin-1')[:80]!r} is no name of this gateway; "
+                "add it to gateway.allowed_hosts"
+            )
+
+
+def _with_cors_headers(origin: bytes, send: Send) -> Send:
+    """Tell the browser with each answer that this page may read it."""
+
+    async def answer(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = [*message["headers"], (b"access-control-allow-origin", origin)]
+            headers += [(b"vary", b"origin"), (b"access-control-expose-headers", b"*")]
+            message = {**message, "headers": headers}
+        await send(message)
+
+    return answer
+
+
+def _is_preflight(scope: Scope) -> bool:
+    """A browser asks whether a page may send what it wants to."""
+    asks = any(name == b"access-control-request-method" for name, _ in scope["headers"])
+    return bool(scope["method"] == "OPTIONS" and asks)
+
+
+async def _answer_preflight(scope: Scope, send: Send) -> None:
+    """It may; who asks was checked."""
+    wanted = [value for name, value in scope["headers"] if name == _WANTED]
+    allowed: Iterable[Any] = [
+        (b"access-control-allow-methods", b"GET, POST, DELETE"),
+        (b"access-control-allow-headers", b", ".join(wanted)),
+        (b"access-control-max-age", _PREFLIGHT_S),
+        (b"content-length", b"0"),
+    ]
+    await send({"type": "http.response.start", "status": 204, "headers": [*allowed]})
+    await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,91 @@
+"""The HTTP server around an app: uvicorn with our bounds on connections, its socket and its files.
+
+The process around it is `app.py`'s.
+"""
+
+import asyncio
+import contextlib
+import logging
+import resource
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from schemas.errors import ConfigError
+from streams.gateway.config import GatewaySettings
+from streams.gateway.http.head_limits import connection_factory
+from streams.gateway.http.slow_clients import PatientProtocol
+
+logger = logging.getLogger(__name__)
+BACKLOG = 2_048
+OTHER_FILES = 512  # besides connections of clients
+
+
+class Server(uvicorn.Server):
+    """Uvicorn without its signal handlers: `run_gateway`'s caller decides when to stop."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def on_tick(self, counter: int) -> bool:
+        """End connections that make us wait, too."""
+        now_s = asyncio.get_running_loop().time()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, PatientProtocol):
+                connection.end_if_late(now_s)
+        return await super().on_tick(counter)
+
+
+def make_server(app: ASGIApp, settings: GatewaySettings, *, grace_ms: int = 1_000) -> Server:
+    """A server for an app; `serve(sockets=[...])` runs it, `should_exit` ends it."""
+    config = uvicorn.Config(
+        app,
+        http=connection_factory(settings),  # type: ignore[arg-type]  # it is only called
+        timeout_keep_alive=settings.idle_ms / 1000,  # type: ignore[arg-type]  # any number serves
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=max(1, grace_ms // 1000),
+        ws="none",
+        proxy_headers=False,  # nothing here looks at the client's address
+    )
+    return Server(config)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound socket; raises ConfigError where that is not possible."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"gateway.host, gateway.port: {host}:{port} cannot be bound: {error}; "
+            "choose another port"
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def allow_files(connections_max: int) -> None:
+    """Let the process hold so many connections open, as far as the system allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections_max + OTHER_FILES
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        logger.warning(
+            "at most %d files may be open, so there may be fewer connections than "
+            "gateway.connections_max=%d; raise the limit (ulimit -n)",
+            hard,
+            connections_max,
+        )
+        wanted = hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

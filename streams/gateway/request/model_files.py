@@ -1,0 +1,81 @@
+"""What a model's folder says of text: where it is, its special tokens and its chat template."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import ConfigError
+from schemas.settings import ModelSettings
+
+FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "config.json",
+)
+
+
+def model_folder(model: ModelSettings) -> Path:
+    """The folder of a model: as given if it exists, else fetched by its Hugging Face name and
+    revision. Raises ConfigError.
+    """
+    path, folder = model.path, Path(model.path)
+    if folder.is_dir():
+        return folder
+    revision = model.pinned
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(snapshot_download(path, revision=revision, allow_patterns=list(FILES)))
+    except (HFValidationError, HfHubHTTPError, OSError) as error:
+        raise ConfigError(
+            f"model.path: expected a folder or a Hugging Face name, found {path!r}: {error}"
+        ) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file, empty where there is none; raises ConfigError."""
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: expected JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: expected a JSON object, found {type(value).__name__}")
+    return value
+
+
+def special_tokens_of(folder: Path) -> dict[str, str]:
+    """Texts of the special tokens by their name, as `bos_token`; raises ConfigError."""
+    return _special_tokens(read_json(folder / "special_tokens_map.json")) | _special_tokens(
+        read_json(folder / "tokenizer_config.json")
+    )
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    texts = {}
+    for name, value in config.items():
+        if name.endswith("_token"):
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str):
+                texts[name] = text
+    return texts
+
+
+def template_source_of(folder: Path) -> str | None:
+    """The chat template, if the model has one; raises ConfigError."""
+    jinja = folder / "chat_template.jinja"
+    if jinja.exists():
+        return jinja.read_text(encoding="utf-8")
+    source = read_json(folder / "chat_template.json").get("chat_template")
+    if source is None:
+        source = read_json(folder / "tokenizer_config.json").get("chat_template")
+    if isinstance(source, list):  # several by name; the one called default is meant for chat
+        named = {entry["name"]: entry["template"] for entry in source}
+        source = named.get("default")
+    return source if isinstance(source, str) else None
