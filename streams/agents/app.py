@@ -1,6 +1,6 @@
 """The router's Faust app: its group and its four agents.
 
-Each agent hands its events to `RouterProcess.take`.
+Each agent hands its events to `OwnedPartitions.take`.
 """
 
 from typing import Any
@@ -22,6 +22,6 @@ def make_app(log: LogSettings, router_id: str) -> Any:
     return faust_app.make_app(log, group=group_id(log), member_id=router_id)
 
 
-def add_agents(app: Any, prefix: str, process: Taker) -> list[Any]:
-    """One agent per topic; each hands its events to `process.take`."""
-    return faust_app.add_agents(app, prefix, "router", TOPICS, process)
+def add_agents(app: Any, prefix: str, partitions: Taker) -> list[Any]:
+    """One agent per topic; each hands its events to `partitions.take`."""
+    return faust_app.add_agents(app, prefix, "router", TOPICS, partitions)

@@ -16,6 +16,7 @@ from schemas.settings import LogSettings
 from schemas.topics import live_ms_max
 from streams.agents.app import add_agents, make_app
 from streams.agents.marks import keep_marks
+from streams.agents.partitions import OwnedPartitions
 from streams.agents.router import RouterProcess
 from streams.agents.watchdog import watch_progress
 from streams.config import RouterSettings
@@ -54,57 +55,61 @@ async def run_router(
             epoch = process.membership.epoch
             await _route(process, stop)
         finally:
-            await process.leave()
+            await process.close()
 
     await outlive(router_id, life, stop)
 
 
 async def _route(process: RouterProcess, stop: asyncio.Event) -> None:
+    partitions = OwnedPartitions(process)
     app = make_app(process.log, process.router_id)
-    add_agents(app, process.log.topic_prefix, process)
+    add_agents(app, process.log.topic_prefix, partitions)
 
     async def on_assigned(sender: Any, assigned: Any, **_: Any) -> None:
-        process.assigned({tp.partition for tp in assigned})
+        partitions.assigned({tp.partition for tp in assigned})
 
     async def on_revoked(sender: Any, revoked: Any, **_: Any) -> None:
-        await process.revoked()
+        await partitions.revoked()
 
     app.on_partitions_assigned.connect(on_assigned)
     app.on_partitions_revoked.connect(on_revoked)
-    lives: Sequence[Any] = (
+    loops: Sequence[Any] = (
         process.outbox.run(),
         process.membership.run(),
         process.prefixes.run(),
         process.tick(),
-        watch_progress(process.log, process.settings, process),
-        keep_marks(process.log, process),
+        watch_progress(process.log, process.settings, partitions),
+        keep_marks(process.log, partitions),
         process.failure(),
         run_app(app),
         stop.wait(),
     )
-    tasks = [asyncio.create_task(life) for life in lives]
+    tasks = [asyncio.create_task(loop) for loop in loops]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
-        await _wind_up(process, app, tasks)
+        await _wind_up(partitions, app, tasks)
 
 
-async def _wind_up(process: RouterProcess, app: Any, tasks: Sequence[asyncio.Task[Any]]) -> None:
+async def _wind_up(
+    partitions: OwnedPartitions, app: Any, tasks: Sequence[asyncio.Task[Any]]
+) -> None:
     """Stop reading, and let what was decided out while the lease stands. Bounded: the log has
     everything else.
     """
+    process = partitions.process
     outbox, membership, *others = tasks
     for task in others:
         task.cancel()
     if not process.membership.is_valid():  # another may route in its place
         outbox.cancel()
-        process.outbox.drop()
+        process.outbox.discard()
     try:
         async with asyncio.timeout(_WIND_UP_S):
             await app.stop()
-            await process.stop_takeover()
+            await partitions.stop_takeover()
             process.flush()
             if not outbox.done():
                 await process.outbox.drain()

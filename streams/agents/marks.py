@@ -56,7 +56,7 @@ class Marks:
         return found
 
 
-class Marking(Protocol):
+class HasMarks(Protocol):
     """Whose marks are kept."""
 
     def marks(self) -> Offsets:
@@ -68,7 +68,7 @@ def marks_group(log: LogSettings) -> str:
     return f"{log.topic_prefix}router.live"
 
 
-async def keep_marks(log: LogSettings, process: Marking) -> None:
+async def keep_marks(log: LogSettings, partitions: HasMarks) -> None:
     """Commit what has changed, until cancelled. A commit that fails only costs a longer rebuild."""
     consumer = AIOKafkaConsumer(
         **client_options(log), group_id=marks_group(log), enable_auto_commit=False
@@ -83,7 +83,7 @@ async def keep_marks(log: LogSettings, process: Marking) -> None:
         consumer.pause(*places)  # it only commits
         while True:
             await asyncio.sleep(MARK_S)
-            marks = process.marks()
+            marks = partitions.marks()
             changed = {places[p]: at for p, at in marks.items() if known.get(p) != at}
             with contextlib.suppress(KafkaError):
                 if changed:

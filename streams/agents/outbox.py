@@ -26,6 +26,7 @@ from schemas.log.clock import wall_ms
 from schemas.records import Work
 from schemas.rules.outcomes import outcome_key
 from schemas.rules.trace import trace_of
+from streams.agents.receipts import Receipt
 from streams.agents.records import end_frame, unsent_phase
 from streams.core.effects import Decide, Dispatch, Effect, End, Forget, SaveSession
 
@@ -33,7 +34,7 @@ TRACES_MAX = 100_000
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class OwnRecord:
     """A record of the router's own (journal, sessions); without a record, a tombstone."""
 
     topic: str
@@ -42,38 +43,7 @@ class Write:
     record: Any | None
 
 
-@dataclass(slots=True, eq=False)
-class Receipt:
-    """One record that was applied: `pending` effects are not acknowledged yet."""
-
-    acknowledge: Callable[[], object]
-    pending: int
-
-
-class Lane:
-    """Receipts of one topic, acknowledged in order."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[Receipt] = deque()
-
-    def open(self, acknowledge: Callable[[], object], pending: int) -> Receipt:
-        """The next record of the topic."""
-        receipt = Receipt(acknowledge, pending)
-        self._waiting.append(receipt)
-        self.advance()
-        return receipt
-
-    def advance(self) -> None:
-        """Acknowledge from the front what has nothing pending."""
-        while self._waiting and not self._waiting[0].pending:
-            self._waiting.popleft().acknowledge()
-
-    def drop(self) -> None:
-        """Acknowledge none of what waits: its partitions were taken away."""
-        self._waiting.clear()
-
-
-Entry = tuple[Effect | Write, Lane | None, Receipt | None]
+Entry = tuple[Effect | OwnRecord, Receipt | None]
 
 
 class Outbox:
@@ -85,7 +55,7 @@ class Outbox:
         prefix: str,
         router_id: str,
         pending_max: int,
-        stands: Callable[[], Awaitable[None]],
+        lease_stands: Callable[[], Awaitable[None]],
     ) -> None:
         self.traces: OrderedDict[str, bytes] = OrderedDict()  # traceparent by request
         self.unsaved: dict[str, SaveSession | Forget] = {}
@@ -94,25 +64,24 @@ class Outbox:
         self._prefix = prefix
         self._router_id = router_id
         self._pending_max = pending_max
-        self._stands = stands
+        self._lease_stands = lease_stands
         self._queue: deque[Entry] = deque()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._pending, self._dropped = 0, False
+        self._pending, self._discarded = 0, False
         self._error: BaseException | None = None
 
     def put(
         self,
-        effects: Sequence[Effect | Write],
-        lane: Lane | None = None,
+        effects: Sequence[Effect | OwnRecord],
         receipt: Receipt | None = None,
     ) -> None:
         """Have effects sent; with a receipt, `pending` must count them."""
-        if self._dropped:
+        if self._discarded:
             return
         for effect in effects:
-            self._queue.append((effect, lane, receipt))
+            self._queue.append((effect, receipt))
             if isinstance(effect, End):
                 self.ending.add(effect.outcome.request_id)
         if effects:
@@ -120,7 +89,7 @@ class Outbox:
             self._idle.clear()
             self._wake.set()
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until few enough sends are pending."""
         if self._pending > self._pending_max:
             await self._idle.wait()
@@ -129,13 +98,13 @@ class Outbox:
         """Wait until everything put so far is acknowledged, or nothing is sent any more."""
         await self._idle.wait()
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         """Send nothing more of what was put: it is no longer for this router to say."""
         self._queue.clear()
-        self._pending, self._dropped = 0, True
+        self._pending, self._discarded = 0, True
         self._idle.set()
 
-    def trace(self, request_id: str, headers: Headers) -> None:
+    def remember_trace(self, request_id: str, headers: Headers) -> None:
         """Remember the caller's trace, to hand it on with the work."""
         for _, value in trace_of(headers):
             self.traces[request_id] = value
@@ -151,11 +120,11 @@ class Outbox:
                 while self._queue or self._error is not None:
                     entries, self._queue = self._queue, deque()
                     await self._send_all(entries)
-                    self._check()
+                    self._raise_error()
         finally:
-            self.drop()
+            self.discard()
 
-    def _check(self) -> None:
+    def _raise_error(self) -> None:
         if self._error is not None:
             raise self._error
 
@@ -168,35 +137,37 @@ class Outbox:
                 orders.append(entry)
             else:
                 acks += await self._send_one(entry)
-        if acks and any(isinstance(each, Dispatch) and waits(each) for each, _, _ in orders):
+        if acks and any(
+            isinstance(each, Dispatch) and waits_for_decisions(each) for each, _ in orders
+        ):
             await asyncio.wait(acks)
         for entry in orders:
             await self._send_one(entry)
 
     async def _send_one(self, entry: Entry) -> list[asyncio.Future[Any]]:
-        await self._stands()
-        self._check()
+        await self._lease_stands()
+        self._raise_error()
         try:
             acks = await self._send(entry[0])
         except RecordTooLarge as error:
-            if self._reported_unsent(entry, error):
+            if self._report_unsent(entry, error):
                 return []
             raise
-        self._follow(acks, entry)
+        self._watch(acks, entry)
         return acks
 
-    def _reported_unsent(self, entry: Entry, error: BaseException) -> bool:
-        """Have a phase sent instead, which ends the attempt; only of work."""
-        effect, lane, receipt = entry
+    def _report_unsent(self, entry: Entry, error: BaseException) -> bool:
+        """Have a phase sent instead, which ends the attempt; false for what is no work."""
+        effect, receipt = entry
         phase = unsent_phase(effect, error, wall_ms())
         if phase is None:
             return False
         partition = self._producer.session_partition(phase.session_id)
-        self._queue.append((Write("phases", phase.session_id, partition, phase), lane, receipt))
+        self._queue.append((OwnRecord("phases", phase.session_id, partition, phase), receipt))
         self._wake.set()
         return True
 
-    def _follow(self, acks: list[asyncio.Future[Any]], entry: Entry) -> None:
+    def _watch(self, acks: list[asyncio.Future[Any]], entry: Entry) -> None:
         left = len(acks)
 
         def done(ack: asyncio.Future[Any] | None) -> None:
@@ -205,7 +176,7 @@ class Outbox:
             if ack is not None and (ack.cancelled() or ack.exception() is not None):
                 error = None if ack.cancelled() else ack.exception()
                 if isinstance(error, MessageSizeTooLargeError):  # the broker's own limit is lower
-                    if self._reported_unsent(entry, error):
+                    if self._report_unsent(entry, error):
                         return
                 self._error = error or ConnectionError("a send was cancelled")
                 self._wake.set()
@@ -218,19 +189,16 @@ class Outbox:
         for ack in acks:
             ack.add_done_callback(done)
 
-    def _acknowledged(
-        self, effect: Effect | Write, lane: Lane | None, receipt: Receipt | None
-    ) -> None:
+    def _acknowledged(self, effect: Effect | OwnRecord, receipt: Receipt | None) -> None:
         self._pending -= 1
         if isinstance(effect, End):
             self.ending.discard(effect.outcome.request_id)
         if not self._pending:
             self._idle.set()
-        if receipt is not None and lane is not None:
-            receipt.pending -= 1
-            lane.advance()
+        if receipt is not None:
+            receipt.settle()
 
-    async def _send(self, effect: Effect | Write) -> list[asyncio.Future[Any]]:
+    async def _send(self, effect: Effect | OwnRecord) -> list[asyncio.Future[Any]]:
         send = self._producer.send
         match effect:
             case Dispatch(topic, partition, record):
@@ -252,10 +220,10 @@ class Outbox:
             case Forget(session_id):
                 self.unsaved[session_id] = effect
                 return []
-            case Write(topic, key, partition, None):
+            case OwnRecord(topic, key, partition, None):
                 full, raw = self._prefix + topic, key.encode()
                 return [await self._producer.send_raw(full, None, key=raw, partition=partition)]
-            case Write(topic, key, partition, record):
+            case OwnRecord(topic, key, partition, record):
                 return [await send(topic, record, key=key, partition=partition)]
 
     def _trace_of(self, record: object) -> Headers:
@@ -266,16 +234,16 @@ class Outbox:
         return ()
 
     def save_sessions(self) -> None:
-        """Write the sessions that changed since the last call, each once."""
+        """OwnRecord the sessions that changed since the last call, each once."""
         unsaved, self.unsaved = self.unsaved, {}
         writes = []
         for session_id, effect in unsaved.items():
             session = effect.session if isinstance(effect, SaveSession) else None
-            writes.append(Write("sessions", session_id, effect.partition, session))
+            writes.append(OwnRecord("sessions", session_id, effect.partition, session))
         self.put(writes)
 
 
-def waits(order: Dispatch) -> bool:
+def waits_for_decisions(order: Dispatch) -> bool:
     """Whether an order to a worker may only leave when its decision is in the log."""
     record = order.record
     return record.attempt > 1 if isinstance(record, Work) else record.void

@@ -4,7 +4,7 @@ Requests are read from their mark (`streams/agents/marks.py`), what else matters
 the first of them, or from Faust's committed offset where that is earlier; conversations as far back
 as one is remembered. Every record is handed over in the order that keeps the rebuild small:
 outcomes first, requests last. The rebuild itself is `streams/core/requests/recovery.py`'s. Called
-by `streams/agents/router.py`.
+by `streams/agents/partitions.py`.
 
 Offsets are asked for by a client that fetches nothing: on a connection with a fetch under way,
 every question would wait for that fetch.
@@ -22,20 +22,25 @@ from schemas.log.connecting import client_options, started
 from schemas.settings import LogSettings
 from streams.agents.app import TOPICS, group_id
 from streams.agents.marks import marks_group
+from streams.agents.receipts import Place
 
 ORDER = ("sessions", "outcomes", "decisions", "phases", "cancellations", "requests")
 SKEW_MS = 60_000  # how far the clocks of two producers may differ
 
-Place = tuple[str, int]  # topic, without prefix, and partition
 Offsets = dict[Place, int]
 
 
 async def past_records(
-    log: LogSettings, partitions: list[int], *, session_ttl_ms: int, client_id: str, seen: Offsets
+    log: LogSettings,
+    partitions: list[int],
+    *,
+    session_ttl_ms: int,
+    client_id: str,
+    next_offsets: Offsets,
 ) -> AsyncGenerator[tuple[str, ConsumerRecord], None]:
     """Topic and record of everything that may still matter.
 
-    Sets `seen`, by topic and partition, to the offset up to which everything was read.
+    Sets `next_offsets` to where everything was read up to.
     """
     starts, ends = await _ranges(log, partitions, session_ttl_ms, client_id)
     for topic in ORDER:
@@ -46,7 +51,7 @@ async def past_records(
                 place = (topic, record.partition)
                 ends[place] = max(ends[place], record.offset + 1)
                 yield topic, record
-    seen.update((place, end) for place, end in ends.items() if place[0] in TOPICS)
+    next_offsets.update((place, end) for place, end in ends.items() if place[0] in TOPICS)
 
 
 async def _read(

@@ -11,7 +11,7 @@ from schemas.topics import TOPICS, check_record
 from streams.agents.app import TOPICS as ROUTED
 from streams.gateway.stream.event_id import EventIds
 from tests.fuzz.drawn import CODEC, changed_bytes, examples, record_bytes, unstalled
-from tests.streams.agents.fakes import FakeEvent, process_with_partition
+from tests.streams.agents.fakes import FakeEvent, router_with_partition
 from tests.streams.gateway.in_process import EVENT_KEY
 
 ALL_KINDS = tuple(sorted({kind for topic in TOPICS.values() for kind in topic.records}))
@@ -37,12 +37,13 @@ def test_bytes_are_a_record_or_an_error_that_says_so(value: bytes) -> None:
     st.lists(st.tuples(st.sampled_from(ROUTED), record_bytes(ALL_KINDS)), min_size=4, max_size=8)
 )
 async def test_a_router_outlives_its_topics(records: list[tuple[str, bytes]]) -> None:
-    process, producer = await process_with_partition()
+    partitions, producer = await router_with_partition()
+    process = partitions.process
     outbox = asyncio.create_task(process.outbox.run())
     for offset, (topic, value) in enumerate(records):
         event = FakeEvent(value, offset)
         event.topic = f"test.{topic}"
-        await unstalled(process.take(topic, event))
+        await unstalled(partitions.take(topic, event))
         assert not process._failed.done()
     await unstalled(process.outbox.drain())
     assert not outbox.done(), outbox

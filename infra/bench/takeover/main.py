@@ -28,6 +28,7 @@ from schemas.log.connecting import client_options
 from schemas.settings import LogSettings
 from schemas.topics import partition_of
 from streams.agents.marks import marks_group
+from streams.agents.partitions import OwnedPartitions
 from streams.agents.router import RouterProcess
 from streams.config import RouterSettings
 
@@ -108,10 +109,10 @@ async def mark(log: LogSettings, offsets: dict[int, int]) -> None:
 async def take_over(log: LogSettings) -> dict[str, float]:
     """One router rebuilds all partitions; how long until it may apply new records."""
     process = RouterProcess(log, RouterSettings(), router_id="router-bench")
-    partitions = set(range(log.session_partitions))
+    partitions, taken = OwnedPartitions(process), set(range(log.session_partitions))
     began_s, began_cpu_s = time.monotonic(), time.process_time()
-    process.assigned(partitions)
-    opened = asyncio.gather(*(process.gate.passes(p) for p in partitions))
+    partitions.assigned(taken)
+    opened = asyncio.gather(*(partitions.gate.passes(p) for p in taken))
     failing = asyncio.ensure_future(process.failure())
     ends: list[asyncio.Future[Any]] = [opened, failing]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -121,7 +122,7 @@ async def take_over(log: LogSettings) -> dict[str, float]:
     return {
         "seconds": time.monotonic() - began_s,
         "cpu_seconds": time.process_time() - began_cpu_s,
-        "records": float(process.records_read),
+        "records": float(partitions.records_read),
         "live": float(len(process.router.view())),
     }
 

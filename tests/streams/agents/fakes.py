@@ -7,6 +7,7 @@ from typing import Any
 from schemas.codec import Codec
 from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
+from streams.agents.partitions import OwnedPartitions
 from streams.agents.router import RouterProcess
 from streams.config import RouterSettings
 from streams.core.events import PartitionReady, PartitionTaken
@@ -63,13 +64,15 @@ class FakeEvent:
         self.acks.append(self.offset)
 
 
-async def process_with_partition() -> tuple[RouterProcess, FakeProducer]:
+async def router_with_partition() -> tuple[OwnedPartitions, FakeProducer]:
+    """A router that owns partition 0, which is rebuilt."""
     process = RouterProcess(LOG, RouterSettings(), router_id="router-a")
     producer = FakeProducer()
     process.producer = producer  # type: ignore[assignment]  # a fake
     process.outbox._producer = producer  # type: ignore[assignment]  # a fake
-    process.outbox._stands = standing  # it never joined a fleet
+    process.outbox._lease_stands = standing  # it never joined a fleet
     process.apply(PartitionTaken(0), "taken", 0, 0)
     process.apply(PartitionReady(0), "ready", 0, 0)
-    process.gate.open(0)
-    return process, producer
+    partitions = OwnedPartitions(process)
+    partitions.gate.open(0)
+    return partitions, producer

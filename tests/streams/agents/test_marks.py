@@ -22,7 +22,7 @@ from streams.config import RouterSettings
 from streams.core.effects import End
 from streams.core.events import CancellationArrived
 from tests.streams import builders
-from tests.streams.agents.fakes import FakeEvent, process_with_partition
+from tests.streams.agents.fakes import FakeEvent, router_with_partition
 from tests.streams.core.router_harness import PARTITION
 from tests.streams.core.router_setups import replicas
 from tests.waiting import run
@@ -59,18 +59,19 @@ def test_a_request_lives_until_its_end_is_in_the_log() -> None:
     """A mark that went ahead of an outcome would lose it with the router (issue 10, 6)."""
 
     async def main() -> None:
-        process, _ = await process_with_partition()
-        process.seen["requests", 0] = 0
+        partitions, _ = await router_with_partition()
+        process = partitions.process
+        partitions.next_offsets["requests", 0] = 0
         request = builders.request("r1", deadline_ms=wall_ms() + MINUTE_MS)
-        await process.take("requests", FakeEvent(process.codec.encode(request), offset=5))
-        assert process.marks() == {0: 5}
+        await partitions.take("requests", FakeEvent(process.codec.encode(request), offset=5))
+        assert partitions.marks() == {0: 5}
         event = CancellationArrived(builders.cancellation("r1"), PARTITION)
         effects = process.apply(event, "cancellations", 0, 0)
         assert any(isinstance(effect, End) for effect in effects)
         process.outbox.put(effects)
-        assert not process.router.view() and process.marks() == {0: 5}
+        assert not process.router.view() and partitions.marks() == {0: 5}
         process.outbox.ending.clear()
-        assert process.marks() == {0: 6}
+        assert partitions.marks() == {0: 6}
 
     run(main())
 
@@ -114,7 +115,7 @@ async def commit(log: LogSettings, group: str, offset: int) -> None:
 async def names(log: LogSettings) -> list[str]:
     """What a takeover reads, by topic and id."""
     codec, found = Codec(), []
-    past = past_records(log, [PARTITION], session_ttl_ms=HOUR_MS, client_id="t", seen={})
+    past = past_records(log, [PARTITION], session_ttl_ms=HOUR_MS, client_id="t", next_offsets={})
     async with aclosing(past) as records:
         async for topic, record in records:
             read = codec.decode(record.value)

@@ -1,19 +1,66 @@
-"""What a router writes, in which order, and which of several ends of a request counts."""
+"""What a router writes, in which order, and what it acknowledges when."""
 
 import asyncio
-from itertools import permutations
+import functools
+from typing import Any
 
-from schemas.records import CancelWork, DecisionKind, OutcomeKind, PhaseKind, Reason, Work
-from schemas.rules.outcomes import counting, outcome_key
-from schemas.topics import TOPICS
-from streams.agents.outbox import Outbox
-from streams.core.effects import Dispatch, Effect
-from streams.core.events import OutcomeArrived, Placed, Tick
+import pytest
+from aiokafka.errors import MessageSizeTooLargeError
+
+from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable, RecordTooLarge
+from schemas.records import (
+    Outcome,
+    OutcomeKind,
+    Phase,
+    PhaseKind,
+    Request,
+    Session,
+    Work,
+)
+from streams.agents.outbox import TRACES_MAX, Outbox
+from streams.agents.receipts import Receipts
+from streams.agents.records import end_frame
+from streams.core.effects import Decide, Dispatch, Effect, End, Forget, SaveSession
+from streams.core.events import PhaseArrived, Tick
+from tests.schemas.examples import TRACEPARENT
 from tests.streams import builders
-from tests.streams.agents.fakes import FakeProducer, standing
-from tests.streams.core.router_harness import RouterHarness
-from tests.streams.core.router_setups import replicas, split, state_of
+from tests.streams.agents.fakes import (
+    FakeProducer,
+    standing,
+)
+from tests.streams.builders import T0
+from tests.streams.core.router_harness import PARTITION
+from tests.streams.core.router_setups import replicas
 from tests.waiting import run, until
+
+PLACE = ("requests", 0)
+
+
+class SmallProducer(FakeProducer):
+    """Takes no work: by itself, or by the word of its broker."""
+
+    def __init__(self, *, by_broker: bool, kind: type = Work) -> None:
+        super().__init__()
+        self.by_broker, self.kind = by_broker, kind
+
+    async def send(self, topic: str, record: Any, **more: Any) -> asyncio.Future[None]:
+        if not isinstance(record, self.kind):
+            return await super().send(topic, record, **more)
+        if not self.by_broker:
+            raise RecordTooLarge("decode[0]: not sent")
+        ack: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        ack.set_exception(MessageSizeTooLargeError("too large"))
+        return ack
+
+
+def outbox(producer: Any, pending_max: int = 100) -> Outbox:
+    return Outbox(producer, "test.", "router-a", pending_max, standing)
+
+
+def effects(count: int = 1) -> list[Any]:
+    on = replicas(window=count)
+    return [effect for number in range(count) for effect in on.request(f"r{number}")]
 
 
 async def turns(count: int) -> None:
@@ -25,7 +72,7 @@ async def turns(count: int) -> None:
 async def sent_before_any_acknowledgement(effects: list[Effect]) -> tuple[list[str], list[str]]:
     """Topics that are written at once, and all of them once everything is acknowledged."""
     producer = FakeProducer(at_once=False)
-    box = Outbox(producer, "", "router-a", 100, standing)  # type: ignore[arg-type]  # a fake
+    box = outbox(producer)
     task = asyncio.create_task(box.run())
     box.put(effects)
     await turns(9)
@@ -36,6 +83,71 @@ async def sent_before_any_acknowledgement(effects: list[Effect]) -> tuple[list[s
     await box.drain()
     task.cancel()
     return at_once, [topic for topic, *_ in producer.sent]
+
+
+def test_records_are_acknowledged_in_order_and_only_when_all_is_sent() -> None:
+    async def main() -> None:
+        producer = FakeProducer(at_once=False)
+        box, receipts, acked = outbox(producer), Receipts(), list[str]()
+        task = asyncio.create_task(box.run())
+        made = effects(2)
+        for name, part in (("first", made[:2]), ("second", made[2:]), ("third", [])):
+            box.put(part, receipts.open(PLACE, functools.partial(acked.append, name), len(part)))
+        await until(lambda: len(producer.sent) == 4)
+        for number in (1, 3, 0):  # all of the second, half of the first
+            producer.acks[number].set_result(None)
+        await asyncio.sleep(0)
+        assert acked == []
+        producer.acks[2].set_result(None)
+        await box.drain()
+        assert acked == ["first", "second", "third"]
+        assert [topic for topic, *_ in producer.sent] == ["decisions"] * 2 + ["decode"] * 2
+        task.cancel()
+
+    run(main())
+
+
+def test_a_send_that_fails_ends_the_outbox_and_acknowledges_nothing() -> None:
+    async def main() -> None:
+        producer = FakeProducer(at_once=False)
+        box, receipts, acked = outbox(producer), Receipts(), list[str]()
+        task = asyncio.create_task(box.run())
+        made = effects()
+        box.put(made, receipts.open(PLACE, lambda: acked.append("r"), len(made)))
+        await until(lambda: len(producer.acks) == 2)
+        producer.acks[0].set_exception(BrokerUnavailable("gone"))
+        producer.acks[1].set_result(None)
+        with pytest.raises(BrokerUnavailable, match="gone"):
+            await task
+        assert acked == []
+
+    run(main())
+
+
+def test_agents_wait_while_too_much_is_pending() -> None:
+    async def main() -> None:
+        producer = FakeProducer(at_once=False)
+        box = outbox(producer, pending_max=1)
+        task = asyncio.create_task(box.run())
+        await box.wait_for_room()
+        box.put(effects())
+        waiting = asyncio.create_task(box.wait_for_room())
+        await until(lambda: len(producer.acks) == 2)
+        assert not waiting.done()
+        for ack in producer.acks:
+            ack.set_result(None)
+        await waiting
+        task.cancel()
+
+    run(main())
+
+
+def test_receipts_that_were_dropped_acknowledge_nothing() -> None:
+    receipts, acked = Receipts(), list[str]()
+    receipt = receipts.open(PLACE, lambda: acked.append("r"), 1)
+    receipts.drop()
+    receipt.settle()
+    assert acked == []
 
 
 def test_a_first_attempt_waits_for_nothing_and_a_later_one_for_its_decision() -> None:
@@ -58,126 +170,6 @@ def test_a_void_order_waits_for_whatever_ends_its_attempt() -> None:
     at_once, in_the_end = run(sent_before_any_acknowledgement(effects))
     assert at_once == ["decisions", "outcomes", "tokens"]
     assert in_the_end == [*at_once, "decode"]
-
-
-def forget(on: RouterHarness, kind: DecisionKind) -> Work:
-    """The last decision did not reach the log, the work that followed from it did, and another
-    router takes over. Returns that work."""
-    unheard = on.works[-1]
-    on.log = [e for e in on.log if not (isinstance(e, Placed) and e.decision.kind is kind)]
-    on.workers[unheard.worker_id].holds.clear()
-    on.taken_over()
-    return unheard
-
-
-def test_work_without_its_decision_shares_its_number_with_nothing() -> None:
-    """A second execution beside the first is told from it by its attempt (issue 10, 7)."""
-    on = replicas(2)
-    on.request("r1")
-    unheard = forget(on, DecisionKind.PLACE)
-    assert [work.attempt for work in on.works] == [1, 2]
-    on.record(OutcomeArrived(builders.outcome(unheard, on.now_ms), 0))
-    assert state_of(on, "r1").value == "decoding"  # the first one's end is no end any more
-    on.taken_over()  # the second one's decision was in the log before its work
-    assert on.works[-1] == on.works[-2]
-    on.outcome(on.works[-1])
-    assert not on.router.view() and not on.rebuilt().view()
-
-
-def test_the_end_of_work_without_its_decision_is_an_end_while_nothing_else_is_placed() -> None:
-    """(issue 10, 7)"""
-    on = replicas(1)
-    on.request("r1")
-    on.workers["x0"].window = 0
-    on.beat(on.workers["x0"])
-    unheard = forget(on, DecisionKind.PLACE)
-    assert state_of(on, "r1").value == "queued"
-    on.outcome(unheard)
-    assert not on.router.view() and not on.rebuilt().view()
-
-
-def test_a_handover_without_its_decision_is_not_repeated_under_its_number() -> None:
-    """Two decode workers of one attempt could not be told apart (issue 10, 7)."""
-    on = split(decodes=2)
-    on.request("r1")
-    on.phase(on.works[0], PhaseKind.PREFILL_DONE)
-    forget(on, DecisionKind.HANDOFF)
-    assert [(work.attempt, work.phase.value) for work in on.works] == [
-        *((1, "prefill"), (1, "decode"), (2, "prefill")),
-    ]
-    assert on.decisions[-1].reason is Reason.ROUTER_RESTARTED
-    on.phase(on.works[-1], PhaseKind.PREFILL_DONE)
-    assert on.works[-1].attempt == 2  # and is handed over by the router that placed it
-
-
-def test_restarted_routers_do_not_use_up_a_request_s_attempts() -> None:
-    """(issue 10, 7)"""
-    on = replicas(1, attempts_max=2)
-    on.request("r1")
-    forget(on, DecisionKind.PLACE)
-    on.phase(on.works[-1], PhaseKind.FAILED)
-    assert "r1" not in on.outcomes
-    on.taken_over()
-    on.beat(on.workers["x0"])
-    on.phase(on.works[-1], PhaseKind.FAILED)
-    assert on.outcomes["r1"].kind is OutcomeKind.FAILED
-
-
-def test_handovers_that_nobody_knows_of_use_up_none_either() -> None:
-    """Neither for the router that gives them up nor for the next one (issue 10, 7)."""
-    on = split(decodes=2, attempts_max=2)
-    on.request("r1")
-    on.phase(on.works[0], PhaseKind.PREFILL_DONE)
-    forget(on, DecisionKind.HANDOFF)
-    assert on.decisions[-1].reason is Reason.ROUTER_RESTARTED
-    on.taken_over()
-    on.beat(on.workers["p0"])
-    on.phase(on.works[-1], PhaseKind.FAILED)
-    assert "r1" not in on.outcomes
-    on.phase(on.works[-1], PhaseKind.FAILED)
-    assert on.outcomes["r1"].kind is OutcomeKind.FAILED
-
-
-def test_of_several_outcomes_the_one_that_counts_is_told_by_the_records_alone() -> None:
-    """The same one for the router, a rebuild, an audit and a compacted topic (issue 10, 9)."""
-    on = replicas(2)
-    on.request("r1")
-    on.phase(on.works[0], PhaseKind.FAILED)
-    lost, second = (builders.outcome(work, on.now_ms) for work in on.works)
-    on.record(OutcomeArrived(lost, 0))
-    assert state_of(on, "r1").value == "decoding"
-    on.outcome(on.works[1])
-    for order in permutations((lost, second)):
-        assert counting(order) == second
-        compacted = {outcome_key(outcome): outcome for outcome in (*order, lost)}
-        assert counting(compacted.values()) == second
-    assert TOPICS["outcomes"].key == "attempt" and counting(()) is None
-
-
-def test_what_a_router_ends_is_told_from_what_its_worker_still_ends() -> None:
-    """(issue 10, 9)"""
-    on = replicas(1, deadline_grace_ms=100)
-    on.request("r1", deadline_ms=on.now_ms + 100)
-    on.now_ms += 300
-    on.apply(Tick())
-    ended = on.outcomes["r1"]
-    late = builders.outcome(on.works[0], on.now_ms)
-    on.record(OutcomeArrived(late, 0))
-    assert (ended.kind, ended.attempt) == (OutcomeKind.EXPIRED, 2)
-    assert outcome_key(ended) != outcome_key(late)
-    assert counting((late, ended)) is counting((ended, late)) is ended
-    assert not on.rebuilt().view()
-
-
-def test_an_end_by_the_last_router_has_workers_drop_what_they_hold() -> None:
-    """(issue 10, 9)"""
-    on = replicas(1)
-    on.request("r1")
-    end = builders.outcome(on.works[0], on.now_ms, attempt=2, kind=OutcomeKind.CANCELLED)
-    (order,) = on.record(OutcomeArrived(end, 0))
-    assert isinstance(order, Dispatch) and isinstance(order.record, CancelWork)
-    assert order.record.void
-    assert not on.router.view()
 
 
 def test_a_router_writes_nothing_while_its_lease_is_in_doubt() -> None:
@@ -210,3 +202,128 @@ def test_a_router_writes_nothing_while_its_lease_is_in_doubt() -> None:
         assert [topic for topic, *_ in producer.sent] == ["decisions"] * 2
 
     run(main())
+
+
+def test_ends_go_to_the_log_and_to_the_gateway() -> None:
+    async def main() -> None:
+        producer = FakeProducer()
+        box = outbox(producer)
+        outcome = Outcome(
+            request_id="r1",
+            session_id="s",
+            attempt=2,
+            kind=OutcomeKind.EXPIRED,
+            written_by="router-a",
+            ended_ms=T0,
+        )
+        end = End(outcome, 3, 1)
+        task = asyncio.create_task(box.run())
+        box.put([end])
+        await box.drain()
+        (_, first, key, partition, _), (topic, frame, _, gateway, _) = producer.sent
+        assert (first, key, partition) == (outcome, "r1.2", 3)
+        assert (topic, gateway, frame.worker_id) == ("tokens", 1, "router-a")
+        assert frame.ends == end_frame(end, "router-a", T0).ends
+        assert (frame.ends[0].attempt, frame.ends[0].seq) == (2, 0)
+        Codec().encode(frame)
+        task.cancel()
+
+    run(main())
+
+
+def test_work_carries_the_trace_of_its_request() -> None:
+    async def main() -> None:
+        producer = FakeProducer()
+        box = outbox(producer)
+        box.remember_trace("r0", (("other", b"x"), ("traceparent", TRACEPARENT)))
+        task = asyncio.create_task(box.run())
+        box.put(effects())
+        await box.drain()
+        assert producer.sent[1][4] == [("traceparent", TRACEPARENT)]
+        for number in range(TRACES_MAX + 5):
+            box.remember_trace(f"t{number}", (("traceparent", TRACEPARENT),))
+        assert len(box.traces) == TRACES_MAX
+        task.cancel()
+
+    run(main())
+
+
+def test_sessions_are_saved_once_and_forgotten_with_a_tombstone() -> None:
+    async def main() -> None:
+        producer = FakeProducer()
+        box = outbox(producer)
+        task = asyncio.create_task(box.run())
+        for turns in (1, 2):
+            session = Session(
+                session_id="s",
+                decode_worker="d",
+                worker_epoch=1,
+                context_tokens=9,
+                turns=turns,
+                last_used_ms=T0,
+            )
+            box.put([SaveSession(session, 1)])
+        box.put([Forget("old", 0)])
+        await box.drain()
+        assert producer.sent == []
+        box.save_sessions()
+        await box.drain()
+        found = [(topic, record, partition) for topic, record, _, partition, _ in producer.sent]
+        assert found == [("sessions", session, 1), ("test.sessions", None, 0)]
+        task.cancel()
+
+    run(main())
+
+
+def test_a_trace_of_another_form_goes_no_further() -> None:
+    """Whoever wrote the request (issue 10, 15)."""
+    box = outbox(FakeProducer())
+    box.remember_trace("r1", [("traceparent", b"f" * 4_000)])
+    assert not box.traces
+    box.remember_trace("r1", [("traceparent", TRACEPARENT)])
+    assert box.traces == {"r1": TRACEPARENT}
+
+
+@pytest.mark.parametrize("by_broker", [False, True])
+async def test_work_that_cannot_be_sent_fails_its_request_and_not_the_router(
+    by_broker: bool,
+) -> None:
+    """One oversized request took routers down, and kept them down (issue 10, 15)."""
+    producer = SmallProducer(by_broker=by_broker)
+    box, receipts, acked = outbox(producer), Receipts(), list[str]()
+    task = asyncio.create_task(box.run())
+    scene = replicas(window=1)
+    made = scene.request("r1")
+    work = next(e.record for e in made if isinstance(e, Dispatch))
+    assert isinstance(work, Work)
+    box.put(made, receipts.open(PLACE, lambda: acked.append("r1"), len(made)))
+    await box.drain()
+    assert [topic for topic, *_ in producer.sent] == ["decisions", "phases"]
+    assert acked == ["r1"] and not task.done()
+    task.cancel()
+    (phase,) = [record for _, record, *_ in producer.sent if isinstance(record, Phase)]
+    assert (phase.kind, phase.attempt, phase.worker_id) == (PhaseKind.FAILED, 1, work.worker_id)
+    scene.workers[work.worker_id].holds.clear()  # it never had it
+    (end,) = [e for e in scene.record(PhaseArrived(phase, PARTITION)) if isinstance(e, End)]
+    assert end.outcome.kind is OutcomeKind.FAILED and end.outcome.error is not None
+    assert end.outcome.error.code == "record_too_large"
+    assert [e for e in scene.request("r2") if isinstance(e, Dispatch)], "its credit is free again"
+
+
+async def test_what_is_about_no_worker_still_ends_the_router() -> None:
+    scene = replicas(window=1)
+    decisions = [e for e in scene.request("r1") if isinstance(e, Decide)]
+    producer = SmallProducer(by_broker=False, kind=type(decisions[0].decision))
+    box = outbox(producer)
+    box.put(decisions)
+    with pytest.raises(RecordTooLarge):
+        await box.run()
+
+
+def test_records_of_the_core_encode() -> None:
+    codec = Codec()
+    for effect in effects(2):
+        assert isinstance(effect, Decide | Dispatch)
+        record: Any = effect.decision if isinstance(effect, Decide) else effect.record
+        assert codec.decode(codec.encode(record)) == record
+    assert isinstance(codec.decode(codec.encode(builders.request("r1"))), Request)

@@ -2,6 +2,7 @@
 
 import pytest
 
+from schemas.errors import MESSAGE_CHARS_MAX
 from schemas.fleet import LEASE_MS
 from schemas.records import (
     DecisionKind,
@@ -12,8 +13,9 @@ from schemas.records import (
     Reason,
     Role,
     WireError,
+    Work,
 )
-from streams.core.effects import End
+from streams.core.effects import Dispatch, End
 from streams.core.events import (
     PhaseArrived,
     Tick,
@@ -252,3 +254,13 @@ def test_a_failure_reported_by_whoever_only_keeps_kv_changes_nothing() -> None:
     on.phase(on.works[0], PhaseKind.FAILED)
     assert state_of(on, "r1") is State.HANDING_OVER
     assert on.rebuilt().view() == on.router.view()
+
+
+def test_errors_of_workers_are_clipped_before_they_travel_on() -> None:
+    scene = replicas(window=1, attempts_max=1)
+    (work,) = [e.record for e in scene.request("r1") if isinstance(e, Dispatch)]
+    assert isinstance(work, Work)
+    error = WireError(code="engine_failed", message="x" * 500_000, retriable=True)
+    (end,) = [e for e in scene.phase(work, PhaseKind.FAILED, error=error) if isinstance(e, End)]
+    assert end.outcome.error is not None
+    assert len(end.outcome.error.message) == MESSAGE_CHARS_MAX

@@ -1,0 +1,266 @@
+"""The partitions that a router owns: takes their records in order, rebuilds them when it gets them,
+and gives them up.
+
+No record of a partition is applied before all that the log held of it: a gate holds them back. What
+a record means is the core's to say (`streams/agents/router.py`), what the log held is read by
+`streams/agents/takeover.py`.
+"""
+
+import asyncio
+import logging
+from contextlib import aclosing
+from typing import Any
+
+from aiokafka import ConsumerRecord
+
+from schemas.errors import RecordError
+from schemas.log.clients import bury
+from schemas.log.clock import wall_ms
+from schemas.log.faust.app import consumer_record
+from schemas.records import (
+    Cancellation,
+    Decision,
+    MemberState,
+    Outcome,
+    Phase,
+    Request,
+    Resumption,
+    Session,
+)
+from schemas.rules.numbers import check_numbers
+from schemas.rules.sizes import check_size
+from schemas.topics import check_record
+from streams.agents.app import TOPICS
+from streams.agents.marks import Marks
+from streams.agents.receipts import Place, Receipts
+from streams.agents.router import RouterProcess
+from streams.agents.takeover import past_records
+from streams.core.events import (
+    CancellationArrived,
+    Event,
+    OutcomeArrived,
+    PartitionLost,
+    PartitionReady,
+    PartitionTaken,
+    PhaseArrived,
+    Placed,
+    RequestArrived,
+    ResumptionArrived,
+    SessionLoaded,
+)
+
+log = logging.getLogger(__name__)
+
+_RECORDS_PER_TURN = 256  # of a rebuild
+_EVENTS: dict[type, Any] = {
+    Request: RequestArrived,
+    Cancellation: CancellationArrived,
+    Resumption: ResumptionArrived,
+    Phase: PhaseArrived,
+    Outcome: OutcomeArrived,
+    Decision: Placed,
+    Session: SessionLoaded,
+}
+
+
+class Gate:
+    """One future per partition: true when records may pass, false when it was taken away."""
+
+    def __init__(self) -> None:
+        self._passing: dict[int, asyncio.Future[bool]] = {}
+
+    async def passes(self, partition: int) -> bool:
+        """Wait until the partition is rebuilt; false where it was taken away instead."""
+        passing = self._future(partition)
+        return passing.result() if passing.done() else await asyncio.shield(passing)
+
+    def open(self, partition: int) -> None:
+        """The partition is rebuilt."""
+        passing = self._future(partition)
+        if not passing.done():
+            passing.set_result(True)
+
+    def keep(self, partitions: set[int]) -> None:
+        """Turn away what waits for any other partition."""
+        for partition in set(self._passing) - partitions:
+            self._turn_away(partition)
+
+    def close(self) -> None:
+        """Turn everything away and hold back what comes next."""
+        for partition in list(self._passing):
+            self._turn_away(partition)
+
+    def _future(self, partition: int) -> "asyncio.Future[bool]":
+        """Made by whoever asks first: a record may come before its assignment is announced."""
+        passing = self._passing.get(partition)
+        if passing is None:
+            passing = self._passing[partition] = asyncio.get_running_loop().create_future()
+        return passing
+
+    def _turn_away(self, partition: int) -> None:
+        passing = self._passing.pop(partition)
+        if not passing.done():
+            passing.set_result(False)
+
+
+class OwnedPartitions:
+    """What Faust hands to a router, from its assignment to its loss."""
+
+    def __init__(self, process: RouterProcess) -> None:
+        self.process = process
+        self.gate = Gate()
+        self.receipts = Receipts()
+        self.next_offsets: dict[Place, int] = {}  # after the last record read
+        self.records_read = 0  # by agents and rebuilds, ever
+        self._marks = Marks(process.is_live)
+        self._unreadable: set[tuple[str, int, int]] = set()  # found so by a rebuild, not buried yet
+        self._takeover: asyncio.Task[None] | None = None
+
+    @property
+    def owned(self) -> set[int]:
+        """Partitions of every topic of the group."""
+        return self.process.router.owned
+
+    def marks(self) -> dict[int, int]:
+        """From where on requests matter, of each partition that is rebuilt."""
+        rebuilt = self.process.router.rebuilt
+        return self._marks.oldest({p: self.next_offsets["requests", p] for p in rebuilt})
+
+    # Records
+
+    async def take(self, topic: str, event: Any) -> None:
+        """One record of the group's, from an agent."""
+        try:
+            await self._take(topic, event)
+        except Exception as error:  # nothing may leave an agent: Faust would acknowledge and go on
+            self.process.fail(error)
+            await asyncio.Event().wait()
+
+    async def _take(self, topic: str, event: Any) -> None:
+        process, message = self.process, event.message
+        place = (topic, message.partition)
+        await process.outbox.wait_for_room()
+        if not await self.gate.passes(message.partition):
+            return  # of a partition that was taken away; read again by whoever owns it
+        if process.has_failed:
+            return  # likewise
+        self.records_read += 1
+        repeated = message.offset < self.next_offsets.get(place, 0)
+        if repeated and (*place, message.offset) not in self._unreadable:
+            self.receipts.open(place, event.ack, 0)
+            return
+        record = consumer_record(message)
+        try:
+            decoded = self._decode(topic, record)
+        except RecordError as error:
+            await bury(process.producer, record, error)
+            self._unreadable.discard((*place, message.offset))
+            self.next_offsets[place] = max(message.offset + 1, self.next_offsets.get(place, 0))
+            self.receipts.open(place, event.ack, 0)
+            return
+        self.next_offsets[place] = message.offset + 1
+        effects = process.apply(decoded, topic, message.partition, message.offset)
+        if isinstance(decoded, RequestArrived):
+            self._marks.arrived(message.partition, message.offset, decoded.request.request_id)
+        process.outbox.put(effects, self.receipts.open(place, event.ack, len(effects)))
+
+    def _decode(self, topic: str, record: ConsumerRecord) -> Event:
+        process = self.process
+        decoded = process.codec.decode(record.value)
+        check_record(topic, decoded)
+        check_size(decoded, len(record.value))
+        check_numbers(decoded)
+        if isinstance(decoded, Request):
+            process.outbox.remember_trace(decoded.request_id, record.headers)
+        elif isinstance(decoded, Outcome):
+            process.outbox.traces.pop(decoded.request_id, None)
+        event: Event = _EVENTS[type(decoded)](decoded, record.partition)
+        return event
+
+    # Ownership
+
+    def assigned(self, partitions: set[int]) -> None:
+        """Faust owns these partitions now; rebuild them, then open the gate."""
+        self.gate.keep(partitions)
+        self._give_up(self.owned - partitions)
+        taken = sorted(partitions - self.owned)
+        for partition in taken:
+            self.process.apply(PartitionTaken(partition), "taken", partition, 0)
+        self._takeover = asyncio.create_task(self._take_over(taken))
+        self._takeover.add_done_callback(self._check_takeover)
+
+    def _check_takeover(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self.process.fail(task.exception())
+
+    async def _take_over(self, partitions: list[int]) -> None:
+        process = self.process
+        requests: list[tuple[int, int, str]] = []
+        if partitions:
+            started_ms, before = wall_ms(), self.records_read
+            requests = await self._rebuild(partitions)
+            log.info(
+                "%s: rebuilt partitions %s from %d records in %d ms",
+                *(process.router_id, partitions, self.records_read - before),
+                wall_ms() - started_ms,
+            )
+        process.membership.set_state(MemberState.READY)
+        for partition in partitions:
+            effects = process.apply(PartitionReady(partition), "ready", partition, 0)
+            process.outbox.put(effects)
+            self.gate.open(partition)
+        for partition, offset, request_id in requests:
+            if process.is_live(request_id):
+                self._marks.arrived(partition, offset, request_id)
+
+    async def _rebuild(self, partitions: list[int]) -> list[tuple[int, int, str]]:
+        """Apply what the log holds; returns partition, offset and id of the requests in it."""
+        process, requests = self.process, []
+        past = past_records(
+            process.log,
+            partitions,
+            session_ttl_ms=process.settings.session_ttl_ms,
+            client_id=f"{process.router_id}-takeover",
+            next_offsets=self.next_offsets,
+        )
+        async with aclosing(past) as records:
+            async for topic, record in records:
+                self.records_read += 1
+                if not self.records_read % _RECORDS_PER_TURN:
+                    await asyncio.sleep(0)  # heartbeats have to go on
+                if record.value is None:
+                    continue
+                try:
+                    event = self._decode(topic, record)
+                except RecordError:  # Faust delivers it again if nobody has buried it yet
+                    self._unreadable.add((topic, record.partition, record.offset))
+                    continue
+                process.apply(event, topic, record.partition, record.offset)
+                if isinstance(event, RequestArrived):
+                    requests.append((record.partition, record.offset, event.request.request_id))
+        return requests
+
+    async def revoked(self) -> None:
+        """Faust owns nothing now. When this returns, all that was decided is in the log, so that
+        whoever takes the partitions sees it."""
+        self.gate.close()
+        self._give_up(self.owned)
+        self._unreadable.clear()
+        self.receipts.drop()
+        self.process.flush()
+        await self.stop_takeover()
+        await self.process.outbox.drain()
+
+    async def stop_takeover(self) -> None:
+        """End a rebuild under way, and wait until what it reads through is closed."""
+        if self._takeover is not None:
+            self._takeover.cancel()
+            await asyncio.wait([self._takeover])
+
+    def _give_up(self, partitions: set[int]) -> None:
+        for partition in sorted(partitions):
+            effects = self.process.apply(PartitionLost(partition), "lost", partition, 0)
+            self.process.outbox.put(effects)
+            self._marks.forget(partition)
+            for topic in TOPICS:
+                self.next_offsets.pop((topic, partition), None)

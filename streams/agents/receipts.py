@@ -1,0 +1,47 @@
+"""Acknowledges records in the order of their partition, though they are done in any order.
+
+Faust commits past a record that is still in flight when a later one is acknowledged (its defect
+606), so an acknowledgement waits for all earlier ones of its partition.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Place = tuple[str, int]  # topic, without prefix, and partition
+
+
+@dataclass(slots=True, eq=False)
+class Receipt:
+    """One record that was taken; `pending` is how much of what follows from it is not done."""
+
+    line: "deque[Receipt]"
+    acknowledge: Callable[[], object]
+    pending: int
+
+    def settle(self, done: int = 1) -> None:
+        """So much of it is done. The last of it acknowledges the record and what waited for it."""
+        self.pending -= done
+        while self.line and not self.line[0].pending:
+            self.line.popleft().acknowledge()
+
+
+class Receipts:
+    """Records taken and not yet acknowledged, by partition."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Place, deque[Receipt]] = {}
+
+    def open(self, place: Place, acknowledge: Callable[[], object], pending: int = 1) -> Receipt:
+        """The next record of a partition; with nothing pending it waits for earlier ones only."""
+        line = self._lines.setdefault(place, deque())
+        receipt = Receipt(line, acknowledge, pending)
+        line.append(receipt)
+        receipt.settle(0)
+        return receipt
+
+    def drop(self) -> None:
+        """Acknowledge none of what waits: the partitions were taken away."""
+        for line in self._lines.values():
+            line.clear()
+        self._lines.clear()

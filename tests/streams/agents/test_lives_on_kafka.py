@@ -1,0 +1,283 @@
+"""The router process on a real broker, with a fleet that the test plays."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from schemas import prefix
+from schemas.codec import Codec
+from schemas.log.clients import AssignedReader, LogProducer
+from schemas.log.clock import wall_ms
+from schemas.log.membership import Membership
+from schemas.records import (
+    Decision,
+    DecisionKind,
+    Grant,
+    KvEvents,
+    MemberKind,
+    MemberState,
+    Outcome,
+    OutcomeKind,
+    PhaseKind,
+    Request,
+    Role,
+    Session,
+    TokenFrame,
+    Work,
+    WorkPhase,
+)
+from schemas.settings import LogSettings
+from streams.agents.app import TOPICS
+from streams.agents.lives import run_router
+from streams.config import RouterSettings
+from tests.long_leases import long_leases
+from tests.streams import builders
+from tests.waiting import run
+
+pytestmark = pytest.mark.kafka
+SETTINGS = RouterSettings(journal_flush_ms=100)
+
+
+class Stage:
+    """Topics, one producer, and what the test has read of each topic."""
+
+    def __init__(self, log: LogSettings) -> None:
+        self.log = log
+        self.codec = Codec()
+        self.producer = LogProducer(log, self.codec, durable=True, client_id="test")
+        self._readers: dict[str, AssignedReader] = {}
+        self.read: dict[str, list[Any]] = {}
+
+    async def send(self, topic: str, record: Any, session_id: str) -> None:
+        partition = self.producer.session_partition(session_id)
+        await (await self.producer.send(topic, record, key=session_id, partition=partition))
+
+    async def until(self, topic: str, fits: Callable[[Any], bool], count: int = 1) -> list[Any]:
+        """Read a topic until so many records fit; returns those."""
+        if topic not in self._readers:
+            groups = {"prefill": "worker", "decode": "worker", "tokens": "gateway"}
+            found = self.log.partitions(groups.get(topic, "session"))
+            partitions = (
+                [0] if topic in ("journal", "prefixes") or ".dlq" in topic else range(found)
+            )
+            reader = AssignedReader(self.log, topic, list(partitions), client_id="test")
+            await reader.start("earliest")
+            self._readers[topic], self.read[topic] = reader, []
+        while len(fitting := [r for r in self.read[topic] if fits(r)]) < count:
+            for record in await self._readers[topic].batch(timeout_ms=1_000):
+                raw = ".dlq" in topic
+                self.read[topic].append(record if raw else self.codec.decode(record.value))
+        return fitting
+
+    async def close(self) -> None:
+        for reader in self._readers.values():
+            await reader.stop()
+        await self.producer.stop()
+
+
+@asynccontextmanager
+async def stage(log: LogSettings) -> AsyncIterator[Stage]:
+    """Where workers and routers meet; none of them is lost to a stall of the machine."""
+    found = Stage(log)
+    await found.producer.start()
+    try:
+        with long_leases():
+            yield found
+    finally:
+        await found.close()
+
+
+@asynccontextmanager
+async def worker(on: Stage, worker_id: str, role: Role, credits: int) -> AsyncIterator[Membership]:
+    """A member of the fleet that grants every router credits."""
+    topic = "prefill" if role is Role.PREFILL else "decode"
+    member = Membership(
+        on.log,
+        on.codec,
+        on.producer,
+        member_id=worker_id,
+        kind=MemberKind.WORKER,
+        roles=[role],
+        lease_topics=[topic],
+    )
+
+    def grants() -> list[Grant]:
+        routers = member.view.living(MemberKind.ROUTER, wall_ms())
+        return [Grant(router_id=r.member_id, role=role, credits=credits) for r in routers]
+
+    member.grant_source = grants
+    await member.join()
+    member.set_state(MemberState.READY)
+    task = asyncio.create_task(member.run())
+    try:
+        yield member
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await member.leave()
+
+
+@asynccontextmanager
+async def router(log: LogSettings, router_id: str = "router-a") -> AsyncIterator[None]:
+    stop = asyncio.Event()
+    task = asyncio.create_task(run_router(log, SETTINGS, router_id=router_id, stop=stop))
+    try:
+        yield
+    finally:
+        stop.set()
+        await task
+    assert not task.cancelled()
+
+
+def fresh(request_id: str, **changes: Any) -> Request:
+    now_ms = wall_ms()
+    return builders.request(
+        request_id, **{"arrived_ms": now_ms, "deadline_ms": now_ms + 600_000, **changes}
+    )
+
+
+def of(request_id: str, kind: type) -> Callable[[Any], bool]:
+    return lambda record: isinstance(record, kind) and record.request_id == request_id  # type: ignore[attr-defined]
+
+
+def test_remote_request_from_arrival_to_session(kafka: LogSettings) -> None:
+    async def main() -> None:
+        async with (
+            stage(kafka) as on,
+            worker(on, "prefill-a", Role.PREFILL, 4),
+            worker(on, "decode-a", Role.DECODE, 4),
+            router(kafka),
+        ):
+            request = fresh("r1")
+            await on.send("requests", request, request.session_id)
+            (prefill,) = await on.until("prefill", of("r1", Work))
+            assert prefill.phase is WorkPhase.PREFILL
+            done = builders.phase(prefill, PhaseKind.PREFILL_DONE, wall_ms())
+            await on.send("phases", done, request.session_id)
+            (decode,) = await on.until("decode", of("r1", Work))
+            assert decode.kv == done.kv
+            assert (decode.first_seq, decode.first_char) == (1, 3)
+            outcome = builders.outcome(decode, wall_ms())
+            await on.send("outcomes", outcome, request.session_id)
+            (session,) = await on.until("sessions", lambda r: isinstance(r, Session))
+            assert (session.decode_worker, session.turns) == ("decode-a", 1)
+            decisions = await on.until("decisions", of("r1", Decision), 2)
+            assert [d.kind for d in decisions] == [DecisionKind.PLACE, DecisionKind.HANDOFF]
+            journal = await on.until("journal", lambda r: "outcomes" in r.topics)
+            assert journal[0].router_id == "router-a"
+
+    run(main())
+
+
+def test_a_router_follows_prefix_caches_and_buries_what_is_none(kafka: LogSettings) -> None:
+    async def main() -> None:
+        held = KvEvents(
+            worker_id="decode-a",
+            epoch=1,
+            seq=0,
+            at_ms=wall_ms(),
+            block_size=16,
+            snapshot=True,
+            stored=prefix.pack(prefix.chain(range(64), 16)),
+        )
+        async with stage(kafka) as on, worker(on, "replica-a", Role.REPLICA, 4), router(kafka):
+            await on.until("journal", lambda r: "ready" in r.topics)
+            for record in (replace(held, stored=b"odd"), held):
+                await (await on.producer.send("prefixes", record, key="decode-a", partition=0))
+            await on.until("journal", lambda r: "prefixes" in r.topics)
+            (buried,) = await on.until("prefixes.dlq", lambda r: True)
+            assert dict(buried.headers)["x-dlq-error-class"] == b"RecordError"
+
+    run(main())
+
+
+def test_garbage_on_every_topic_is_buried_and_work_goes_on(kafka: LogSettings) -> None:
+    async def main() -> None:
+        async with stage(kafka) as on, worker(on, "replica-a", Role.REPLICA, 4), router(kafka):
+            for topic in TOPICS:
+                for value in (b"garbage", on.codec.encode(builders.beat("x", 0))):
+                    await (
+                        await on.producer.send_raw(
+                            kafka.topic_prefix + topic, value, key=b"k", partition=0
+                        )
+                    )
+            for topic in TOPICS:
+                buried = await on.until(f"{topic}.dlq", lambda r: True, 2)
+                headers = dict(buried[0].headers)
+                assert headers["x-dlq-error-class"] == b"RecordError"
+                assert headers["x-dlq-topic"].decode() == kafka.topic_prefix + topic
+            session_id = next(s for s in "abcdef" if on.producer.session_partition(s) == 0)
+            await on.send("requests", fresh("r1", session_id=session_id), session_id)
+            (work,) = await on.until("decode", of("r1", Work))
+            assert work.worker_id == "replica-a"
+
+    run(main())
+
+
+def test_a_restarted_router_loses_nothing(kafka: LogSettings) -> None:
+    async def main() -> None:
+        async with stage(kafka) as on:
+            requests = [fresh(f"r{i}") for i in range(6)]
+            async with router(kafka), worker(on, "replica-a", Role.REPLICA, 2):
+                for request in requests[:4]:
+                    await on.send("requests", request, request.session_id)
+                await on.until("decode", lambda r: isinstance(r, Work), 2)
+            for request in requests[4:]:  # while no router lives
+                await on.send("requests", request, request.session_id)
+            async with router(kafka), worker(on, "replica-a", Role.REPLICA, 10) as again:
+
+                def is_its(record: Any) -> bool:
+                    return isinstance(record, Work) and record.worker_epoch == again.epoch
+
+                works = await on.until("decode", is_its, len(requests))
+                assert {w.request_id for w in works} == {r.request_id for r in requests}
+                assert all(w.attempt > 1 for w in works)  # none shares its number with lost work
+
+    run(main())
+
+
+def test_requests_that_no_worker_holds_are_ended_by_the_router(kafka: LogSettings) -> None:
+    async def main() -> None:
+        async with stage(kafka) as on, router(kafka):
+            soon = fresh("r1", deadline_ms=wall_ms() + 300)
+            late = fresh("r2")
+            await on.send("requests", soon, soon.session_id)
+            await on.send("requests", late, late.session_id)
+            await on.send("cancellations", builders.cancellation("r2"), late.session_id)
+            kinds = {"r1": OutcomeKind.EXPIRED, "r2": OutcomeKind.CANCELLED}
+            for request_id, kind in kinds.items():
+                (outcome,) = await on.until("outcomes", of(request_id, Outcome))
+                assert outcome.kind is kind
+            frames = await on.until("tokens", lambda r: isinstance(r, TokenFrame), 2)
+            assert {f.ends[0].request_id: f.ends[0].kind for f in frames} == kinds
+            (decision,) = await on.until("decisions", of("r1", Decision))
+            assert decision.reason.value == "no_worker"
+
+    run(main())
+
+
+def test_two_routers_share_the_sessions(kafka: LogSettings) -> None:
+    async def main() -> None:
+        async with (
+            stage(kafka) as on,
+            worker(on, "replica-a", Role.REPLICA, 50),
+            router(kafka, "router-a"),
+            router(kafka, "router-b"),
+        ):
+            number, routers = 0, set[str]()
+            while len(routers) < 2:
+                request = fresh(f"r{number}")
+                request = replace(request, session_id=f"s{number}")
+                await on.send("requests", request, request.session_id)
+                work, *_ = await on.until("decode", of(request.request_id, Work))
+                routers.add(work.router_id)
+                await on.send("outcomes", builders.outcome(work, wall_ms()), request.session_id)
+                number += 1
+            ids = [r.request_id for r in on.read["decode"]]
+            assert len(ids) == len(set(ids))  # each was placed once
+
+    run(main())

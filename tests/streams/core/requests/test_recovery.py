@@ -1,0 +1,132 @@
+"""Takeovers after decisions that did not reach the log, and which of several ends counts."""
+
+from itertools import permutations
+
+from schemas.records import CancelWork, DecisionKind, OutcomeKind, PhaseKind, Reason, Work
+from schemas.rules.outcomes import counting, outcome_key
+from schemas.topics import TOPICS
+from streams.core.effects import Dispatch
+from streams.core.events import OutcomeArrived, Placed, Tick
+from tests.streams import builders
+from tests.streams.core.router_harness import RouterHarness
+from tests.streams.core.router_setups import replicas, split, state_of
+
+
+def forget(on: RouterHarness, kind: DecisionKind) -> Work:
+    """The last decision did not reach the log, the work that followed from it did, and another
+    router takes over. Returns that work."""
+    unheard = on.works[-1]
+    on.log = [e for e in on.log if not (isinstance(e, Placed) and e.decision.kind is kind)]
+    on.workers[unheard.worker_id].holds.clear()
+    on.taken_over()
+    return unheard
+
+
+def test_work_without_its_decision_shares_its_number_with_nothing() -> None:
+    """A second execution beside the first is told from it by its attempt (issue 10, 7)."""
+    on = replicas(2)
+    on.request("r1")
+    unheard = forget(on, DecisionKind.PLACE)
+    assert [work.attempt for work in on.works] == [1, 2]
+    on.record(OutcomeArrived(builders.outcome(unheard, on.now_ms), 0))
+    assert state_of(on, "r1").value == "decoding"  # the first one's end is no end any more
+    on.taken_over()  # the second one's decision was in the log before its work
+    assert on.works[-1] == on.works[-2]
+    on.outcome(on.works[-1])
+    assert not on.router.view() and not on.rebuilt().view()
+
+
+def test_the_end_of_work_without_its_decision_is_an_end_while_nothing_else_is_placed() -> None:
+    """(issue 10, 7)"""
+    on = replicas(1)
+    on.request("r1")
+    on.workers["x0"].window = 0
+    on.beat(on.workers["x0"])
+    unheard = forget(on, DecisionKind.PLACE)
+    assert state_of(on, "r1").value == "queued"
+    on.outcome(unheard)
+    assert not on.router.view() and not on.rebuilt().view()
+
+
+def test_a_handover_without_its_decision_is_not_repeated_under_its_number() -> None:
+    """Two decode workers of one attempt could not be told apart (issue 10, 7)."""
+    on = split(decodes=2)
+    on.request("r1")
+    on.phase(on.works[0], PhaseKind.PREFILL_DONE)
+    forget(on, DecisionKind.HANDOFF)
+    assert [(work.attempt, work.phase.value) for work in on.works] == [
+        *((1, "prefill"), (1, "decode"), (2, "prefill")),
+    ]
+    assert on.decisions[-1].reason is Reason.ROUTER_RESTARTED
+    on.phase(on.works[-1], PhaseKind.PREFILL_DONE)
+    assert on.works[-1].attempt == 2  # and is handed over by the router that placed it
+
+
+def test_restarted_routers_do_not_use_up_a_request_s_attempts() -> None:
+    """(issue 10, 7)"""
+    on = replicas(1, attempts_max=2)
+    on.request("r1")
+    forget(on, DecisionKind.PLACE)
+    on.phase(on.works[-1], PhaseKind.FAILED)
+    assert "r1" not in on.outcomes
+    on.taken_over()
+    on.beat(on.workers["x0"])
+    on.phase(on.works[-1], PhaseKind.FAILED)
+    assert on.outcomes["r1"].kind is OutcomeKind.FAILED
+
+
+def test_handovers_that_nobody_knows_of_use_up_none_either() -> None:
+    """Neither for the router that gives them up nor for the next one (issue 10, 7)."""
+    on = split(decodes=2, attempts_max=2)
+    on.request("r1")
+    on.phase(on.works[0], PhaseKind.PREFILL_DONE)
+    forget(on, DecisionKind.HANDOFF)
+    assert on.decisions[-1].reason is Reason.ROUTER_RESTARTED
+    on.taken_over()
+    on.beat(on.workers["p0"])
+    on.phase(on.works[-1], PhaseKind.FAILED)
+    assert "r1" not in on.outcomes
+    on.phase(on.works[-1], PhaseKind.FAILED)
+    assert on.outcomes["r1"].kind is OutcomeKind.FAILED
+
+
+def test_of_several_outcomes_the_one_that_counts_is_told_by_the_records_alone() -> None:
+    """The same one for the router, a rebuild, an audit and a compacted topic (issue 10, 9)."""
+    on = replicas(2)
+    on.request("r1")
+    on.phase(on.works[0], PhaseKind.FAILED)
+    lost, second = (builders.outcome(work, on.now_ms) for work in on.works)
+    on.record(OutcomeArrived(lost, 0))
+    assert state_of(on, "r1").value == "decoding"
+    on.outcome(on.works[1])
+    for order in permutations((lost, second)):
+        assert counting(order) == second
+        compacted = {outcome_key(outcome): outcome for outcome in (*order, lost)}
+        assert counting(compacted.values()) == second
+    assert TOPICS["outcomes"].key == "attempt" and counting(()) is None
+
+
+def test_what_a_router_ends_is_told_from_what_its_worker_still_ends() -> None:
+    """(issue 10, 9)"""
+    on = replicas(1, deadline_grace_ms=100)
+    on.request("r1", deadline_ms=on.now_ms + 100)
+    on.now_ms += 300
+    on.apply(Tick())
+    ended = on.outcomes["r1"]
+    late = builders.outcome(on.works[0], on.now_ms)
+    on.record(OutcomeArrived(late, 0))
+    assert (ended.kind, ended.attempt) == (OutcomeKind.EXPIRED, 2)
+    assert outcome_key(ended) != outcome_key(late)
+    assert counting((late, ended)) is counting((ended, late)) is ended
+    assert not on.rebuilt().view()
+
+
+def test_an_end_by_the_last_router_has_workers_drop_what_they_hold() -> None:
+    """(issue 10, 9)"""
+    on = replicas(1)
+    on.request("r1")
+    end = builders.outcome(on.works[0], on.now_ms, attempt=2, kind=OutcomeKind.CANCELLED)
+    (order,) = on.record(OutcomeArrived(end, 0))
+    assert isinstance(order, Dispatch) and isinstance(order.record, CancelWork)
+    assert order.record.void
+    assert not on.router.view()
