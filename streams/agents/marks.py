@@ -27,33 +27,33 @@ class Marks:
     def __init__(self, is_live: Callable[[str], bool]) -> None:
         self._is_live = is_live
         self._arrived: dict[int, list[tuple[int, str]]] = {}
-        self._most: dict[int, int] = {}  # length at which a list is cleared of ended ones
+        self._lengths_max: dict[int, int] = {}  # above it a list is cleared of ended ones
 
     def arrived(self, partition: int, offset: int, request_id: str) -> None:
         """A request was read, and applied."""
-        found = self._arrived.setdefault(partition, [])
-        found.append((offset, request_id))
-        if len(found) > self._most.get(partition, _SPARE):
+        requests = self._arrived.setdefault(partition, [])
+        requests.append((offset, request_id))
+        if len(requests) > self._lengths_max.get(partition, _SPARE):
             self._clear(partition)
 
     def _clear(self, partition: int) -> None:
-        kept = [each for each in self._arrived[partition] if self._is_live(each[1])]
-        self._arrived[partition], self._most[partition] = kept, 2 * len(kept) + _SPARE
+        kept = [(at, name) for at, name in self._arrived[partition] if self._is_live(name)]
+        self._arrived[partition], self._lengths_max[partition] = kept, 2 * len(kept) + _SPARE
 
     def forget(self, partition: int) -> None:
         """Another router owns it."""
         self._arrived.pop(partition, None)
-        self._most.pop(partition, None)
+        self._lengths_max.pop(partition, None)
 
     def oldest(self, read: Offsets) -> Offsets:
         """The mark of each partition, where `read` is the offset up to which it was read."""
-        found = {}
+        marks = {}
         for partition, end in read.items():
             if partition in self._arrived:
                 self._clear(partition)
             live = self._arrived.get(partition)
-            found[partition] = min(offset for offset, _ in live) if live else end
-        return found
+            marks[partition] = min(offset for offset, _ in live) if live else end
+        return marks
 
 
 class HasMarks(Protocol):

@@ -234,7 +234,7 @@ class Outbox:
         return ()
 
     def save_sessions(self) -> None:
-        """OwnRecord the sessions that changed since the last call, each once."""
+        """Write the sessions that changed since the last call, each once."""
         unsaved, self.unsaved = self.unsaved, {}
         writes = []
         for session_id, effect in unsaved.items():

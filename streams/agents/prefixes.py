@@ -56,19 +56,19 @@ class Prefixes:
         if record.value is None:
             return
         try:
-            found = self._decoded(record)
+            events = self._decode(record)
         except RecordError as error:
             await bury(self._producer, record, error)
             return
-        self._on_record(found, record.offset)
+        self._on_record(events, record.offset)
 
-    def _decoded(self, record: ConsumerRecord) -> KvEvents:
-        found = self._codec.decode(record.value)
-        check_record("prefixes", found)
-        assert isinstance(found, KvEvents)
-        if found.block_size < 1 or len(found.stored) % 8 or len(found.removed) % 8:
+    def _decode(self, record: ConsumerRecord) -> KvEvents:
+        events = self._codec.decode(record.value)
+        check_record("prefixes", events)
+        assert isinstance(events, KvEvents)
+        if events.block_size < 1 or len(events.stored) % 8 or len(events.removed) % 8:
             raise RecordError(
-                f"{found.worker_id}: expected blocks of 1 token or more and 8 bytes a hash, found "
-                f"{found.block_size} tokens, {len(found.stored)} and {len(found.removed)} bytes"
+                f"{events.worker_id}: expected blocks of 1 token or more and 8 bytes a hash, found "
+                f"{events.block_size} tokens, {len(events.stored)} and {len(events.removed)} bytes"
             )
-        return found
+        return events

@@ -76,11 +76,11 @@ async def _committed(log: LogSettings, group: str, partitions: list[int]) -> Off
     await started(admin.start, admin.close)
     try:
         wanted = [TopicPartition(log.topic_prefix + t, p) for t in TOPICS for p in partitions]
-        found = await admin.list_consumer_group_offsets(group, partitions=wanted)
+        committed = await admin.list_consumer_group_offsets(group, partitions=wanted)
     finally:
         await admin.close()
     prefix = log.topic_prefix
-    places = {(tp.topic.removeprefix(prefix), tp.partition): at for tp, at in found.items()}
+    places = {(tp.topic.removeprefix(prefix), tp.partition): at for tp, at in committed.items()}
     return {place: at.offset for place, at in places.items() if at.offset >= 0}
 
 
@@ -123,8 +123,8 @@ async def _ranges(
         )
     for place, tp in tps.items():
         if tp in since:
-            found = since[tp]
-            start = ends[tp] if found is None else found.offset
+            first = since[tp]
+            start = ends[tp] if first is None else first.offset
             starts[place] = max(firsts[tp], min(start, committed.get(place, start)))
     return starts, {place: ends[tp] for place, tp in tps.items()}
 

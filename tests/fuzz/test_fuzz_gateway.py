@@ -15,11 +15,12 @@ from schemas.errors import RecordError
 from schemas.fleet import FleetView
 from schemas.records import MemberKind, OutcomeKind, Request, TokenFrame
 from schemas.settings import LogSettings
+from streams.gateway.log.frames import decode_frame
 from streams.gateway.log.turns import TurnTopic
 from streams.gateway.request.conversation import Conversations
 from tests.fuzz.drawn import CODEC, examples, record_bytes, unstalled
 from tests.schemas.examples import instances
-from tests.streams.gateway.in_process import InProcessGateway, log_backend
+from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.samples import chat, ended, events_of, frame
 
 MINE = "the call's own stream"  # its id is known when it is sent
@@ -110,7 +111,7 @@ def no_constant(name: str) -> None:
 async def test_a_call_ends_whatever_frames_say(
     drawn: list[TokenFrame], fields: dict[str, Any]
 ) -> None:
-    gateway, reads = InProcessGateway(), log_backend()
+    gateway = InProcessGateway()
 
     def answer(request: Request) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -118,7 +119,7 @@ async def test_a_call_ends_whatever_frames_say(
         good = frame(request.request_id, ["a", "b"], attempt=2**31 - 1, end=last)
         for one in [*(named(each, request.request_id) for each in drawn), good]:
             try:
-                found = reads._decode_frame(record_of(CODEC.encode(one)))
+                found = decode_frame(CODEC, CODEC.encode(one))
             except RecordError:
                 continue
             gateway.log.hub.apply(found, now_s)

@@ -96,7 +96,7 @@ _ANSWERS: dict[tuple[str, str, str], tuple[tuple[str, ...], dict[str, Any]]] = {
     ("/health/ready", "get", "503"): ((_JSON,), _HEALTH),
     ("/metrics", "get", "200"): (("text/plain",), {}),
 }
-_WHAT = {"200": "The answer", "202": "Written to the log", "503": "Not ready, with reasons"}
+_DESCRIPTIONS = {"200": "The answer", "202": "Written to the log", "503": "Not ready, with reasons"}
 
 
 def _header(name: str, doc: str) -> dict[str, Any]:
@@ -138,15 +138,15 @@ def _events_operation() -> dict[str, Any]:
     }
 
 
-def _answered(operation: dict[str, Any], path: str, method: str) -> None:
+def _describe_answers(operation: dict[str, Any], path: str, method: str) -> None:
     """What FastAPI thinks of answers is replaced: it knows neither their errors nor their types."""
-    found = operation["responses"]
+    generated = operation["responses"]
     responses: dict[str, Any] = {}
     for (of_path, of_method, status), (media, schema) in _ANSWERS.items():
         if (of_path, of_method) == (path, method):
             content = {kind: {"schema": schema} if kind == _JSON else {} for kind in media}
-            known = {"headers": found.get(status, {}).get("headers", {})}
-            responses[status] = {"description": _WHAT[status], "content": content, **known}
+            known = {"headers": generated.get(status, {}).get("headers", {})}
+            responses[status] = {"description": _DESCRIPTIONS[status], "content": content, **known}
     ref = {"schema": {"$ref": _REF.format(model="Error")}}
     wrong = {"description": "What is wrong, as OpenAI says it", "content": {_JSON: ref}}
     operation["responses"] = {**responses, "default": wrong}
@@ -174,6 +174,6 @@ def describe(app: FastAPI) -> dict[str, Any]:
         cancel["parameters"].append(_header("X-Session-Id", _HEADERS["X-Session-Id"]))
         for path, operations in document["paths"].items():
             for method, operation in operations.items():
-                _answered(operation, path, method)
+                _describe_answers(operation, path, method)
         app.openapi_schema = document
     return app.openapi_schema

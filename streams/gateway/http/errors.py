@@ -45,8 +45,8 @@ _shown = _Shown()
 
 def shown(value: Any) -> str:
     """What was found, short enough for a message."""
-    found = _shown.repr(value)
-    return found if len(found) <= _FOUND_CHARS_MAX else found[:_FOUND_CHARS_MAX] + "..."
+    text = _shown.repr(value)
+    return text if len(text) <= _FOUND_CHARS_MAX else text[:_FOUND_CHARS_MAX] + "..."
 
 
 def error_type(status: int) -> str:

@@ -17,7 +17,6 @@ from schemas.codec import Codec
 from schemas.errors import (
     BrokerUnavailable,
     NameTaken,
-    NotFound,
     NotReady,
     RecordError,
     RecordTooLarge,
@@ -44,6 +43,7 @@ from schemas.records import (
 )
 from schemas.settings import LogSettings
 from streams.gateway.config import GatewaySettings
+from streams.gateway.log.frames import FRAMES_MAX, decode_frame, frame_reader, frames_from
 from streams.gateway.log.turns import TurnTopic
 from streams.gateway.metrics import Metrics
 from streams.gateway.request.conversation import Turn
@@ -51,7 +51,6 @@ from streams.gateway.stream.hub import Hub
 
 logger = logging.getLogger(__name__)
 RECONNECT_S = 1.0
-FRAMES_MAX = 200  # applied at once; between batches other calls get their turn
 _TROUBLE = (*TROUBLE, TopicError)
 ToRouter = Request | Cancellation | Resumption
 
@@ -199,45 +198,9 @@ class LogBackend:
                 f"{self._settings.accept_ms} ms: {type(error).__name__}: {error}"
             ) from error
 
-    async def read_frames(self, partition: int, offset: int) -> AsyncIterator[TokenFrame]:
-        if partition >= self._log.gateway_partitions:
-            raise NotFound(f"Last-Event-ID: there is no partition {partition} of tokens")
-        reader = self._reader(partition, "resume")
-        try:
-            await reader.start({partition: offset})
-            while True:
-                for record in await reader.batch(max_records=FRAMES_MAX):
-                    try:
-                        yield self._decode_frame(record)
-                    except RecordError:
-                        continue  # the partition's own gateway buries it
-        except KafkaError as error:
-            raise BrokerUnavailable(f"tokens[{partition}]: {type(error).__name__}") from error
-        finally:
-            await reader.stop()
-
-    def _reader(self, partition: int, purpose: str) -> AssignedReader:
-        client_id = f"{self._gateway_id}-{purpose}"
-        return AssignedReader(self._log, "tokens", [partition], client_id=client_id)
-
-    def _decode_frame(self, record: ConsumerRecord) -> TokenFrame:
-        frame = self._codec.decode(record.value)
-        if not isinstance(frame, TokenFrame):
-            raise RecordError(f"tokens carries TokenFrame, found {type(frame).__name__}")
-        rows = len(frame.request_ids)
-        columns = (frame.attempts, frame.first_seqs, frame.first_chars, frame.token_counts)
-        if any(len(column) != rows for column in (*columns, frame.texts)):
-            raise RecordError("TokenFrame: its columns differ in length")
-        if (
-            sum(frame.token_counts) != len(frame.token_ids)
-            or min(frame.token_counts, default=0) < 0
-        ):
-            raise RecordError(
-                f"TokenFrame: rows of {sum(frame.token_counts)} tokens, {len(frame.token_ids)} ids"
-            )
-        if min((*frame.first_seqs, *frame.first_chars), default=0) < 0:
-            raise RecordError("TokenFrame: expected rows that begin at 0 or later")
-        return frame
+    def read_frames(self, partition: int, offset: int) -> AsyncIterator[TokenFrame]:
+        client_id = f"{self._gateway_id}-resume"
+        return frames_from(self._log, self._codec, partition, offset, client_id)
 
     # The connection's life
 
@@ -310,7 +273,7 @@ class LogBackend:
                 del self._readers[old], self._positions[old]
         if partition in self._readers:
             return
-        reader = self._reader(partition, "tokens")
+        reader = frame_reader(self._log, partition, f"{self._gateway_id}-tokens")
         await reader.start("latest")
         self._positions[partition] = (await reader.end_offsets())[partition]
         self._readers[partition] = tasks.create_task(self._apply_frames(partition, reader))
@@ -328,7 +291,7 @@ class LogBackend:
                 now_s = loop.time()
                 for record in records:
                     try:
-                        self._hub.apply(self._decode_frame(record), now_s)
+                        self._hub.apply(decode_frame(self._codec, record.value), now_s)
                     except RecordError as error:
                         await self._bury(record, error)
                 if records:

@@ -102,7 +102,7 @@ async def take_in(
         messages = plain_messages(body.messages)
         prompts = [await chat_prompt(body, messages, served, settings)]
     else:
-        prompts = [await _completion_prompt(one, body, served, settings) for one in given]
+        prompts = [await _completion_prompt(each, body, served, settings) for each in given]
     return Intake(
         endpoint=endpoint,
         prompts=prompts,
@@ -254,14 +254,14 @@ def _prompts_given(prompt: Any) -> list[Any]:
 
 
 async def _completion_prompt(
-    one: Any, body: CompletionBody, served: Served, settings: GatewaySettings
+    prompt: Any, body: CompletionBody, served: Served, settings: GatewaySettings
 ) -> list[int]:
-    if not isinstance(one, str):
-        return _checked_ids(one, served.tokenizer.vocab)
-    check_length(len(one), served, settings)
+    if not isinstance(prompt, str):
+        return _checked_ids(prompt, served.tokenizer.vocab)
+    check_length(len(prompt), served, settings)
     special = body.add_special_tokens is not False
     return await served.tokenizer.encode(
-        one, add_special_tokens=special, limit_ms=settings.aside_ms
+        prompt, add_special_tokens=special, limit_ms=settings.aside_ms
     )
 
 

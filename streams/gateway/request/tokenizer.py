@@ -88,8 +88,10 @@ def _first_characters(names: Iterable[str]) -> re.Pattern[str]:
     """The first characters of these names, wherever a text has the whole name; names of a single
     character cannot be cut, and spaces are text to every model.
     """
-    cut = sorted({re.escape(name) for name in names if len(name) > 1 and name.strip()})
-    return re.compile("(?=" + "|".join(cut) + ").", re.DOTALL) if cut else re.compile("(?!)")
+    escaped = sorted({re.escape(name) for name in names if len(name) > 1 and name.strip()})
+    if not escaped:
+        return re.compile("(?!)")
+    return re.compile("(?=" + "|".join(escaped) + ").", re.DOTALL)
 
 
 def _chars(value: Any) -> int:

@@ -81,15 +81,15 @@ def placement_headers(
 
     A stream's headers leave with its first token, when only its start is known.
     """
-    told = start if end is None else end
-    if told is None:
+    source = start if end is None else end
+    if source is None:
         return []
     values = [
-        (b"x-trivium-mode", told.mode),
-        (b"x-trivium-prefill-worker", told.prefill_worker),
-        (b"x-trivium-decode-worker", told.decode_worker),
+        (b"x-trivium-mode", source.mode),
+        (b"x-trivium-prefill-worker", source.prefill_worker),
+        (b"x-trivium-decode-worker", source.decode_worker),
     ]
-    if start is not None and start.attempt == told.attempt:
+    if start is not None and start.attempt == source.attempt:
         values.append((b"x-trivium-orchestration", start.orchestration))
     return [(name, value.encode()) for name, value in values if value not in ("", "none")]
 

@@ -142,12 +142,12 @@ def _unpack(packed: bytes, tenant: str) -> StreamKey:
 
 
 def _position(text: str) -> Position:
-    seq, char, digest, *rest = text.split("-")
-    found = Position(int(seq), int(char), rest == ["e"], int(digest, 16))
-    numbers = (found.next_seq, found.next_char, found.digest >> 1)
-    if not (rest in ([], ["e"]) and all(0 <= number < _NUMBER_MAX for number in numbers)):
+    seq, char, digest, *flags = text.split("-")
+    position = Position(int(seq), int(char), flags == ["e"], int(digest, 16))
+    numbers = (position.next_seq, position.next_char, position.digest >> 1)
+    if not (flags in ([], ["e"]) and all(0 <= number < _NUMBER_MAX for number in numbers)):
         raise ValueError(f"position {text[:20]!r}")
-    return found
+    return position
 
 
 def positions_text(positions: Sequence[Position]) -> bytes:

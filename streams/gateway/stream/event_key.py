@@ -25,15 +25,15 @@ def _from_folder(path: Path) -> str:
     try:
         if not path.exists():
             _make(path)
-        found = path.read_text().strip()
+        key = path.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: the key of event ids cannot be read: {error}") from error
-    if len(found) < EVENT_KEY_CHARS_MIN:
+    if len(key) < EVENT_KEY_CHARS_MIN:
         raise ConfigError(
             f"{path}: expected a key of at least {EVENT_KEY_CHARS_MIN} characters, found "
-            f"{len(found)}; delete the file"
+            f"{len(key)}; delete the file"
         )
-    return found
+    return key
 
 
 def _make(path: Path) -> None:

@@ -37,7 +37,7 @@ class CallStream(Stream):
         self.call = call
         self.difference_reported = False
         self.grew_s = 0.0
-        self.start: StreamStart | None = None  # of the highest attempt that told it
+        self.start: StreamStart | None = None  # of the highest attempt that has sent one
 
 
 def _nothing() -> None:

@@ -1,7 +1,6 @@
 """Whom the gateway's connection to the log believes to live, and what it refuses calls with."""
 
 import asyncio
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +13,7 @@ from aiokafka.errors import (
     TopicAuthorizationFailedError,
 )
 
-from schemas.codec import Codec
-from schemas.errors import BrokerUnavailable, NotReady, RecordError, RecordTooLarge
+from schemas.errors import BrokerUnavailable, NotReady, RecordTooLarge
 from schemas.fleet import LEASE_MS, FleetView
 from schemas.records import MemberKind, Role
 from streams.gateway.log import backend
@@ -23,7 +21,6 @@ from streams.gateway.log.backend import LogBackend
 from tests.streams import builders
 from tests.streams.builders import T0
 from tests.streams.gateway.in_process import log_backend
-from tests.streams.gateway.samples import frame
 
 
 def joined(view: FleetView) -> LogBackend:
@@ -75,30 +72,6 @@ class RefusingProducer:
         ack: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ack.set_exception(error)
         return ack
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"first_seqs": [-1]},
-        {"first_chars": [-1]},
-        {"texts": []},
-        {"attempts": [1, 1]},
-        {"token_counts": [3]},
-        {"token_counts": [-2]},
-    ],
-)
-def test_a_frame_whose_rows_do_not_fit_is_no_record(changes: dict[str, Any]) -> None:
-    """Text would be cut from the end of what a client has (issue 10, 24)."""
-    found, codec = joined(FleetView()), Codec()
-    good = frame("r1", ["a", "b"])
-    for record, fits in ((good, True), (replace(good, **changes), False)):
-        read: Any = SimpleNamespace(value=codec.encode(record))  # as much of one as is asked
-        if fits:
-            assert found._decode_frame(read).request_ids == ("r1",)
-        else:
-            with pytest.raises(RecordError, match="TokenFrame"):
-                found._decode_frame(read)
 
 
 @pytest.mark.parametrize("at_once", [True, False])

@@ -1,0 +1,60 @@
+"""Frames of topic `tokens`: checked as they are decoded, and read once more for a resume."""
+
+from collections.abc import AsyncIterator
+
+from aiokafka.errors import KafkaError
+
+from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable, NotFound, RecordError
+from schemas.log.clients import AssignedReader
+from schemas.records import TokenFrame
+from schemas.settings import LogSettings
+
+FRAMES_MAX = 200  # taken at once; between batches other calls get their turn
+
+
+def frame_reader(log: LogSettings, partition: int, client_id: str) -> AssignedReader:
+    """A reader of one partition, not started yet."""
+    return AssignedReader(log, "tokens", [partition], client_id=client_id)
+
+
+def decode_frame(codec: Codec, value: bytes) -> TokenFrame:
+    """The frame in a record; raises RecordError, also where its columns do not fit together."""
+    frame = codec.decode(value)
+    if not isinstance(frame, TokenFrame):
+        raise RecordError(f"tokens carries TokenFrame, found {type(frame).__name__}")
+    rows = len(frame.request_ids)
+    columns = (frame.attempts, frame.first_seqs, frame.first_chars, frame.token_counts)
+    if any(len(column) != rows for column in (*columns, frame.texts)):
+        raise RecordError("TokenFrame: its columns differ in length")
+    if sum(frame.token_counts) != len(frame.token_ids) or min(frame.token_counts, default=0) < 0:
+        raise RecordError(
+            f"TokenFrame: rows of {sum(frame.token_counts)} tokens, {len(frame.token_ids)} ids"
+        )
+    if min((*frame.first_seqs, *frame.first_chars), default=0) < 0:
+        raise RecordError("TokenFrame: expected rows that begin at 0 or later")
+    return frame
+
+
+async def frames_from(
+    log: LogSettings, codec: Codec, partition: int, offset: int, client_id: str
+) -> AsyncIterator[TokenFrame]:
+    """Frames of any gateway's partition from an offset on, and then live, without end.
+
+    Raises NotFound, BrokerUnavailable. What is no frame is left to the partition's own gateway.
+    """
+    if partition >= log.gateway_partitions:
+        raise NotFound(f"Last-Event-ID: there is no partition {partition} of tokens")
+    reader = frame_reader(log, partition, client_id)
+    try:
+        await reader.start({partition: offset})
+        while True:
+            for record in await reader.batch(max_records=FRAMES_MAX):
+                try:
+                    yield decode_frame(codec, record.value)
+                except RecordError:
+                    continue
+    except KafkaError as error:
+        raise BrokerUnavailable(f"tokens[{partition}]: {type(error).__name__}") from error
+    finally:
+        await reader.stop()
