@@ -1,79 +1,20 @@
-"""What a gateway tells routers, so that work for lost gateways ends and other work goes on."""
+"""What a gateway keeps beyond a call, and how it ends what nobody else ends."""
 
 import asyncio
 
-import pytest
+import orjson
 
-from schemas.errors import BrokerUnavailable
-from streams.gateway import state
-from tests.streams.gateway.in_process import STARTED_MS, InProcessGateway
-from tests.streams.gateway.samples import chat, ended, events_of, frame, text_of
-from tests.streams.gateway.streamed_call import TEXTS, accepted_requests, streamed_call
+from tests.streams.gateway.in_process import (
+    InProcessGateway,
+    call,
+)
+from tests.streams.gateway.samples import chat, ended, events_of, frame
+from tests.streams.gateway.streamed_call import (
+    TEXTS,
+    accepted_requests,
+    streamed_call,
+)
 from tests.waiting import until
-
-
-@pytest.mark.parametrize("wish", ["cancel", "continue"])
-async def test_a_request_names_its_process_and_whether_it_outlives_it(wish: str) -> None:
-    """So that routers can tell a lost gateway's work (issue 10, 13)."""
-    gateway = InProcessGateway()
-    async with streamed_call(
-        gateway, chat(stream=True, n=2), X_Trivium_On_Disconnect=wish
-    ) as stream:
-        for request in await accepted_requests(gateway, 2):
-            assert (request.gateway_id, request.gateway_started_ms) == ("gateway-1", STARTED_MS)
-            assert request.keeps_running == (wish == "continue")
-        stream.hang_up()
-
-
-async def test_whoever_resumes_tells_routers_where_it_reads_on() -> None:
-    """Of each choice, until they were told, and only at another gateway (issue 10, 13)."""
-    first, second = InProcessGateway(), InProcessGateway()
-    second.log.frames, second.log.news = first.log.frames, first.log.news
-    async with streamed_call(first, chat(stream=True, n=2), X_Session_Id="mine") as stream:
-        requests = await accepted_requests(first, 2)
-        await first.log.push(*(frame(request.request_id, TEXTS[:1]) for request in requests))
-        await until(lambda: bool(stream.ids))
-        path = f"/v1/requests/{requests[0].parent_id}/events"
-        async with (
-            streamed_call(first, path=path, Last_Event_ID=stream.ids[-1]) as own,
-            streamed_call(second, path=path, Last_Event_ID=stream.ids[-1]) as other,
-        ):
-            await second.log.wait_sent(2)
-            for request in requests:
-                end = ended(request.request_id, TEXTS[:1])
-                await first.log.push(frame(request.request_id, [], end=end))
-            await until(lambda: own.over and other.over)
-    assert not first.log.resumptions
-    assert second.log.sent == second.log.resumptions
-    told = [(each.request_id, each.session_id) for each in second.log.resumptions]
-    assert told == [(request.request_id, "mine") for request in requests]
-    where = {(each.gateway_id, each.gateway_started_ms) for each in second.log.resumptions}
-    assert where == {("gateway-1", STARTED_MS)}
-
-
-async def test_a_resume_is_told_again_until_the_log_takes_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What comes of the log is written meanwhile (issue 10, 13)."""
-    first, second = InProcessGateway(), InProcessGateway()
-    second.log.frames, second.log.news = first.log.frames, first.log.news
-    monkeypatch.setattr(state, "RETRY_S", 0.0)
-    async with streamed_call(first, chat(stream=True)) as stream:
-        (request,) = await accepted_requests(first)
-        await first.log.push(frame(request.request_id, TEXTS[:1]))
-        await until(lambda: bool(stream.ids))
-        second.log.trouble = BrokerUnavailable("away")
-        path = f"/v1/requests/{request.request_id}/events"
-        async with streamed_call(second, path=path, Last_Event_ID=stream.ids[0]) as other:
-            await first.log.push(frame(request.request_id, TEXTS[1:2], first_seq=1, first_char=2))
-            await until(lambda: bool(other.writes))
-            second.log.trouble = None
-            await second.log.wait_sent(1)
-            end = ended(request.request_id, TEXTS[:2])
-            await first.log.push(frame(request.request_id, [], end=end))
-            await until(lambda: other.over)
-    assert text_of(events_of(other.text)) == TEXTS[1]
-    assert [each.request_id for each in second.log.resumptions] == [request.request_id]
 
 
 async def test_a_cancellation_says_whose_it_is() -> None:
@@ -96,3 +37,82 @@ async def test_a_cancellation_says_whose_it_is() -> None:
     bobs, *alices = gateway.log.cancellations
     assert bobs.tenant not in ("", request.tenant)
     assert {each.tenant for each in alices} == {request.tenant}
+
+
+async def test_the_limit_of_answers_in_flight() -> None:
+    gateway = InProcessGateway(in_flight_max=2)
+    async with gateway.client() as client, asyncio.TaskGroup() as tasks:
+        held = tasks.create_task(client.post("/v1/chat/completions", json=chat(n=2)))
+        await gateway.log.wait_sent(2)
+        refused = await client.post("/v1/chat/completions", json=chat())
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        assert refused.json()["error"]["code"] == "too_many_requests"
+        for request in gateway.log.requests:
+            await gateway.log.push(
+                frame(request.request_id, ["a"], end=ended(request.request_id, "a"))
+            )
+        assert (await held).status_code == 200
+        gateway.answer_with("a")
+        again = await client.post("/v1/chat/completions", json=chat())
+        assert again.status_code == 200
+        never = await client.post("/v1/chat/completions", json=chat(n=3))
+        assert never.status_code == 400, "no use in trying again"
+        assert "n: expected at most 2 answers" in never.json()["error"]["message"]
+
+
+async def test_draining_refuses_new_calls() -> None:
+    gateway = InProcessGateway()
+    gateway.state.draining = True
+    status, answer = await call(gateway, chat())
+    assert (status, answer["error"]["code"]) == (503, "not_ready")
+    async with gateway.client() as client:
+        assert (await client.get("/health/ready")).json()["reasons"] == ["shutting down"]
+
+
+async def test_a_silent_stream_is_kept_alive() -> None:
+    gateway = InProcessGateway(keepalive_ms=1_000)
+    async with streamed_call(gateway, chat(stream=True)) as stream:
+        await accepted_requests(gateway)
+        (call,) = gateway.state.hub.calls()
+        gateway.state.sweep(call.arrived_s + 0.9, 0)
+        gateway.state.sweep(call.arrived_s + 1.1, 0)
+        gateway.state.sweep(call.arrived_s + 1.2, 0)
+        await until(lambda: stream.text == ": keep-alive\n")
+        assert stream.status == 200
+
+
+async def test_a_deadline_that_nobody_else_keeps_is_kept_here() -> None:
+    gateway = InProcessGateway()
+    async with (
+        streamed_call(gateway, chat()) as whole,
+        streamed_call(gateway, chat(stream=True)) as stream,
+    ):
+        requests = await accepted_requests(gateway, 2)
+        for call in gateway.state.hub.calls():
+            if not call.waits_for_end:
+                await gateway.log.push(frame(call.streams[0].request_id, ["a"]))
+        await until(lambda: bool(stream.writes))
+        gateway.state.sweep(0.0, max(r.deadline_ms for r in requests) + 2_001)
+        await until(lambda: whole.over and stream.over)
+        await gateway.log.wait_sent(4)
+    assert whole.status == 504
+    assert orjson.loads(whole.text)["error"]["code"] == "deadline_exceeded"
+    assert events_of(stream.text)[-1]["error"]["code"] == "deadline_exceeded"
+    assert len(gateway.log.cancellations) == 2
+
+
+async def test_tokens_that_are_lost_end_the_stream() -> None:
+    gateway = InProcessGateway(gap_ms=1_000)
+    async with streamed_call(gateway, chat(stream=True)) as stream:
+        (request,) = await accepted_requests(gateway)
+        await gateway.log.push(frame(request.request_id, TEXTS[2:], first_seq=2, first_char=5))
+        gateway.state.sweep(1.0, 0)
+        gateway.state.sweep(1.9, 0)
+        assert not stream.over
+        gateway.state.sweep(2.1, 0)
+        await until(lambda: stream.over)
+        await gateway.log.wait_sent(2)
+    assert stream.status == 500
+    assert "were lost" in orjson.loads(stream.text)["error"]["message"]
+    assert gateway.log.cancellations

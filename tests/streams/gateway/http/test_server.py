@@ -1,6 +1,7 @@
 """How a gateway serves, as far as no connection is needed to see it."""
 
 import asyncio
+import resource
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from schemas.settings import LogSettings, ModelSettings
 from streams.gateway import app
 from streams.gateway.app import create_app, make_server
 from streams.gateway.config import GatewaySettings
+from streams.gateway.http.server import OTHER_FILES, allow_files
 from tests.streams.gateway.in_process import InProcessGateway
 from tests.streams.gateway.small_tokenizer import tokenizer_folder
 
@@ -57,3 +59,17 @@ async def test_a_gateway_allows_itself_the_files_before_it_serves(
             gateway_id="gateway-a",
             stop=asyncio.Event(),
         )
+
+
+def test_the_process_may_open_as_many_files_as_there_may_be_connections() -> None:
+    """Or as many as the system allows; a bound that the system undercuts is none (issue 10, 18)."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, before[0]), before[1]))
+        allow_files(1_000)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        assert soft >= 1_000 + OTHER_FILES or soft == hard
+        allow_files(100)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == soft, "never fewer"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)

@@ -13,10 +13,148 @@ from schemas.records import (
     StructuredKind,
 )
 from schemas.rules.tokens import unpack_tokens
+from streams.gateway.request.form import REGEX_CHARS_MAX
+from streams.gateway.request.sampling import BAD_WORD_CHARS_MAX, STOP_CHARS_MAX
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import MODEL, chat, completion
+from tests.streams.gateway.small_tokenizer import tokenizer
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+HARMLESS: list[dict[str, Any]] = [
+    {"tools": [], "tool_choice": "none", "parallel_tool_calls": True},
+    {"store": True, "metadata": {"a": "b"}, "service_tier": "auto"},
+    {"n": 1, "logit_bias": None, "response_format": {"type": "text"}, "functions": None},
+    {"stream": False, "stream_options": None, "modalities": ["text"], "priority": 0},
+]
+BAD_CHATS: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": 2.5}, "temperature: expected less than or equal to 2"),
+    ({"temperature": "hot"}, "temperature: expected a valid number"),
+    ({"top_p": 0}, "top_p: expected greater than 0"),
+    ({"top_k": -2}, "top_k: expected greater than or equal to -1"),
+    ({"min_p": 1.5}, "min_p: expected less than or equal to 1"),
+    ({"n": 0}, "n: expected greater than or equal to 1"),
+    ({"n": 17}, "n: expected at most 16 answers of one call, found 17"),
+    ({"max_tokens": 0}, "max_tokens: expected greater than or equal to 1"),
+    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens: expected at most max_tokens=3, found 9"),
+    ({"presence_penalty": 3}, "presence_penalty: expected less than or equal to 2"),
+    ({"repetition_penalty": 0}, "repetition_penalty: expected greater than 0"),
+    ({"seed": 2**63}, "seed: "),
+    ({"stop": [""]}, "stop: expected a string or a list of strings, none of them empty"),
+    ({"stop": 5}, "stop: expected a string or a list of strings"),
+    ({"stop": ["x"] * 17}, "stop: expected at most 16, found 17"),
+    ({"stop_token_ids": [300]}, "stop_token_ids: expected token ids from 0 to 299, found 300"),
+    ({"logit_bias": {"x": 1}}, "logit_bias: expected token ids from 0 to 299, found 'x'"),
+    ({"logit_bias": {"1": 200}}, "logit_bias.1: expected a bias from -100 to 100, found 200"),
+    ({"top_logprobs": 2}, "top_logprobs: needs logprobs=true"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: expected less than or equal to 20"),
+    ({"messages": []}, "messages: expected at least 1 of them, found []"),
+    ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role: expected 'system'"),
+    ({"messages": [{"content": "x"}]}, "messages.0.role: required, but missing"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: expected a valid string"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages.0.content.0.type: expected text, found 'image_url'; only text is served",
+    ),
+    (
+        {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]},
+        "messages.0.role: tool messages are not supported; tool calling is not served",
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]},
+        "messages.0.tool_calls: not supported; leave it out",
+    ),
+    ({"tools": [{"type": "function"}]}, "tools: not supported; tool calling is not served"),
+    ({"audio": {"voice": "x"}}, "audio: not supported; only text is served"),
+    ({"best_of": 3}, "best_of: not supported; use `n`"),
+    ({"temprature": 1}, "temprature: unknown field; check its spelling"),
+    ({"priority": "urgent"}, "priority: expected one of interactive, standard, batch"),
+    ({"stream_options": {"include_usage": True}}, "stream_options: needs stream=true"),
+    ({"response_format": {"type": "xml"}}, "response_format.type: expected 'text'"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format.json_schema.schema: required with type json_schema, but missing",
+    ),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"type": "objekt"}},
+            }
+        },
+        "response_format.json_schema.schema: not a valid JSON schema at type: 'objekt'",
+    ),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex: not a regular expression"),
+    ({"structured_outputs": {"rgx": "a"}}, "structured_outputs.rgx: unknown field"),
+    ({"guided_choice": []}, "guided_choice: expected choices"),
+    ({"guided_json": "{"}, "guided_json: expected a JSON schema"),
+    ({"guided_grammar": " "}, "guided_grammar: expected a text, found an empty one"),
+    (
+        {"guided_regex": "a", "response_format": {"type": "json_object"}},
+        "response_format and guided_regex: expected one form of the answer at most",
+    ),
+]
+BAD_BODIES: list[tuple[str, bytes, int, str, str]] = [
+    ("chat/completions", b"{", 400, "invalid_request", "invalid JSON: "),
+    ("chat/completions", b"", 400, "invalid_request", "invalid JSON: "),
+    (
+        "chat/completions",
+        b"[]",
+        400,
+        "invalid_request",
+        "the body: expected a JSON object, found []",
+    ),
+    ("chat/completions", b"{}", 400, "invalid_request", "model: required, but missing"),
+    ("chat/completions", b"\xff\xfe", 400, "invalid_request", "invalid JSON: "),
+    (
+        "chat/completions",
+        b'{"model":"no","messages":[{"role":"user","content":"x"}]}',
+        404,
+        "model_not_found",
+        "model: expected 'test-model', found 'no'",
+    ),
+    (
+        "completions",
+        b'{"model":"test-model","prompt":""}',
+        400,
+        "invalid_request",
+        "prompt: expected at least one token, found none",
+    ),
+    (
+        "completions",
+        b'{"model":"test-model","prompt":{"a":1}}',
+        400,
+        "invalid_request",
+        "prompt: expected a string, token ids, or a list of one kind of these",
+    ),
+    (
+        "completions",
+        b'{"model":"test-model","prompt":["a",1]}',
+        400,
+        "invalid_request",
+        "prompt: expected a string, token ids",
+    ),
+    (
+        "completions",
+        b'{"model":"test-model","prompt":[1,300]}',
+        400,
+        "invalid_request",
+        "prompt: expected token ids from 0 to 299, found 1 to 300",
+    ),
+    (
+        "completions",
+        b'{"model":"test-model","prompt":"a","echo":true}',
+        400,
+        "invalid_request",
+        "echo: not supported; prepend the prompt",
+    ),
+    (
+        "completions",
+        b'{"model":"test-model","prompt":"a","suffix":"b"}',
+        400,
+        "invalid_request",
+        "suffix: not supported; put the suffix into the prompt",
+    ),
+]
 
 
 async def sent(body: dict[str, Any], path: str = "/v1/chat/completions") -> Any:
@@ -123,14 +261,6 @@ async def test_the_form_of_the_answer(
     assert request.sampling.structured == Structured(kind=kind, value=expected)
 
 
-HARMLESS: list[dict[str, Any]] = [
-    {"tools": [], "tool_choice": "none", "parallel_tool_calls": True},
-    {"store": True, "metadata": {"a": "b"}, "service_tier": "auto"},
-    {"n": 1, "logit_bias": None, "response_format": {"type": "text"}, "functions": None},
-    {"stream": False, "stream_options": None, "modalities": ["text"], "priority": 0},
-]
-
-
 @pytest.mark.parametrize("fields", HARMLESS)
 async def test_what_clients_send_as_a_matter_of_course_is_accepted(fields: Any) -> None:
     assert len(await sent(chat(**fields))) == 1
@@ -165,75 +295,6 @@ async def test_text_parts_and_assistants_as_clients_send_them_back() -> None:
     assert request.turn == 1
 
 
-BAD_CHATS: list[tuple[dict[str, Any], str]] = [
-    ({"temperature": 2.5}, "temperature: expected less than or equal to 2"),
-    ({"temperature": "hot"}, "temperature: expected a valid number"),
-    ({"top_p": 0}, "top_p: expected greater than 0"),
-    ({"top_k": -2}, "top_k: expected greater than or equal to -1"),
-    ({"min_p": 1.5}, "min_p: expected less than or equal to 1"),
-    ({"n": 0}, "n: expected greater than or equal to 1"),
-    ({"n": 17}, "n: expected at most 16 answers of one call, found 17"),
-    ({"max_tokens": 0}, "max_tokens: expected greater than or equal to 1"),
-    ({"min_tokens": 9, "max_tokens": 3}, "min_tokens: expected at most max_tokens=3, found 9"),
-    ({"presence_penalty": 3}, "presence_penalty: expected less than or equal to 2"),
-    ({"repetition_penalty": 0}, "repetition_penalty: expected greater than 0"),
-    ({"seed": 2**63}, "seed: "),
-    ({"stop": [""]}, "stop: expected a string or a list of strings, none of them empty"),
-    ({"stop": 5}, "stop: expected a string or a list of strings"),
-    ({"stop": ["x"] * 17}, "stop: expected at most 16, found 17"),
-    ({"stop_token_ids": [300]}, "stop_token_ids: expected token ids from 0 to 299, found 300"),
-    ({"logit_bias": {"x": 1}}, "logit_bias: expected token ids from 0 to 299, found 'x'"),
-    ({"logit_bias": {"1": 200}}, "logit_bias.1: expected a bias from -100 to 100, found 200"),
-    ({"top_logprobs": 2}, "top_logprobs: needs logprobs=true"),
-    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs: expected less than or equal to 20"),
-    ({"messages": []}, "messages: expected at least 1 of them, found []"),
-    ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role: expected 'system'"),
-    ({"messages": [{"content": "x"}]}, "messages.0.role: required, but missing"),
-    ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content: expected a valid string"),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        "messages.0.content.0.type: expected text, found 'image_url'; only text is served",
-    ),
-    (
-        {"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]},
-        "messages.0.role: tool messages are not supported; tool calling is not served",
-    ),
-    (
-        {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]},
-        "messages.0.tool_calls: not supported; leave it out",
-    ),
-    ({"tools": [{"type": "function"}]}, "tools: not supported; tool calling is not served"),
-    ({"audio": {"voice": "x"}}, "audio: not supported; only text is served"),
-    ({"best_of": 3}, "best_of: not supported; use `n`"),
-    ({"temprature": 1}, "temprature: unknown field; check its spelling"),
-    ({"priority": "urgent"}, "priority: expected one of interactive, standard, batch"),
-    ({"stream_options": {"include_usage": True}}, "stream_options: needs stream=true"),
-    ({"response_format": {"type": "xml"}}, "response_format.type: expected 'text'"),
-    (
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
-        "response_format.json_schema.schema: required with type json_schema, but missing",
-    ),
-    (
-        {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "x", "schema": {"type": "objekt"}},
-            }
-        },
-        "response_format.json_schema.schema: not a valid JSON schema at type: 'objekt'",
-    ),
-    ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex: not a regular expression"),
-    ({"structured_outputs": {"rgx": "a"}}, "structured_outputs.rgx: unknown field"),
-    ({"guided_choice": []}, "guided_choice: expected choices"),
-    ({"guided_json": "{"}, "guided_json: expected a JSON schema"),
-    ({"guided_grammar": " "}, "guided_grammar: expected a text, found an empty one"),
-    (
-        {"guided_regex": "a", "response_format": {"type": "json_object"}},
-        "response_format and guided_regex: expected one form of the answer at most",
-    ),
-]
-
-
 @pytest.mark.parametrize(("fields", "message"), BAD_CHATS, ids=lambda value: str(value)[:40])
 async def test_bad_fields_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
     gateway = InProcessGateway()
@@ -245,70 +306,6 @@ async def test_bad_fields_are_refused_by_name(fields: dict[str, Any], message: s
     assert error["code"] == "invalid_request"
     assert error["param"].split(".")[0] in message
     assert not gateway.log.sent
-
-
-BAD_BODIES: list[tuple[str, bytes, int, str, str]] = [
-    ("chat/completions", b"{", 400, "invalid_request", "invalid JSON: "),
-    ("chat/completions", b"", 400, "invalid_request", "invalid JSON: "),
-    (
-        "chat/completions",
-        b"[]",
-        400,
-        "invalid_request",
-        "the body: expected a JSON object, found []",
-    ),
-    ("chat/completions", b"{}", 400, "invalid_request", "model: required, but missing"),
-    ("chat/completions", b"\xff\xfe", 400, "invalid_request", "invalid JSON: "),
-    (
-        "chat/completions",
-        b'{"model":"no","messages":[{"role":"user","content":"x"}]}',
-        404,
-        "model_not_found",
-        "model: expected 'test-model', found 'no'",
-    ),
-    (
-        "completions",
-        b'{"model":"test-model","prompt":""}',
-        400,
-        "invalid_request",
-        "prompt: expected at least one token, found none",
-    ),
-    (
-        "completions",
-        b'{"model":"test-model","prompt":{"a":1}}',
-        400,
-        "invalid_request",
-        "prompt: expected a string, token ids, or a list of one kind of these",
-    ),
-    (
-        "completions",
-        b'{"model":"test-model","prompt":["a",1]}',
-        400,
-        "invalid_request",
-        "prompt: expected a string, token ids",
-    ),
-    (
-        "completions",
-        b'{"model":"test-model","prompt":[1,300]}',
-        400,
-        "invalid_request",
-        "prompt: expected token ids from 0 to 299, found 1 to 300",
-    ),
-    (
-        "completions",
-        b'{"model":"test-model","prompt":"a","echo":true}',
-        400,
-        "invalid_request",
-        "echo: not supported; prepend the prompt",
-    ),
-    (
-        "completions",
-        b'{"model":"test-model","prompt":"a","suffix":"b"}',
-        400,
-        "invalid_request",
-        "suffix: not supported; put the suffix into the prompt",
-    ),
-]
 
 
 @pytest.mark.parametrize(("path", "body", "status", "code", "message"), BAD_BODIES)
@@ -354,3 +351,63 @@ async def test_prompts_that_do_not_fit() -> None:
     assert status == 200
     status, _ = await call(gateway, completion([5] * 9), "/v1/completions")
     assert gateway.log.requests[-1].sampling.max_tokens == 11
+
+
+async def test_prompts_are_counted_before_they_are_tokenised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What cannot fit is refused by its length alone (issue 10, 16)."""
+    gateway = InProcessGateway(max_model_len=64)
+    encoded: list[str] = []
+
+    async def encode(text: str, **more: Any) -> list[int]:
+        encoded.append(text)
+        return [1]
+
+    monkeypatch.setattr(gateway.state.served.tokenizer, "encode", encode)
+    most = 63 * tokenizer().token_chars_max
+    for body, path in (
+        (chat("x" * (most + 1)), "/v1/chat/completions"),
+        (completion("x" * (most + 1)), "/v1/completions"),
+        ({"prompt": "x" * (most + 1)}, "/tokenize"),
+    ):
+        status, answer = await call(gateway, body, path)
+        assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+        assert "shorten it" in answer["error"]["message"]
+    assert encoded == []
+    assert (await call(gateway, {"prompt": "x" * most}, "/tokenize"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_json": "[" * 100_000},
+        {"guided_json": '{"a":' * 100_000},
+        {"guided_json": {"$schema": []}},
+        {"guided_json": '{"const": "\\ud800"}'},
+        {"guided_json": '{"const": 1e999}'},
+        {"guided_regex": "a" * (REGEX_CHARS_MAX + 1)},
+        {"stop": "x" * (STOP_CHARS_MAX + 1)},
+        {"stop": ["a", "x" * (STOP_CHARS_MAX + 1)]},
+        {"bad_words": ["x" * (BAD_WORD_CHARS_MAX + 1)]},
+        {"chat_template_kwargs": {"messages": []}},
+        {"chat_template_kwargs": {"bos_token": "x"}},
+        {"chat_template_kwargs": {"raise_exception": 1}},
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_what_was_a_500_or_had_no_limit_is_the_callers_400(fields: dict[str, Any]) -> None:
+    """(issue 10, 23)"""
+    status, answer = await call(InProcessGateway(), chat(**fields))
+    assert (status, answer["error"]["code"]) == (400, "invalid_request"), answer
+
+
+@pytest.mark.parametrize("field", ["n", "seed", "max_tokens", "priority", "model", "prompt"])
+async def test_numbers_of_very_many_digits(field: str) -> None:
+    """Python refuses to write them, and the error became a 500 (issue 10, 23)."""
+    gateway = InProcessGateway()
+    for value in ("9" * 4_301, "-" + "9" * 5_000, f"[{'9' * 4_301}]"):
+        for body, path in ((completion(), "/v1/completions"), (chat(), "/v1/chat/completions")):
+            raw = json.dumps({**body, field: 0}).replace(f'"{field}": 0', f'"{field}": {value}')
+            status, _ = await call(gateway, raw.encode(), path)
+            assert status == 400

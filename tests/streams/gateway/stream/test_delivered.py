@@ -132,14 +132,16 @@ def test_what_nobody_has_read_starts_again_with_another_attempt() -> None:
     assert stream.differs_at is None
 
 
-@pytest.mark.parametrize("goes_on", [False, True])
-def test_a_first_token_that_decode_draws_otherwise_is_a_difference_like_any(goes_on: bool) -> None:
+@pytest.mark.parametrize("tolerates", [False, True])
+def test_a_first_token_that_decode_draws_otherwise_is_a_difference_like_any(
+    tolerates: bool,
+) -> None:
     """What follows belongs to decode's own first token (issue 10, 8)."""
-    stream = Stream("r1", tolerates_difference=goes_on)
+    stream = Stream("r1", tolerates_difference=tolerates)
     said(stream, 1, 0, "a")
     said(stream, 1, 0, "Xbc")
-    assert (stream.differs_at, stream.broken) == (0, not goes_on)
-    assert stream.drain() == ("abc" if goes_on else "a")
+    assert (stream.differs_at, stream.broken) == (0, not tolerates)
+    assert stream.drain() == ("abc" if tolerates else "a")
 
 
 def test_a_whole_answer_is_decodes_where_its_first_token_is_another_one() -> None:
@@ -154,22 +156,22 @@ def test_a_whole_answer_is_decodes_where_its_first_token_is_another_one() -> Non
 
 @given(deliveries(), st.integers(1, len(ANSWER)), st.booleans())
 def test_a_resume_after_something_else_than_the_log_has_is_noticed(
-    delivery: tuple[list[Piece], list[Piece]], has: int, goes_on: bool
+    delivery: tuple[list[Piece], list[Piece]], chars: int, tolerates: bool
 ) -> None:
     """The digest in the event id says what its client has (issue 10, 8)."""
     rows, last = delivery
     client = Stream("r1")
-    Piece(1, 0, has).push(client)
+    Piece(1, 0, chars).push(client)
     client.drain()
     other = client.position()._replace(digest=client.position().digest ^ 1)
-    stream = Stream("r1", has=other, tolerates_difference=goes_on)
+    stream = Stream("r1", client_position=other, tolerates_difference=tolerates)
     for row in rows:
         row.push(stream)
         assert not stream.is_catching_up or not stream.drain()
     stream.finish(ended("r1", ANSWER, attempt=last[0].attempt))
     assert stream.differs_at == 0
-    assert stream.broken is not goes_on
-    assert stream.drain() == ("".join(ANSWER[has:]) if goes_on else "")
+    assert stream.broken is not tolerates
+    assert stream.drain() == ("".join(ANSWER[chars:]) if tolerates else "")
 
 
 def test_a_resume_beyond_the_end_is_noticed() -> None:

@@ -1,10 +1,10 @@
-"""What a web page in somebody's browser may not do with a gateway on their machine."""
+"""Who may call: names that lead here, web pages in somebody's browser, and keys."""
 
 from typing import Any
 
 import pytest
 
-from tests.streams.gateway.in_process import InProcessGateway, http_client, serving
+from tests.streams.gateway.in_process import InProcessGateway, call, http_client, serving
 from tests.streams.gateway.samples import MODEL, chat
 
 CHATS, PAGE = "/v1/chat/completions", "https://page.example"
@@ -103,3 +103,36 @@ async def test_a_page_that_is_allowed_may_ask_call_and_read(allowed: str) -> Non
         assert listed.json()["data"][0]["id"] == MODEL
     for response in (asked, called, listed):
         assert response.headers["access-control-allow-origin"] == PAGE
+
+
+async def test_keys() -> None:
+    gateway = InProcessGateway(api_keys=("secret", "other"))
+    gateway.answer_with("ok")
+    for headers in ({}, {"authorization": "Bearer nope"}, {"authorization": "Basic secret"}):
+        status, answer = await call(gateway, chat(), **headers)
+        assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
+        assert answer["error"]["type"] == "authentication_error"
+    for key in ("secret", "other"):
+        assert (await call(gateway, chat(), authorization=f"Bearer {key}"))[0] == 200
+    first, second = gateway.log.requests
+    assert first.tenant != second.tenant
+    assert "secret" not in first.tenant
+    async with gateway.client() as client:
+        assert (await client.get("/v1/models")).status_code == 401
+        assert (await client.delete("/v1/requests/r1")).status_code == 401
+        assert (await client.get("/v1/requests/r1/events")).status_code == 401
+        assert (await client.get("/health/live")).status_code == 200
+
+
+async def test_a_bug_is_a_500_with_an_openai_body() -> None:
+    gateway = InProcessGateway()
+
+    def fail() -> list[str]:
+        raise RuntimeError("a bug")
+
+    gateway.log.problems = fail  # type: ignore[method-assign]  # a bug, put there
+    async with gateway.client() as client:
+        response = await client.get("/health/ready")
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "a bug" not in response.text

@@ -1,0 +1,186 @@
+"""Streams that are resumed, at any gateway, after any event."""
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from schemas.errors import BrokerUnavailable
+from streams.gateway import state
+from tests.streams.gateway.in_process import STARTED_MS, InProcessGateway
+from tests.streams.gateway.samples import chat, ended, events_of, frame, text_of
+from tests.streams.gateway.streamed_call import (
+    TEXTS,
+    accepted_requests,
+    streamed_call,
+    whole_stream,
+)
+from tests.waiting import until
+
+Resume = Callable[[InProcessGateway, str, str], Awaitable[str]]
+
+
+async def by_get(gateway: InProcessGateway, request_id: str, event_id: str) -> str:
+    async with gateway.client() as client:
+        path = f"/v1/requests/{request_id}/events"
+        response = await client.get(path, headers={"Last-Event-ID": event_id})
+    assert response.status_code == 200, response.text
+    assert response.headers["x-request-id"] == request_id
+    assert response.headers["x-session-id"] == "mine"
+    return response.text
+
+
+async def by_post(gateway: InProcessGateway, request_id: str, event_id: str) -> str:
+    async with gateway.client() as client:
+        headers = {"Last-Event-ID": event_id}
+        response = await client.post("/v1/chat/completions", json=chat(), headers=headers)
+    assert response.status_code == 200, response.text
+    return response.text
+
+
+@pytest.mark.parametrize("way", [by_get, by_post])
+async def test_another_gateway_resumes_after_any_event(way: Resume) -> None:
+    first = InProcessGateway()
+    await first.log.push(frame("r-of-somebody-else", ["x"]))
+    options = {"include_usage": True}
+    stream = await whole_stream(first, chat(stream=True, stream_options=options), TEXTS)
+    second = InProcessGateway(partition=1)
+    second.log.frames = first.log.frames
+    request_id = stream.headers["x-request-id"]
+    whole = events_of(stream.text)
+    for i, event_id in enumerate(stream.ids):
+        rest = events_of(await way(second, request_id, event_id))
+        had = text_of(whole[: i + 1])
+        assert had + text_of(rest) == "".join(TEXTS)
+        assert rest[-2]["usage"] == whole[-2]["usage"]
+        assert rest[-1] == "[DONE]"
+    assert second.log.sent == second.log.resumptions
+    assert not second.state.resumed
+
+
+async def test_choices_are_resumed_each_from_its_place() -> None:
+    first = InProcessGateway()
+    stream = await whole_stream(first, chat(stream=True, n=2), TEXTS)
+    second = InProcessGateway()
+    second.log.frames = first.log.frames
+    events = events_of(stream.text)
+    for i, event_id in enumerate(stream.ids):
+        rest = events_of(await by_get(second, stream.headers["x-request-id"], event_id))
+        for index in (0, 1):
+            spelled = "".join(
+                choice["delta"].get("content") or ""
+                for event in [*events[: i + 1], *rest]
+                if isinstance(event, dict)
+                for choice in event["choices"]
+                if choice["index"] == index
+            )
+            assert spelled == "".join(TEXTS)
+
+
+async def test_a_resumed_stream_follows_live_and_hanging_up_cancels_nothing() -> None:
+    first, second = InProcessGateway(), InProcessGateway()
+    second.log.frames, second.log.news = first.log.frames, first.log.news
+    async with streamed_call(first, chat(stream=True)) as stream:
+        (request,) = await accepted_requests(first)
+        await first.log.push(frame(request.request_id, TEXTS[:2]))
+        await until(lambda: len(stream.ids) == 1)
+        path = f"/v1/requests/{request.request_id}/events"
+        resumed = streamed_call(second, path=path, Last_Event_ID=stream.ids[0])
+        left = streamed_call(second, path=path, Last_Event_ID=stream.ids[0])
+        async with resumed as follower, left as leaver:
+            await until(lambda: len(second.state.resumed) == 2)
+            leaver.hang_up()
+            await until(lambda: len(second.state.resumed) == 1)
+            end = ended(request.request_id, TEXTS)
+            await first.log.push(
+                frame(request.request_id, TEXTS[2:], first_seq=2, first_char=5, end=end)
+            )
+            await until(lambda: follower.over)
+    assert text_of(events_of(follower.text)) == " wörld"
+    assert second.log.sent == second.log.resumptions
+
+
+async def test_without_an_event_id_the_own_gateway_starts_from_the_beginning() -> None:
+    gateway = InProcessGateway()
+    async with streamed_call(gateway, chat(stream=True)) as stream, gateway.client() as client:
+        (request,) = await accepted_requests(gateway)
+        await gateway.log.push(
+            frame(request.request_id, TEXTS[:2]),
+        )
+        await until(lambda: len(stream.writes) == 1)
+        path = f"/v1/requests/{request.request_id}/events"
+        async with streamed_call(gateway, path=path) as again:
+            await until(lambda: len(gateway.state.resumed) == 1)  # before the call is over
+            end = ended(request.request_id, TEXTS)
+            await gateway.log.push(
+                frame(request.request_id, TEXTS[2:], first_seq=2, first_char=5, end=end)
+            )
+            await until(lambda: again.over)
+        assert text_of(events_of(again.text)) == "".join(TEXTS)
+        gone = await client.get("/v1/requests/r1/events")
+        assert gone.status_code == 404
+        other = await client.get("/v1/requests/r1/events", headers={"Last-Event-ID": again.ids[0]})
+        assert other.json()["error"]["message"].startswith("r1: the Last-Event-ID belongs to")
+
+
+async def test_resumes_are_bounded() -> None:
+    gateway = InProcessGateway(resumes_max=1)
+    gateway.answer_with("a")
+    async with gateway.client() as client:
+        done = await client.post("/v1/chat/completions", json=chat(stream=True))
+        event_id = next(line[4:] for line in done.text.splitlines() if line.startswith("id: "))
+        path = f"/v1/requests/{done.headers['x-request-id']}/events"
+        async with streamed_call(gateway, path=path, Last_Event_ID=event_id):
+            await until(lambda: len(gateway.state.resumed) == 1)
+            refused = await client.get(path, headers={"Last-Event-ID": event_id})
+    assert refused.status_code == 429
+
+
+async def test_whoever_resumes_tells_routers_where_it_reads_on() -> None:
+    """Of each choice, until they were told, and only at another gateway (issue 10, 13)."""
+    first, second = InProcessGateway(), InProcessGateway()
+    second.log.frames, second.log.news = first.log.frames, first.log.news
+    async with streamed_call(first, chat(stream=True, n=2), X_Session_Id="mine") as stream:
+        requests = await accepted_requests(first, 2)
+        await first.log.push(*(frame(request.request_id, TEXTS[:1]) for request in requests))
+        await until(lambda: bool(stream.ids))
+        path = f"/v1/requests/{requests[0].parent_id}/events"
+        async with (
+            streamed_call(first, path=path, Last_Event_ID=stream.ids[-1]) as own,
+            streamed_call(second, path=path, Last_Event_ID=stream.ids[-1]) as other,
+        ):
+            await second.log.wait_sent(2)
+            for request in requests:
+                end = ended(request.request_id, TEXTS[:1])
+                await first.log.push(frame(request.request_id, [], end=end))
+            await until(lambda: own.over and other.over)
+    assert not first.log.resumptions
+    assert second.log.sent == second.log.resumptions
+    told = [(each.request_id, each.session_id) for each in second.log.resumptions]
+    assert told == [(request.request_id, "mine") for request in requests]
+    where = {(each.gateway_id, each.gateway_started_ms) for each in second.log.resumptions}
+    assert where == {("gateway-1", STARTED_MS)}
+
+
+async def test_a_resume_is_told_again_until_the_log_takes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What comes of the log is written meanwhile (issue 10, 13)."""
+    first, second = InProcessGateway(), InProcessGateway()
+    second.log.frames, second.log.news = first.log.frames, first.log.news
+    monkeypatch.setattr(state, "RETRY_S", 0.0)
+    async with streamed_call(first, chat(stream=True)) as stream:
+        (request,) = await accepted_requests(first)
+        await first.log.push(frame(request.request_id, TEXTS[:1]))
+        await until(lambda: bool(stream.ids))
+        second.log.trouble = BrokerUnavailable("away")
+        path = f"/v1/requests/{request.request_id}/events"
+        async with streamed_call(second, path=path, Last_Event_ID=stream.ids[0]) as other:
+            await first.log.push(frame(request.request_id, TEXTS[1:2], first_seq=1, first_char=2))
+            await until(lambda: bool(other.writes))
+            second.log.trouble = None
+            await second.log.wait_sent(1)
+            end = ended(request.request_id, TEXTS[:2])
+            await first.log.push(frame(request.request_id, [], end=end))
+            await until(lambda: other.over)
+    assert text_of(events_of(other.text)) == TEXTS[1]
+    assert [each.request_id for each in second.log.resumptions] == [request.request_id]

@@ -1,0 +1,67 @@
+"""Bodies: read within bounds, each and all of them together."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+
+from tests.streams.gateway.in_process import InProcessGateway, call, serving
+from tests.streams.gateway.samples import chat
+
+JSON = {"content-type": "application/json"}
+CHATS = "/v1/chat/completions"
+
+
+async def test_bodies_that_are_too_large_with_and_without_their_length() -> None:
+    gateway = InProcessGateway(body_bytes_max=100)
+
+    async def pieces() -> Any:
+        for _ in range(10):
+            yield b" " * 20
+
+    async with gateway.client() as client:
+        announced = await client.post("/v1/chat/completions", content=b" " * 101, headers=JSON)
+        chunked = await client.post("/v1/chat/completions", content=pieces(), headers=JSON)
+        tokenize = await client.post("/tokenize", content=b" " * 101, headers=JSON)
+    for response in (announced, chunked, tokenize):
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == "body_too_large"
+
+
+async def test_bodies_are_bounded_together_while_they_are_read() -> None:
+    """Not each alone, and before anything is admitted (issue 10, 18)."""
+    gateway = InProcessGateway(bodies_bytes_max=1_000)
+    half = asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b" " * 900
+        half.set()
+        await release.wait()
+        yield json.dumps(chat()).encode()
+
+    release = asyncio.Event()
+    headers = {"content-type": "application/json"}
+    async with gateway.client() as client, asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(client.post(CHATS, content=slowly(), headers=headers))
+        await half.wait()
+        refused = await client.post(CHATS, content=b" " * 200, headers=headers)
+        assert refused.status_code == 429
+        assert "at most 1000 bytes of bodies" in refused.json()["error"]["message"]
+        gateway.answer_with("ok")
+        release.set()
+        assert (await first).status_code == 200
+    assert (await call(gateway, b" " * 900 + json.dumps(chat()).encode()))[0] == 200, (
+        "what was read is given back"
+    )
+
+
+async def test_who_sends_too_much_sees_the_answer() -> None:
+    """The rest of the body is forgotten instead of cut off, and the connection serves on (18)."""
+    gateway = InProcessGateway(body_bytes_max=1_000)
+    gateway.answer_with("ok")
+    async with serving(gateway) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+        for size, expected in ((10, 200), (8 << 20, 413), (10, 200)):
+            response = await client.post(CHATS, json=chat("x" * size, max_tokens=1))
+            assert response.status_code == expected

@@ -1,0 +1,29 @@
+"""A connection to a gateway whose bytes the test writes itself, and calls as such bytes."""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator
+
+from tests.streams.gateway.samples import chat
+
+CHATS = "/v1/chat/completions"
+BODY = json.dumps(chat(stream=True)).encode()
+HEAD = b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n" % CHATS.encode()
+WHOLE = HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY
+
+
+@contextlib.asynccontextmanager
+async def raw_connection(url: str, sent: bytes = b"") -> AsyncIterator[asyncio.StreamReader]:
+    """A connection of its own, on which these bytes were sent; gives what comes back."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    sock = socket.create_connection((host, int(port)))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    reader, writer = await asyncio.open_connection(sock=sock, limit=4_096)
+    try:
+        writer.write(sent)
+        await writer.drain()
+        yield reader
+    finally:
+        writer.transport.abort()

@@ -1,0 +1,84 @@
+"""Checks that may take long: nobody waits for them, and they are ended."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import pytest
+
+from schemas.errors import InvalidRequest, TooManyRequests
+from streams.gateway.request import check_process
+from streams.gateway.request.check_process import CheckProcess
+from tests.streams.gateway.in_process import InProcessGateway, call
+from tests.streams.gateway.samples import chat, completion
+
+MEGABYTE = 1 << 20
+DRAFT_4 = "http://json-schema.org/draft-04/schema#"
+QUADRATIC = {"$schema": DRAFT_4, "enum": [{"a": i} for i in range(2_000)]}
+SLOW_PATTERN = "(?i)" + "[a\x01-\U0010ffff]" * 1_000
+STALL_S = 0.2  # of processor time: a busy machine makes nothing here longer
+
+
+async def stall_s(work: Any) -> float:
+    """The longest turn of the event loop while the work is done, in this thread's time."""
+    longest, before = 0.0, time.thread_time()
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        await asyncio.sleep(0)
+        now = time.thread_time()
+        longest, before = max(longest, now - before), now
+    task.result()
+    return longest
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat", chat(structured_outputs={"json": QUADRATIC})),
+        ("chat", chat(guided_json=json.dumps(QUADRATIC))),
+        ("chat", chat(guided_regex=SLOW_PATTERN)),
+        ("chat", chat(guided_regex="a" * MEGABYTE)),
+        ("chat", chat(guided_json={"required": [[], "", 1] * 6_000})),
+        ("chat", chat("x " * MEGABYTE)),
+        ("completions", completion("x " * MEGABYTE)),
+        ("completions", completion(["x" * 9_000] * 17)),
+        ("completions", completion([1] * MEGABYTE)),
+        ("chat", {**chat(), "messages": [1] * MEGABYTE}),
+        ("chat", {**chat(), "messages": [1] * 30_000}),
+        ("chat", chat(bad_words=[1] * 30_000)),
+        ("chat", chat(logit_bias={str(i): "" for i in range(30_000)})),
+        ("chat", chat(user=[[]] * 900_000)),
+    ],
+    ids=lambda value: str(value)[-40:],
+)
+async def test_no_body_stalls_the_event_loop(path: str, body: Any) -> None:
+    """20 KB stalled the loop until leases were lost, and two megabytes for ten seconds more, by the
+    errors of every item (issue 10, 16)."""
+    gateway = InProcessGateway(aside_ms=2_000)
+    gateway.answer_with("ok")
+    raw = json.dumps(body).encode()
+    target = "/v1/chat/completions" if path == "chat" else "/v1/completions"
+
+    async def said() -> None:
+        status, answer = await call(gateway, raw, target)
+        assert status in (200, 400), answer
+
+    assert await stall_s(said()) < STALL_S
+
+
+async def test_a_check_that_takes_too_long_is_ended_and_the_next_one_answered() -> None:
+    one = CheckProcess()
+    try:
+        with pytest.raises(InvalidRequest, match="took more than 1 ms"):
+            await one.check("regex", SLOW_PATTERN, 1)
+        assert await one.check("regex", "[a-z]", 60_000) == ""
+        assert await one.check("regex", "(", 60_000) == await one.check("regex", "(", 0)
+    finally:
+        one.close()
+
+
+async def test_only_so_many_checks_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_process, "WAITING_MAX", 0)
+    with pytest.raises(TooManyRequests, match="wait; try again"):
+        await CheckProcess().check("regex", "never seen", 1)

@@ -1,0 +1,59 @@
+"""Which folders can be served, and where their chat templates are."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from schemas.errors import ConfigError, InvalidRequest
+from schemas.settings import ModelSettings
+from streams.gateway.request.model_files import model_folder
+from streams.gateway.request.tokenizer import Tokenizer
+from tests.streams.gateway.small_tokenizer import tokenizer_folder
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hé"}]
+
+
+def test_a_folder_without_a_template_serves_completions_only(tmp_path: Path) -> None:
+    shutil.copy(tokenizer_folder() / "tokenizer.json", tmp_path)
+    with pytest.raises(InvalidRequest, match="no chat template; use /v1/completions"):
+        Tokenizer(tmp_path).render(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"chat_template.jinja": "J{{ messages|length }}"},
+        {"chat_template.json": json.dumps({"chat_template": "J{{ messages|length }}"})},
+        {"tokenizer_config.json": json.dumps({"chat_template": "J{{ messages|length }}"})},
+        {
+            "tokenizer_config.json": json.dumps(
+                {
+                    "chat_template": [
+                        {"name": "tool_use", "template": "T"},
+                        {"name": "default", "template": "J{{ messages|length }}"},
+                    ]
+                }
+            )
+        },
+    ],
+)
+def test_where_templates_are_found(tmp_path: Path, files: dict[str, str]) -> None:
+    shutil.copy(tokenizer_folder() / "tokenizer.json", tmp_path)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert Tokenizer(tmp_path).render(MESSAGES) == "J2"
+
+
+def test_folders_that_cannot_be_served(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs a fast tokenizer"):
+        Tokenizer(tmp_path)
+    shutil.copy(tokenizer_folder() / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ConfigError, match="tokenizer_config.json: expected JSON"):
+        Tokenizer(tmp_path)
+    with pytest.raises(ConfigError, match="expected a folder or a Hugging Face name"):
+        model_folder(ModelSettings(path="no/such/model", revision="0" * 40))
+    with pytest.raises(ConfigError, match="model.revision: expected the commit of 'no/such/model'"):
+        model_folder(ModelSettings(path="no/such/model"))  # (issue 10, 23)

@@ -1,0 +1,31 @@
+"""Settings of a gateway that stop its start."""
+
+from typing import Any
+
+import pytest
+
+from schemas.errors import ConfigError
+from streams.gateway.config import GatewaySettings
+
+
+def test_the_default_class_is_within_the_cap() -> None:
+    """Checked at start (issue 10, 18)."""
+    with pytest.raises(ConfigError, match="priority: expected at most priority_max=batch"):
+        GatewaySettings(priority_max="batch")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"port": 70_000}, "gateway.port: expected at most 65535, found 70000"),
+        ({"in_flight_max": 0}, "gateway.in_flight_max: expected at least 1, found 0"),
+        ({"prompt_tokens_max": -1}, "gateway.prompt_tokens_max: expected at least 0, found -1"),
+        ({"deadline_ms": 4_000_000}, "gateway.deadline_ms: expected at most deadline_ms_max"),
+        ({"deadline_ms_max": 86_400_000}, "deadline_ms_max: expected at most 82800000, while the"),
+        ({"priority": "urgent"}, "gateway.priority: expected one of standard, interactive, batch"),
+        ({"api_keys": ("a", " ")}, "gateway.api_keys: expected keys, found an empty one"),
+    ],
+)
+def test_settings_that_stop_the_start(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GatewaySettings(**changes)
