@@ -12,6 +12,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
+from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from schemas.errors import Forbidden, TriviumError, Unauthorized
@@ -40,7 +41,7 @@ class Entry:
     """
 
     def __init__(
-        self, fastapi: ASGIApp, posts: Mapping[str, ASGIApp], settings: GatewaySettings
+        self, fastapi: FastAPI, posts: Mapping[str, ASGIApp], settings: GatewaySettings
     ) -> None:
         self.fastapi = fastapi
         self._posts = posts

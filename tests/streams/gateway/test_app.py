@@ -21,8 +21,9 @@ from schemas.log.membership import Membership
 from schemas.records import Capability, MemberKind, MemberState, Request, Role
 from schemas.settings import LogSettings, ModelSettings
 from streams.gateway import app
-from streams.gateway.app import listen, run_gateway
+from streams.gateway.app import run_gateway
 from streams.gateway.config import GatewaySettings
+from streams.gateway.http.server import listen
 from tests.long_leases import long_leases
 from tests.streams.gateway.in_process import http_client
 from tests.streams.gateway.samples import MODEL, chat, ended, events_of, frame, text_of

@@ -1,0 +1,53 @@
+"""The files that ARCHITECTURE.md names for a chat's way are those that run, in that order."""
+
+import re
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tests.streams.gateway.in_process import InProcessGateway
+from tests.streams.gateway.samples import chat
+from tests.streams.gateway.streamed_call import accepted_requests, streamed_call
+
+ROOT = Path(__file__).parents[3]
+# They run too, and hand nothing on: a gateway's state, what they ask, and where tokens will arrive.
+BESIDE = {
+    "state.py", "ids.py", "request/body.py", "request/sampling.py",
+    "stream/hub.py", "stream/stream.py", "stream/delivered.py",
+}  # fmt: skip
+REPLACED = "log/backend.py"  # by the test's log
+
+
+def files_named() -> list[str]:
+    """Of the gateway, on the way to the log."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    way = text.partition("## The way of a request\n")[2].partition("| **route** |")[0]
+    return re.findall(r"`streams/gateway/(\S+\.py)`", way)
+
+
+async def files_run() -> list[str]:
+    """In the order in which a streamed chat first calls something in them, until it is accepted."""
+    gateway, folder, names = InProcessGateway(), f"{ROOT}/streams/gateway/", dict[str, None]()
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        name = frame.f_code.co_filename
+        if event == "call" and name.startswith(folder) and not gateway.log.requests:
+            names[name.removeprefix(folder)] = None
+
+    sys.setprofile(note)
+    try:
+        async with streamed_call(gateway, chat(stream=True)):
+            await accepted_requests(gateway)
+    finally:
+        sys.setprofile(None)
+    return list(names)
+
+
+async def test_the_way_that_the_page_names_is_the_one_that_runs() -> None:
+    """(issue 11)"""
+    run = await files_run()
+    assert [name for name in run if name not in BESIDE] == [
+        name for name in files_named() if name != REPLACED
+    ]
+    assert BESIDE < set(run)
