@@ -9,7 +9,7 @@ import pytest
 from streams.gateway.request.body import ChatBody, CompletionBody
 from streams.gateway.request.fields import HARMLESS
 
-PAGE = Path(__file__).parents[2] / "infra/docs/integrate.md"
+PAGE = Path(__file__).parents[4] / "infra/docs/integrate.md"
 REGION = "completion-sampling-params]"  # vLLM marks it for its own pages
 
 
