@@ -141,7 +141,7 @@ class Clients:
     def news(self, answer: Answer) -> None:
         """An answer has grown, or ended."""
         live, stream = self._live.get(answer.key.parent_id), answer.stream
-        if live is None or stream.behind:
+        if live is None or stream.is_catching_up:
             return
         served, tokens, stream.token_ids = live[0], stream.token_ids, []
         if tokens and served.first_ms is None:

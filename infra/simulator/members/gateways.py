@@ -52,7 +52,7 @@ class Answer(Call):
             token_ids=True,
         )
         super().__init__(
-            key, deadline_ms=request.deadline_ms, arrived_s=now_ms / 1000, only_end=False
+            key, deadline_ms=request.deadline_ms, arrived_s=now_ms / 1000, waits_for_end=False
         )
         self.request, self.touched = request, touched
         self.add(request.request_id, 0, has)
@@ -164,7 +164,7 @@ class Gateways:
         while touched:
             _, answer = touched.popitem()
             self._told(answer)
-            if not answer.open or answer.failure is not None:
+            if not answer.open_streams or answer.failure is not None:
                 self._forget(gateway, answer.request.request_id)
 
     def _forget(self, gateway: SimGateway, request_id: str) -> None:
