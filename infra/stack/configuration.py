@@ -22,7 +22,7 @@ from streams.gateway.config import GatewaySettings
 from workers.config import WorkerSettings
 from workers.llm.sim.settings import SimSettings
 from workers.llm.vllm.settings import VllmSettings
-from workers.search.settings import RetrievalSettings
+from workers.search.service.settings import RetrievalSettings
 
 DEFAULT_FILE = Path("trivium.toml")
 ENGINE_SECTIONS: dict[str, type[Any]] = {"sim": SimSettings, "vllm": VllmSettings}

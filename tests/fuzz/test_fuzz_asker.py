@@ -18,9 +18,9 @@ from tests.fuzz.drawn import CODEC, examples, record_bytes, unstalled
 from tests.fuzz.test_fuzz_retrieval import FLOATS, IDS, KINDS, MANY, NUMBERS, TIMES
 from tests.schemas.examples import example, instances
 from tests.schemas.log.retrieval.asked_pool import Pool, ask, asking, hits
-from workers.search.control import Signals, move
-from workers.search.fleet_figures import FleetFigures, stalled_share
-from workers.search.settings import RetrievalSettings
+from workers.search.engine.control import Signals, move
+from workers.search.service.fleet_figures import FleetFigures, stalled_share
+from workers.search.service.settings import RetrievalSettings
 
 LOADS = st.builds(
     Load,

@@ -28,14 +28,14 @@ from schemas.topics import collection_key, document_key
 from tests.fuzz.drawn import CODEC, JSON, examples, record_bytes, text_of, unstalled
 from tests.schemas.examples import example
 from tests.streams.agents.fakes import FakeEvent, FakeProducer
-from workers.search.collections import METADATA_CHARS_MAX, Change, Collections
-from workers.search.engine import EngineSettings, SearchEngine
-from workers.search.feed import DocumentFeed
-from workers.search.index import Index
-from workers.search.refusals import Refusals
-from workers.search.serving import Server, Serving
-from workers.search.settings import RetrievalSettings, ShardPlace
-from workers.search.taking import Taking
+from workers.search.engine.engine import EngineSettings, SearchEngine
+from workers.search.index.index import Index
+from workers.search.service.collections import METADATA_CHARS_MAX, Change, Collections
+from workers.search.service.documents import DocumentFeed
+from workers.search.service.intake import Taking
+from workers.search.service.refusals import Refusals
+from workers.search.service.responder import Server, Serving
+from workers.search.service.settings import RetrievalSettings, ShardPlace
 
 LOG = LogSettings()
 PLACE = ShardPlace(0, 1)

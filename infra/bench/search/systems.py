@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from workers.search.index import Index
-from workers.search.query import Effort
+from workers.search.index.index import Index
+from workers.search.index.query import Effort
 
 Array = np.ndarray[Any, Any]
 Search = Callable[[Array, int, int, int], Array]  # queries, k, effort, threads: rows

@@ -87,7 +87,7 @@ def retrieval(
     Every shard needs one worker; more of them share its retrievals. Examples:
     `trivium retrieval`, `trivium retrieval --shard 0/2 --id left-a --bootstrap kafka:9092`
     """
-    from workers.search.settings import ShardPlace
+    from workers.search.service.settings import ShardPlace
 
     settings = settings_from(config, bootstrap, retrieval={"device": device})
     place = ShardPlace.parse(shard)
@@ -95,7 +95,7 @@ def retrieval(
 
     async def run(stop: asyncio.Event) -> None:
         from schemas.log.registry import make_codec
-        from workers.search.pool import run_retrieval
+        from workers.search.service.worker import run_retrieval
 
         await run_retrieval(
             settings.log,

@@ -11,7 +11,7 @@ from infra.cli.options import AsJson
 from infra.cli.retrieve.arrays import read_rows
 from infra.terminal.output import print_json
 from schemas.errors import ConfigError
-from workers.search.settings import DEGREE_MAX
+from workers.search.service.settings import DEGREE_MAX
 
 app = typer.Typer(help="Build, look at and check index files.", no_args_is_help=True)
 Target = Annotated[Path, typer.Argument(help="The index file.", dir_okay=False)]
@@ -32,9 +32,10 @@ def build(
     """Build an index of vectors; ids are the numbers of the rows."""
     from rich.console import Console
 
-    from workers.search import backend, snapshot
-    from workers.search.index import Index
-    from workers.search.metrics import Metric, Storage
+    from workers.search.engine import backend
+    from workers.search.index import snapshot
+    from workers.search.index.index import Index
+    from workers.search.index.inputs import Metric, Storage
 
     kinds = {"metric": (metric, Metric), "storage": (storage, Storage)}
     for option, (value, kind) in kinds.items():
@@ -65,7 +66,7 @@ def info(path: Target, as_json: AsJson = False) -> None:
 
     `audit.missed_share` says how many of its own rows searches did not find when it was written.
     """
-    from workers.search import snapshot
+    from workers.search.index import snapshot
 
     header = _read(snapshot.info, path)
     shown = {name: value for name, value in header.items() if name != "sections"}
@@ -78,7 +79,7 @@ def verify(path: Target, as_json: AsJson = False) -> None:
 
     `missed_share` of these found nothing as near as themselves; above 0.05 build the file anew.
     """
-    from workers.search import snapshot
+    from workers.search.index import snapshot
 
     index = _read(snapshot.load, path)
     missed = index.missed_share()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.workers.search.emulator import COMPILER, EmulatedDevice
+from tests.workers.search.cuda.emulator import COMPILER, EmulatedDevice
 from workers.search.cuda.device import Device
 
 

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import ConfigError
-from workers.search import fields
 from workers.search.cuda import layout
 from workers.search.cuda.copies import Copies
 from workers.search.cuda.device import Device, Event, Launch, pinned, uploaded
 from workers.search.cuda.rings import DEPTH, Admission, Rings
-from workers.search.keys import EMPTY
-from workers.search.slots import TASKS_MAX, hash_places
+from workers.search.kernels.keys import EMPTY
+from workers.search.walk import fields
+from workers.search.walk.slots import TASKS_MAX, hash_places
 
 Array = np.ndarray[Any, Any]
 

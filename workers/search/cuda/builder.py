@@ -2,18 +2,18 @@
 
 The same lists as `knn.py` makes: exact ones by introducing all rows to each other, or NN-descent.
 Trees are split and lists turned round on the host, distances and merges are the device's. Edges are
-chosen from the lists as ever (`graph.py`).
+chosen from the lists as ever (`graph/build.py`).
 """
 
 from typing import Any
 
 import numpy as np
 
-from workers.search import graph, knn, trees
 from workers.search.cuda import layout
 from workers.search.cuda.device import Device, Launch, Memory, uploaded
-from workers.search.distances import stored_bits
-from workers.search.keys import EMPTY
+from workers.search.graph import build, knn, trees
+from workers.search.kernels.distances import stored_bits
+from workers.search.kernels.keys import EMPTY
 
 Array = np.ndarray[Any, Any]
 
@@ -22,15 +22,15 @@ THREADS = 128  # of a row
 _TILE, _MET, _GATHERED = 256, 4_096, 4 * knn.SAMPLE * knn.SAMPLE  # as in knn.cu
 
 
-def graph_on(device: Device) -> graph.GraphOf:
+def graph_on(device: Device) -> build.GraphOf:
     """What makes graphs with a device."""
 
     def graph_of(
         vectors: Array, degree: int, metric: int, stored: int, *, seed: int, threads: int
     ) -> Array:
-        count = int(degree * graph.CANDIDATES)
+        count = int(degree * build.CANDIDATES)
         keys = neighbours(device, vectors, count, metric, stored, seed=seed)
-        return graph.optimised(keys, degree, threads=threads)
+        return build.optimised(keys, degree, threads=threads)
 
     return graph_of
 

@@ -2,7 +2,7 @@
 //
 // One block works on one slot or row; its threads share lists in dynamic shared memory. Nothing here
 // depends on the order in which threads of a block run, nor on what other blocks do: keys are
-// totally ordered, and each distance is added up in the order of workers/search/distances.py, so
+// totally ordered, and each distance is added up in the order of workers/search/kernels/distances.py, so
 // results equal the CPU's to the last bit whatever the size of a team. Python puts the constants
 // and structures of layout.py before this text. A kernel uses `room` as its only shared memory, and
 // barriers and shuffles in whole warps: tests run the same text on the CPU (tests/.../emulator.h).

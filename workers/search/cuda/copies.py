@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from workers.search import fields
-from workers.search.admission import Search
 from workers.search.cuda.device import Device, Memory
+from workers.search.index.ways import Search
+from workers.search.walk import fields
 
 Array = np.ndarray[Any, Any]
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from workers.search import admission, fields
-from workers.search.bulk import Found
 from workers.search.cuda.batch import Batch
 from workers.search.cuda.device import Device, pinned, uploaded
 from workers.search.cuda.rings import DEPTH
-from workers.search.query import Effort
-from workers.search.view import IndexView
+from workers.search.index import ways
+from workers.search.index.bulk import Found
+from workers.search.index.query import Effort
+from workers.search.index.view import IndexView
+from workers.search.walk import fields
 
 Array = np.ndarray[Any, Any]
 
@@ -48,12 +49,12 @@ class Feed:
 
 def search_all(
     batch: Batch, effort: Effort, queries: Array, view: IndexView, *,
-    scanned_rows_max: int = admission.SCANNED_ROWS_MAX,
+    scanned_rows_max: int = ways.SCANNED_ROWS_MAX,
 ) -> Found:  # fmt: skip
     """The nearest rows of prepared queries, as `bulk.search_all`; the batch must be idle."""
     rows = np.empty((len(queries), effort.k), np.int64)
     distances = np.empty((len(queries), effort.k), np.float32)
-    search = admission.admission(effort, queries, view, scanned_rows_max=scanned_rows_max)
+    search = ways.admission(effort, queries, view, scanned_rows_max=scanned_rows_max)
     sums = np.zeros(2, np.int64)
     for first in range(0, len(queries), _CHUNK_QUERIES):
         part = slice(first, first + _CHUNK_QUERIES)
@@ -68,9 +69,7 @@ def search_all(
     return Found(rows, distances, extends, computed)
 
 
-def _run(
-    batch: Batch, search: admission.Search, queries: Array, rows: Array, distances: Array
-) -> Array:
+def _run(batch: Batch, search: ways.Search, queries: Array, rows: Array, distances: Array) -> Array:
     """Hits of one chunk of queries; extends and distances that it took."""
     feed = Feed(batch.device, queries, search.k)
     row = batch.copies.row(search.row, search)

@@ -1,4 +1,4 @@
-// Lists of nearest neighbours, as in workers/search/knn.py and equal to them: `join` introduces the
+// Lists of nearest neighbours, as in workers/search/graph/knn.py and equal to them: `join` introduces the
 // rows of a group to each other, `descend` is a round of NN-descent. One block makes one row's list
 // from lists that do not change meanwhile.
 

@@ -6,8 +6,8 @@ All members of a structure are int64, addresses too: an array of int64 is one.
 
 from importlib.resources import files
 
-from workers.search import fields
-from workers.search.knn import SAMPLE
+from workers.search.graph.knn import SAMPLE
+from workers.search.walk import fields
 
 MACHINE = (  # all state of one batch: addresses of arrays in device memory, unless said otherwise
     "fields",  # int64 [slots, fields.COUNT]

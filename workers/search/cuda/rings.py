@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from workers.search import fields
 from workers.search.cuda.device import Device, pinned
+from workers.search.walk import fields
 
 Array = np.ndarray[Any, Any]
 

@@ -1,4 +1,4 @@
-// One extend of all active slots, as in workers/search/steps.py: `step` merges the distances of the
+// One extend of all active slots, as in workers/search/walk/steps.py: `step` merges the distances of the
 // tasks before and writes the next ones, `measure` computes their distances. A turn is one captured
 // graph: `turn_begin`, so many times `step` and `measure`, `turn_end`. Nothing but a slot's own state decides
 // what becomes of it, so parking it, or stopping between the two, changes nothing.

@@ -14,12 +14,12 @@ import numpy as np
 from rich.table import Table
 
 from infra.bench.results import median
-from workers.search import metrics
 from workers.search.cuda import feeds
 from workers.search.cuda.batch import Batch, BatchSettings
 from workers.search.cuda.device import Device, Launch, Memory
-from workers.search.index import Index
-from workers.search.query import Effort
+from workers.search.index import inputs
+from workers.search.index.index import Index
+from workers.search.index.query import Effort
 
 Array = np.ndarray[Any, Any]
 
@@ -88,7 +88,7 @@ def kernels(
     timed, view = Timed(device), index.view()
     batch = Batch(timed, settings)
     some = queries[: _QUERIES_OF_A_PLACE * batch.places]
-    feeds.search_all(batch, effort, metrics.prepared(some, view.dim, view.metric), view)
+    feeds.search_all(batch, effort, inputs.prepared(some, view.dim, view.metric), view)
     measured_ms = sum(sum(t) for name, t in timed.taken_ms.items() if name.startswith("measure"))
     total_ms = sum(map(sum, timed.taken_ms.values()))
     read_gb_per_s = batch.tasks * view.vectors.strides[0] / measured_ms / 1e6

@@ -34,13 +34,14 @@ from infra.bench.search.gpu.kernels_alone import Stopwatch
 from infra.bench.search.options import Progress
 from infra.bench.search.systems import OURS, OperatingPoint, at_recall
 from schemas.errors import ConfigError
-from workers.search import backend, bulk, metrics
 from workers.search.cuda import builder, feeds
 from workers.search.cuda.batch import Batch, BatchSettings
 from workers.search.cuda.cuvs_graph import Cagra
 from workers.search.cuda.launch import reason_against
-from workers.search.index import DEGREE, Index
-from workers.search.query import Effort
+from workers.search.engine import backend
+from workers.search.index import bulk, inputs
+from workers.search.index.index import DEGREE, Index
+from workers.search.index.query import Effort
 
 Array = np.ndarray[Any, Any]
 Search = Callable[[int], Array]  # all queries at an effort: rows
@@ -101,7 +102,7 @@ def agrees(scene: Scene, batch: Batch) -> dict[str, Any]:
     """Part 1: whether device and cores find the same rows at the same distances."""
     options, view = scene.options, scene.index.view()
     effort = Effort(k=K, top_m=64, width=options.width)
-    queries = metrics.prepared(scene.queries[: options.checked], view.dim, view.metric)
+    queries = inputs.prepared(scene.queries[: options.checked], view.dim, view.metric)
     cores = bulk.search_all(effort, queries, view)
     device = feeds.search_all(batch, effort, queries, view)
     same = (cores.rows == device.rows).all(1) & (cores.distances == device.distances).all(1)
@@ -111,7 +112,7 @@ def agrees(scene: Scene, batch: Batch) -> dict[str, Any]:
 def speed(scene: Scene, batch: Batch) -> dict[str, Any]:
     """Part 2: queries per second of one call. Ours are in host memory, cuVS's on the device."""
     options, view = scene.options, scene.index.view()
-    prepared = metrics.prepared(scene.queries, view.dim, view.metric)
+    prepared = inputs.prepared(scene.queries, view.dim, view.metric)
 
     def ours(top_m: int) -> Array:
         effort = Effort(k=K, top_m=top_m, width=options.width)

@@ -8,9 +8,9 @@ import numpy as np
 
 from infra.bench.results import percentile
 from workers.search.cuda.batch import BatchSettings
-from workers.search.engine import EngineSettings, SearchEngine
-from workers.search.index import Index
-from workers.search.query import Query
+from workers.search.engine.engine import EngineSettings, SearchEngine
+from workers.search.index.index import Index
+from workers.search.index.query import Query
 
 Array = np.ndarray[Any, Any]
 

@@ -16,12 +16,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from workers.search import admission, metrics, steps
-from workers.search.engine import EngineSettings, SearchEngine
-from workers.search.hits import Reader
-from workers.search.index import Index
-from workers.search.query import Kind, Query
-from workers.search.slots import Slots
+from workers.search.engine.engine import EngineSettings, SearchEngine
+from workers.search.index import inputs, ways
+from workers.search.index.index import Index
+from workers.search.index.query import Kind, Query
+from workers.search.walk import steps
+from workers.search.walk.results import Reader
+from workers.search.walk.slots import Slots
 
 Array = np.ndarray[Any, Any]
 
@@ -62,7 +63,7 @@ class EngineAsItComes:
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    search: admission.Search
+    search: ways.Search
     reply: "asyncio.Future[Array]"
 
 
@@ -84,9 +85,9 @@ class StaticBatches:
 
     async def search(self, vector: Array, kind: Kind, deadline_ms: int | None) -> Array:
         view = self._index.view()
-        prepared = metrics.prepared(vector, view.dim, view.metric)
+        prepared = inputs.prepared(vector, view.dim, view.metric)
         query = Query(vector=vector, k=K, top_m=TOP_M[kind], kind=kind)
-        search = admission.begun(view, admission.way(query, view), prepared)
+        search = ways.begun(view, ways.way(query, view), prepared)
         waiting = _Waiting(search, self._loop.create_future())
         self._inbox.put(waiting)
         return await waiting.reply
@@ -115,7 +116,7 @@ class StaticBatches:
                     break
                 batch.append(another)
             self._complete(slots, batch, number)
-            answers = [admission.answered(w.search, slots, i, reader) for i, w in enumerate(batch)]
+            answers = [ways.answered(w.search, slots, i, reader) for i, w in enumerate(batch)]
             rows = [answer.rows for answer in answers if answer is not None]
             self._loop.call_soon_threadsafe(_resolve, batch, rows)
 

@@ -17,11 +17,11 @@ import numpy as np
 
 from infra.bench.results import Bar, at_least, percentile
 from infra.bench.search.options import Options, Progress
-from workers.search.control import ControlSettings, Signals, move
-from workers.search.query import Kind
-from workers.search.queues import Item
-from workers.search.scheduler import Drop, Plan, Running, Scheduler, SchedulerSettings
-from workers.search.settings import RetrievalSettings
+from workers.search.engine.control import ControlSettings, Signals, move
+from workers.search.engine.queues import Item
+from workers.search.engine.scheduler import Drop, Plan, Running, Scheduler, SchedulerSettings
+from workers.search.index.query import Kind
+from workers.search.service.settings import RetrievalSettings
 
 STEP_MS = 0.2
 PLACES, SLOTS = 8, 24

@@ -39,9 +39,9 @@ from schemas.records import Document
 from schemas.retrieval import layout_of, pack_vector
 from schemas.settings import LogSettings
 from schemas.topics import document_key, partition_of
-from workers.search.engine import SearchEngine
-from workers.search.index import Index
-from workers.search.query import Query
+from workers.search.engine.engine import SearchEngine
+from workers.search.index.index import Index
+from workers.search.index.query import Query
 
 Array = np.ndarray[Any, Any]
 Ask = Callable[[Array], Awaitable[list[int]]]  # rows of the nearest to a vector

@@ -14,10 +14,10 @@ from infra.bench.results import Bar, at_least, at_most
 from infra.bench.search import vectors
 from infra.bench.search.parts.index_alone import K, Scene
 from infra.bench.search.systems import OURS
-from workers.search import bulk, metrics
-from workers.search.engine import EngineSettings, SearchEngine
-from workers.search.index import Index
-from workers.search.query import Effort, Query
+from workers.search.engine.engine import EngineSettings, SearchEngine
+from workers.search.index import bulk, inputs
+from workers.search.index.index import Index
+from workers.search.index.query import Effort, Query
 
 Array = np.ndarray[Any, Any]
 
@@ -80,7 +80,7 @@ def warm(scene: Scene) -> tuple[dict[str, Any], list[Bar]]:
 
 def _cold(index: Index, queries: Array, truth: Array) -> list[dict[str, float]]:
     view = index.view()
-    prepared = metrics.prepared(queries, view.dim, view.metric)
+    prepared = inputs.prepared(queries, view.dim, view.metric)
     out = []
     for top_m in _COLD:
         found = bulk.search_all(Effort(k=K, top_m=top_m), prepared, view)

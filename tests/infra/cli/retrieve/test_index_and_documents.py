@@ -20,8 +20,8 @@ from schemas.settings import LogSettings
 from tests.infra.cli.running import Ran, trivium, trivium_here
 from tests.long_leases import LONG_LEASES, long_leases
 from tests.waiting import until
-from workers.search.pool import RetrievalWorker
-from workers.search.settings import RetrievalSettings, ShardPlace
+from workers.search.service.settings import RetrievalSettings, ShardPlace
+from workers.search.service.worker import RetrievalWorker
 
 VECTORS = np.random.default_rng(0).standard_normal((200, 6)).astype(np.float32)
 

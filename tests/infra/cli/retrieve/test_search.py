@@ -11,12 +11,12 @@ import pytest
 from infra.cli.operate.status import _collection
 from infra.cli.retrieve.index_files import verify
 from schemas.settings import LogSettings
-from tests.workers.search.scenes import gaussian
-from workers.search import snapshot
-from workers.search.audit import Audit
-from workers.search.collections import Collections
-from workers.search.index import Index
-from workers.search.settings import RetrievalSettings
+from tests.workers.search.data import gaussian
+from workers.search.index import snapshot
+from workers.search.index.audit import Audit
+from workers.search.index.index import Index
+from workers.search.service.collections import Collections
+from workers.search.service.settings import RetrievalSettings
 
 
 def test_what_searches_miss_is_told(

@@ -15,13 +15,13 @@ from infra.bench.search.gpu import main as search_gpu
 from infra.bench.search.systems import OURS
 from infra.bench.search.vectors import truth
 from schemas.errors import ConfigError
-from tests.workers.search.emulator import COMPILER, EmulatedDevice
-from workers.search import backend
+from tests.workers.search.cuda.emulator import COMPILER, EmulatedDevice
 from workers.search.cuda import builder
 from workers.search.cuda.batch import BatchSettings
 from workers.search.cuda.device import Launch
 from workers.search.cuda.launch import reason_against
-from workers.search.graph import own_graph
+from workers.search.engine import backend
+from workers.search.graph.build import own_graph
 
 Array = np.ndarray[Any, Any]
 

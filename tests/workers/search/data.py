@@ -1,0 +1,57 @@
+"""Data and indexes that the tests of the vector engine share."""
+
+from typing import Any
+
+import numpy as np
+
+from workers.search.index.index import Index
+
+Array = np.ndarray[Any, Any]
+
+
+def gaussian(rows: int, dim: int, seed: int = 0) -> Array:
+    """Vectors without structure, shape (rows, dim), float32."""
+    return np.random.default_rng(seed).standard_normal((rows, dim)).astype(np.float32)
+
+
+def overlapping(rows: int, queries: int, dim: int = 48, seed: int = 0) -> tuple[Array, Array]:
+    """Clusters that overlap, most of whose variance is in a few directions: data and queries."""
+    random = np.random.default_rng(seed)
+    centres, basis = random.standard_normal((50, dim)), random.standard_normal((12, dim))
+    count = rows + queries
+    drawn = (
+        0.6 * centres[random.integers(0, 50, count)]
+        + 0.35 * random.standard_normal((count, 12)) @ basis
+        + 0.3 * random.standard_normal((count, dim))
+    ).astype(np.float32)
+    return drawn[:rows], drawn[rows:]
+
+
+def separated(rows: int, queries: int, clusters: int, dim: int) -> tuple[Array, Array]:
+    """Clusters far from each other: data and queries."""
+    random = np.random.default_rng(0)
+    centres = 10 * random.standard_normal((clusters, dim))
+    of = random.integers(0, clusters, rows + queries)
+    drawn = (centres[of] + random.standard_normal((rows + queries, dim))).astype(np.float32)
+    return drawn[:rows], drawn[rows:]
+
+
+def nearest(vectors: Array, queries: Array, k: int, allowed: Array | None = None) -> Array:
+    """True neighbours by squared distance, ties by row: shape (queries, k)."""
+    norms = np.einsum("ij,ij->i", vectors, vectors)
+    scores = norms - 2 * (queries @ vectors.T)
+    if allowed is not None:
+        scores[:, ~allowed] = np.inf
+    return np.argsort(scores, axis=1, kind="stable")[:, :k]
+
+
+def recall(found: Array, truth: Array) -> float:
+    """Share of true neighbours that were found."""
+    hits = sum(len(set(a) & set(b)) for a, b in zip(found.tolist(), truth.tolist(), strict=True))
+    return hits / truth.size
+
+
+def clustered_index(rows: int = 3_000, dim: int = 20) -> Index:
+    """A linked index with metadata: `part` is one of 0 to 9, `kind` even or odd."""
+    metadata = [{"part": i % 10, "kind": "even" if i % 2 == 0 else "odd"} for i in range(rows)]
+    return Index.build(overlapping(rows, 0, dim)[0], metadata=metadata, degree=16)

@@ -1,0 +1,156 @@
+"""The engine on a CUDA device, from `search` to kernels: real where there is one, and emulated."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from schemas.errors import ConfigError, DeadlineExceeded, EngineDead, InvalidRequest
+from tests.workers.search.cuda.test_kernels import SIZES
+from tests.workers.search.data import clustered_index, gaussian
+from tests.workers.search.engine.test_engine import assert_nothing_is_left
+from workers.search.cuda import launch
+from workers.search.cuda.device import Device
+from workers.search.engine import backend
+from workers.search.engine.engine import EngineSettings, SearchEngine
+from workers.search.index.filters import Equal
+from workers.search.index.index import Index
+from workers.search.index.query import Effort, Kind, Query
+
+QUERIES = gaussian(60, 20, seed=6)
+SETTINGS = EngineSettings(device="cuda", cuda=SIZES, top_m_max=96, k_max=200)
+
+
+@pytest.fixture(scope="module")
+def index() -> Index:
+    index = clustered_index(2_000)
+    index.delete(range(0, 2_000, 9))
+    return index
+
+
+@pytest.fixture
+async def engine(device: Device, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SearchEngine]:
+    monkeypatch.setattr(backend, "cuda_device", lambda name: device if name == "cuda" else None)
+    engine = SearchEngine(SETTINGS)
+    assert engine.backend == "cuda"
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+async def cpu() -> AsyncIterator[SearchEngine]:
+    engine = SearchEngine(EngineSettings(lanes=1, top_m_max=96, k_max=200))
+    yield engine
+    await engine.close()
+
+
+async def test_answers_equal_the_cpus(
+    engine: SearchEngine, cpu: SearchEngine, index: Index
+) -> None:
+    """Classes, filters, warm starts and scans side by side, more of them than there are slots."""
+    where = [None, Equal("part", 3), ~Equal("part", 4)]
+    queries = [
+        Query(
+            vector=vector, k=1 + i % 40, top_m=20 + i % 50, width=1 + i % 3, where=where[i % 3],
+            kind=list(Kind)[i % 3], seeds=(5, 6, 70) if i % 4 == 0 else (),
+        )
+        for i, vector in enumerate(QUERIES)
+    ]  # fmt: skip
+    ours, theirs = [
+        await asyncio.gather(*(each.search(index, query) for query in queries))
+        for each in (engine, cpu)
+    ]
+    for one, two in zip(ours, theirs, strict=True):
+        assert one.ids == two.ids
+        assert one.distances.tobytes() == two.distances.tobytes()
+        assert one.top_keys.tobytes() == two.top_keys.tobytes()
+        assert (one.exact, one.extends) == (two.exact, two.extends)
+    assert_nothing_is_left(engine)
+    assert engine.load().searches_total == len(queries)
+    assert engine.figures().rounds > 0
+
+
+async def test_bulk_calls_equal_the_cpus(
+    engine: SearchEngine, cpu: SearchEngine, index: Index
+) -> None:
+    effort = Effort(k=7, top_m=32)
+    ours, theirs = [await each.search_many(index, QUERIES, effort) for each in (engine, cpu)]
+    assert ours[0].tobytes() == theirs[0].tobytes()
+    assert ours[1].tobytes() == theirs[1].tobytes()
+    assert_nothing_is_left(engine)
+
+
+async def test_walks_that_find_too_little_become_scans(
+    engine: SearchEngine, cpu: SearchEngine
+) -> None:
+    index = clustered_index(1_800)
+    index.delete([i for i in range(1_800) if i % 60])
+    query = Query(vector=QUERIES[0], k=20, top_m=20)
+    one, two = await engine.search(index, query), await cpu.search(index, query)
+    assert one.exact
+    assert one.ids == two.ids
+
+
+async def test_an_index_may_change_while_it_is_searched(
+    engine: SearchEngine, cpu: SearchEngine
+) -> None:
+    index = clustered_index(1_500)
+    for round_ in range(4):
+        index.upsert([10_000 + round_], QUERIES[[round_]])
+        answer = await engine.search(index, Query(vector=QUERIES[round_], k=3))
+        assert answer.ids[0] == 10_000 + round_
+        index.delete([10_000 + round_])
+        assert (
+            10_000 + round_
+            not in (await engine.search(index, Query(vector=QUERIES[round_], k=3))).ids
+        )
+
+
+async def test_searches_that_are_given_up_leave_nothing(engine: SearchEngine, index: Index) -> None:
+    searches = [
+        asyncio.ensure_future(engine.search(index, Query(vector=vector, k=5, top_m=64)))
+        for vector in QUERIES
+    ]
+    bulk = asyncio.ensure_future(engine.search_many(index, QUERIES, Effort(k=5)))
+    await asyncio.gather(*searches[:3])
+    for each in (*searches[3:], bulk):
+        each.cancel()
+    await asyncio.gather(*searches, bulk, return_exceptions=True)
+    answer = await engine.search(index, Query(vector=QUERIES[0], k=5))
+    assert len(answer.ids) == 5
+    with pytest.raises(DeadlineExceeded):
+        await engine.search(index, Query(vector=QUERIES[0], deadline_ms=1))
+
+
+async def test_what_does_not_fit_is_refused(engine: SearchEngine, index: Index) -> None:
+    with pytest.raises(InvalidRequest, match="expected width from 1 to 16, found 17"):
+        await engine.search(index, Query(vector=QUERIES[0], width=17))  # of 16 edges each
+    wide = Index.build(gaussian(5, 300))
+    with pytest.raises(InvalidRequest, match="expected vectors of up to 256 values, found 300"):
+        await engine.search(wide, Query(vector=np.zeros(300)))
+
+
+async def test_a_closed_engine_ends_what_waits(
+    device: Device, monkeypatch: pytest.MonkeyPatch, index: Index
+) -> None:
+    monkeypatch.setattr(backend, "cuda_device", lambda _name: device)
+    engine = SearchEngine(SETTINGS)
+    waiting = [
+        asyncio.ensure_future(engine.search(index, Query(vector=vector))) for vector in QUERIES
+    ]
+    await engine.search(index, Query(vector=QUERIES[0]))
+    await engine.close()
+    for outcome in await asyncio.gather(*waiting, return_exceptions=True):
+        assert not isinstance(outcome, BaseException) or isinstance(outcome, EngineDead)
+
+
+def test_without_a_device_cuda_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "reason_against", lambda: "CuPy is missing")
+    with pytest.raises(ConfigError, match="device cuda: CuPy is missing; or choose device cpu"):
+        SearchEngine(EngineSettings(device="cuda"))
+    assert backend.cuda_device("auto") is None
+    with pytest.raises(ConfigError, match="expected one of cpu, cuda, auto, found 'tpu'"):
+        backend.cuda_device("tpu")
+    with pytest.raises(ConfigError, match="builder cuvs: expected device cuda"):
+        backend.graph_builder("cpu", "cuvs")

@@ -1,0 +1,306 @@
+"""The engine as its callers see it: answers, deadlines, cancellation, bounds, nothing left over."""
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.errors import DeadlineExceeded, EngineDead, InvalidRequest, QueueFull, WrongDimension
+from tests.waiting import until
+from tests.workers.search.data import clustered_index, gaussian, nearest, recall
+from workers.search.engine import engine as module
+from workers.search.engine.core_lanes import Lanes
+from workers.search.engine.engine import EngineSettings, SearchEngine
+from workers.search.engine.scheduler import SchedulerSettings
+from workers.search.index import view
+from workers.search.index.filters import Equal, OneOf, Range, compiled
+from workers.search.index.index import Index
+from workers.search.index.query import Effort, Kind, Query
+
+QUERIES = gaussian(64, 20, seed=2)
+
+
+@pytest.fixture(scope="module")
+def index() -> Index:
+    return clustered_index()
+
+
+@pytest.fixture
+async def engine() -> AsyncIterator[SearchEngine]:
+    engine = SearchEngine(EngineSettings(lanes=2, places=4, slots=8))
+    yield engine
+    await engine.close()
+
+
+def assert_nothing_is_left(engine: SearchEngine) -> None:
+    dispatcher = engine._dispatcher
+    assert dispatcher.running == dispatcher.parked == len(dispatcher.scheduler) == 0
+    assert dispatcher._active == [0] * dispatcher.lanes.count
+    assert not dispatcher._slots.fields.any()
+    assert sorted(sum(dispatcher._free, [])) == list(range(dispatcher._slots.count))
+
+
+async def test_single_and_bulk_searches_agree(engine: SearchEngine, index: Index) -> None:
+    rows, distances = index.search(QUERIES, Effort(k=5))
+    many = await engine.search_many(index, QUERIES, Effort(k=5))
+    assert many[0].tobytes() == rows.tobytes()
+    assert many[1].tobytes() == distances.tobytes()
+    answers = await asyncio.gather(
+        *(
+            engine.search(index, Query(vector=query, k=5, kind=list(Kind)[i % 3]))
+            for i, query in enumerate(QUERIES)
+        )
+    )  # fmt: skip
+    for answer, row, far in zip(answers, rows, distances, strict=True):
+        assert answer.rows.tobytes() == row.tobytes()
+        assert answer.distances.tobytes() == far.tobytes()
+        assert answer.ids == row.tolist()
+        assert not answer.exact
+    assert engine.load().searches_total >= len(QUERIES)
+    assert_nothing_is_left(engine)
+
+
+async def test_several_indexes_share_a_batch(engine: SearchEngine, index: Index) -> None:
+    other = Index.build(gaussian(40, 7), [f"row {i}" for i in range(40)])
+    queries = gaussian(30, 7, seed=8)
+    answers = await asyncio.gather(
+        *(engine.search(index, Query(vector=q)) for q in QUERIES[:30]),
+        *(engine.search(other, Query(vector=q, k=3)) for q in queries),
+    )
+    truth = nearest(other.rows.vectors[:40, :7], queries, 3)
+    for answer, expected in zip(answers[30:], truth.tolist(), strict=True):
+        assert answer.ids == [f"row {i}" for i in expected]
+        assert answer.exact
+
+
+async def test_warm_probes_find_more_with_less(engine: SearchEngine, index: Index) -> None:
+    """Probes that drift: each begins at the routing list of the one before."""
+    drift = np.random.default_rng(1)
+    query = index.rows.vectors[7, :20].copy()
+    seeds: Any = ()
+    found, truth = [], []
+    for _ in range(12):
+        query = query + 0.05 * drift.standard_normal(20).astype(np.float32)
+        answer = await engine.search(index, Query(vector=query, top_m=24, seeds=seeds))
+        seeds = answer.top
+        assert answer.top_ids()[:10] == answer.ids
+        found.append(answer.rows)
+        truth.append(nearest(index.rows.vectors[:3_000, :20], query[None], 10)[0])
+    assert recall(np.array(found), np.array(truth)) >= 0.97
+
+
+async def test_stale_and_foreign_seeds_are_harmless(engine: SearchEngine, index: Index) -> None:
+    cold = await engine.search(index, Query(vector=QUERIES[0], top_m=128))
+    seeds = [-5, 10**9, 3, 3, 2_999, 3_000]
+    warm = await engine.search(index, Query(vector=QUERIES[0], top_m=128, seeds=seeds))
+    assert warm.ids == cold.ids
+
+
+async def test_bad_requests_are_refused_at_once(engine: SearchEngine, index: Index) -> None:
+    with pytest.raises(WrongDimension):
+        await engine.search(index, Query(vector=[1.0]))
+    with pytest.raises(InvalidRequest, match="expected top_m from 1 to 512, found 513"):
+        await engine.search(index, Query(vector=QUERIES[0], top_m=513))
+    assert (await engine.search_many(index, np.empty((0, 20))))[0].shape == (0, 10)
+    assert_nothing_is_left(engine)
+
+
+class Clock:
+    """Time that stands still until it is moved."""
+
+    now_ms = 0.0
+
+    def __call__(self) -> float:
+        return self.now_ms
+
+
+def long_index() -> Index:
+    """Scanned whole by each search: without edges."""
+    index = Index(64)
+    index.upsert(range(50_000), np.zeros((50_000, 64)))
+    return index
+
+
+LONG = np.zeros((20_000, 64), np.float32)
+
+
+@pytest.fixture
+def one_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LONG is one search, that of all its queries: it takes half a minute unless it is ended."""
+    monkeypatch.setattr(module, "_CHUNK_MAX", len(LONG))
+
+
+@pytest.mark.usefixtures("one_ticket")
+async def test_a_deadline_ends_a_search_that_runs_and_one_that_waits(index: Index) -> None:
+    clock = Clock()
+    engine = SearchEngine(EngineSettings(lanes=1, places=1, slots=1), clock_ms=clock)
+    long = asyncio.create_task(engine.search_many(long_index(), LONG, deadline_ms=2))
+    await until(lambda: engine.load().running == 1)
+    behind = asyncio.create_task(engine.search(index, Query(vector=QUERIES[0])))
+    last = asyncio.create_task(engine.search(index, Query(vector=QUERIES[0], deadline_ms=1)))
+    await until(lambda: engine.load().waiting[Kind.DECODE] == 2)
+    clock.now_ms = 1.0
+    with pytest.raises(DeadlineExceeded, match="before the search had a slot"):
+        await last
+    assert not long.done()
+    assert engine.load().waiting[Kind.DECODE] == 1
+    clock.now_ms = 2.0
+    with pytest.raises(DeadlineExceeded, match="during the search"):
+        await long
+    assert len((await behind).rows) == 10
+    with pytest.raises(DeadlineExceeded, match="before the search had a slot"):
+        await engine.search(index, Query(vector=QUERIES[0], deadline_ms=0))
+    assert_nothing_is_left(engine)
+    await engine.close()
+
+
+@pytest.mark.usefixtures("one_ticket")
+async def test_cancelling_the_caller_frees_the_slot(index: Index) -> None:
+    engine = SearchEngine(EngineSettings(lanes=1, places=1, slots=1))
+    searched = long_index()
+    many = [asyncio.create_task(engine.search_many(searched, LONG)) for _ in range(3)]
+    await until(lambda: engine.load().running == 1 and engine.load().waiting[Kind.DECODE] == 2)
+    last = asyncio.create_task(engine.search(searched, Query(vector=LONG[0])))
+    await asyncio.sleep(0)
+    for task in many:
+        task.cancel()
+    assert (await last).rows.tolist() == list(range(10))
+    assert all(isinstance(each, asyncio.CancelledError)
+               for each in await asyncio.gather(*many, return_exceptions=True))  # fmt: skip
+    assert engine.load().searches_total == 1
+    assert_nothing_is_left(engine)
+    await engine.close()
+
+
+async def test_bounds_and_close(index: Index) -> None:
+    scheduler = SchedulerSettings(queue_max=3)
+    engine = SearchEngine(
+        EngineSettings(lanes=1, places=1, slots=1, extends_max=1, inbox_max=5, scheduler=scheduler)
+    )
+    tasks = [asyncio.create_task(engine.search(index, Query(vector=q, top_m=512))) for q in QUERIES]
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    refused = [each for each in outcomes if isinstance(each, QueueFull)]
+    assert refused
+    assert len(refused) < len(outcomes)
+    late = asyncio.create_task(engine.search(index, Query(vector=QUERIES[0], top_m=512)))
+    await asyncio.sleep(0)
+    await engine.close()
+    await asyncio.gather(late, return_exceptions=True)
+    with pytest.raises(EngineDead):
+        await engine.search(index, Query(vector=QUERIES[0]))
+    assert not engine._dispatcher.lanes.alive
+
+
+async def test_some_arrivals_go_to_lanes_at_once_and_urgent_ones_pass_the_others(
+    index: Index,
+) -> None:
+    engine = SearchEngine(EngineSettings(lanes=1, places=16, slots=16, extends_max=1))
+    kinds = [Kind.DECODE] * 60 + [Kind.PREFILL] * 8
+    asked = [
+        asyncio.create_task(engine.search(index, Query(vector=QUERIES[0], kind=kind)))
+        for kind in kinds
+    ]
+    await asyncio.sleep(0)  # all have asked, and no turn was taken
+    load = engine.load()
+    assert load.running == 8
+    assert load.waiting[Kind.DECODE] == 52
+    assert load.waiting[Kind.PREFILL] == 8
+    await asyncio.sleep(0)  # one turn: the share of free places that is prefill's
+    assert engine.load().waiting[Kind.PREFILL] <= 4
+    await asyncio.gather(*asked)
+    assert_nothing_is_left(engine)
+    await engine.close()
+
+
+async def test_lanes_do_not_push_the_event_loop_aside(engine: SearchEngine, index: Index) -> None:
+    lanes = engine._dispatcher.lanes
+    assert isinstance(lanes, Lanes) and lanes.count == 2
+    # One search goes to each lane: before its first it may not have come to say what it is.
+    await asyncio.gather(*(engine.search(index, Query(vector=query)) for query in QUERIES[:2]))
+    for thread in lanes._threads:
+        assert os.sched_getscheduler(thread.native_id or 0) == os.SCHED_BATCH
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+async def test_urgent_searches_park_others_and_change_nothing(index: Index) -> None:
+    scheduler = SchedulerSettings(flush_ms=0.0, share=0.9)
+    engine = SearchEngine(
+        EngineSettings(lanes=1, places=2, slots=8, extends_max=1, scheduler=scheduler)
+    )
+    kinds = [Kind.DECODE, Kind.DECODE, Kind.LINK, Kind.PREFILL, Kind.PREFILL] * 8
+    answers = await asyncio.gather(
+        *(
+            engine.search(index, Query(vector=query, kind=kind, top_m=128))
+            for query, kind in zip(QUERIES, kinds, strict=False)
+        )
+    )  # fmt: skip
+    rows, _ = index.search(QUERIES[: len(kinds)], Effort(top_m=128))
+    assert np.array_equal(np.array([answer.rows for answer in answers]), rows)
+    waits = engine.waits_ms(Kind.PREFILL, [0.5, 0.95], 1 << 62, window_ms=1 << 62)
+    assert waits is not None
+    assert_nothing_is_left(engine)
+    await engine.close()
+
+
+async def test_nothing_leaks_over_many_searches() -> None:
+    """10^5 searches through 8 slots, filtered ones too, while the index changes."""
+    index = Index.build(gaussian(100, 8), metadata=[{"even": i % 2 == 0} for i in range(100)])
+    engine = SearchEngine(EngineSettings(lanes=1, places=8, slots=8, scanned_rows_max=0))
+    first = weakref.ref(index.view())
+    queries = gaussian(24_800, 8, seed=3)
+    for turn in range(4):
+        effort = Effort(k=3, top_m=8, where=Equal("even", True) if turn % 2 else None)
+        await engine.search_many(index, queries, effort)
+        await asyncio.gather(*(engine.search(index, Query(vector=q)) for q in queries[:200]))
+        index.upsert([turn], queries[turn : turn + 1], [{"even": True}])
+    assert_nothing_is_left(engine)
+    gc.collect()
+    assert first() is None
+    assert engine.load().running == 0
+    await engine.close()
+
+
+def test_nothing_is_compiled_in_somebody_elses_event_loop() -> None:
+    """The first search of a new machine held its worker up for 0.7 s (issue 10, 24)."""
+    program = (
+        "from workers.search.engine import engine, lane_loop\n"
+        "from workers.search.index import inputs\n"
+        "from workers.search.walk import results\n"
+        "engine.SearchEngine(engine.EngineSettings(lanes=1))\n"
+        "kernels = [inputs._squares, results._read]\n"
+        "kernels += [lane_loop.start, lane_loop.tell, lane_loop.hear]\n"
+        "assert all(each.signatures for each in kernels), [each.signatures for each in kernels]\n"
+        "import os; os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+async def test_a_filter_that_takes_long_is_compiled_beside_the_loop(
+    engine: SearchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of values is compared with every row (issue 10, 24)."""
+    index = Index.build(gaussian(100, 8), metadata=[{"n": i} for i in range(100)])
+    where = OneOf("n", range(4)) & ~(Equal("n", 2) | Range("n", low=3))
+    assert where.values_count == 6
+    threads = []
+
+    def seen(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        return compiled(*arguments)
+
+    monkeypatch.setattr(view, "compiled", seen)
+    for longest, expected in ((10**7, [True]), (6 * 100 - 1, [True, False])):
+        monkeypatch.setattr(view, "LONG", longest)
+        for _ in range(2):
+            answer = await engine.search(index, Query(vector=QUERIES[0][:8], where=where))
+            assert sorted(map(int, answer.ids)) == [0, 1]
+        assert [thread is threading.current_thread() for thread in threads] == expected
+        index.upsert(["another"], gaussian(1, 8), [{"n": 50}])  # a new snapshot

@@ -1,0 +1,64 @@
+"""Nothing grows with the number of searches, however they end: slots, memory, what a pool holds."""
+
+import asyncio
+import contextlib
+import gc
+import tracemalloc
+
+from schemas.errors import TriviumError
+from schemas.log.clock import wall_ms
+from tests.workers.search.data import clustered_index, gaussian
+from workers.search.engine.engine import EngineSettings, SearchEngine
+from workers.search.index.filters import Equal
+from workers.search.index.index import Index
+from workers.search.index.query import Effort, Kind, Query
+
+ONE_BY_ONE, IN_BULK, TOGETHER = 12_000, 90_000, 100
+QUERIES = gaussian(TOGETHER, 20, seed=2)
+
+
+async def one(engine: SearchEngine, index: Index, number: int) -> None:
+    """A search that ends, is cancelled, is too late or is wrong, by its number."""
+    vector = QUERIES[number % TOGETHER]
+    where = Equal("part", 3) if number % 3 == 0 else None
+    kind = Kind.PREFILL if number % 2 else Kind.DECODE
+    late = wall_ms() - 1 if number % 11 == 0 else None
+    k = 0 if number % 13 == 0 else 5
+    query = Query(vector=vector, k=k, top_m=16, where=where, kind=kind, deadline_ms=late)
+    asked = asyncio.ensure_future(engine.search(index, query))
+    if number % 7 == 0:
+        await asyncio.sleep(0)
+        asked.cancel()
+    with contextlib.suppress(TriviumError, asyncio.CancelledError):
+        await asked
+
+
+async def many(engine: SearchEngine, index: Index, count: int) -> None:
+    for first in range(0, count, TOGETHER):
+        await asyncio.gather(*(one(engine, index, first + i) for i in range(TOGETHER)))
+
+
+async def test_memory_does_not_grow_over_many_searches() -> None:
+    """10^5 of them, through 8 slots."""
+    index = clustered_index(1_500)
+    engine = SearchEngine(EngineSettings(lanes=1, places=8, slots=8))
+    bulk = gaussian(IN_BULK // 9, 20, seed=4)
+    await many(engine, index, ONE_BY_ONE // 3)
+    await engine.search_many(index, bulk, Effort(k=3, top_m=8))
+    gc.collect()
+    tracemalloc.start()
+    try:
+        await many(engine, index, ONE_BY_ONE // 3)
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(8):
+            await engine.search_many(index, bulk, Effort(k=3, top_m=8))
+        await many(engine, index, ONE_BY_ONE // 3)
+        gc.collect()
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 200_000
+    load = engine.load()
+    assert load.running == load.parked == sum(load.waiting.values()) == 0
+    assert load.searches_total >= ONE_BY_ONE // 2
+    await engine.close()

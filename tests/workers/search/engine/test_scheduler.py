@@ -1,0 +1,357 @@
+"""The scheduler and its control loop as pure functions, with a clock of their own."""
+
+import math
+from collections.abc import Iterator, Sequence, Sized
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas.errors import ConfigError
+from workers.search.engine import control
+from workers.search.engine.control import ControlSettings, Signals
+from workers.search.engine.queues import Item
+from workers.search.engine.scheduler import Drop, Plan, Running, Scheduler, SchedulerSettings
+from workers.search.index.query import Kind
+
+
+def scheduler(**settings: float) -> Scheduler:
+    defaults = {"ms_per_extend": 1.0, "flush_ms": 5.0, "share": 0.5}
+    return Scheduler(SchedulerSettings(**{**defaults, **settings}))  # type: ignore[arg-type]
+
+
+def arrive(
+    to: Scheduler, kind: Kind, name: str, *, at_ms: float = 0, extends: int = 10, by_ms: float = 1e6
+) -> Item:
+    item = Item(kind=kind, extends=extends, arrived_ms=at_ms, deadline_ms=by_ms, search=name)
+    assert to.arrive(item, at_ms) is None
+    return item
+
+
+def prefill(to: Scheduler, name: str, by_ms: float = 1e6, extends: int = 10) -> Item:
+    return arrive(to, Kind.PREFILL, name, extends=extends, by_ms=by_ms)
+
+
+def decode(to: Scheduler, name: str) -> Item:
+    return arrive(to, Kind.DECODE, name)
+
+
+def names(plan: Plan) -> list[str]:
+    return [item.search for item in plan.admit]
+
+
+def test_least_slack_goes_first_not_least_deadline() -> None:
+    to = scheduler()
+    prefill(to, "early deadline, short", by_ms=100, extends=10)
+    prefill(to, "later deadline, long", by_ms=150, extends=90)
+    prefill(to, "same length, later", by_ms=151, extends=90)
+    expected = ["later deadline, long", "same length, later", "early deadline, short"]
+    assert names(to.plan(0, 3, 3)) == expected
+
+
+def test_slack_follows_the_measured_time_of_an_extend() -> None:
+    to = scheduler(ms_per_extend=0.001)
+    prefill(to, "short", by_ms=100, extends=10)
+    prefill(to, "long", by_ms=150, extends=90)
+    for _ in range(100):
+        to.measured(1.0)
+    assert names(to.plan(0, 1, 1)) == ["long"]
+
+
+def test_decode_is_first_in_first_out() -> None:
+    to = scheduler()
+    for i in range(5):
+        decode(to, str(i))
+    assert names(to.plan(0, 3, 9)) == ["0", "1", "2"]
+    assert names(to.plan(0, 3, 9)) == ["3", "4"]
+
+
+@pytest.mark.parametrize(("share", "places", "expected"), [(0.5, 4, 2), (0.3, 5, 2), (0.9, 4, 3)])
+def test_the_share_is_reserved(share: float, places: int, expected: int) -> None:
+    to = scheduler(share=share)
+    for i in range(10):
+        prefill(to, f"p{i}")
+        decode(to, f"d{i}")
+    admitted = names(to.plan(0, places, 20))
+    assert sum(name[0] == "p" for name in admitted) == expected
+    assert len(admitted) == places
+
+
+def test_what_one_class_cannot_use_goes_to_the_other_at_once() -> None:
+    to = scheduler(share=0.5)
+    prefill(to, "p")
+    for i in range(9):
+        decode(to, f"d{i}")
+    assert len(to.plan(0, 8, 20).admit) == 8
+    to = scheduler(share=0.1)
+    decode(to, "d")
+    for i in range(9):
+        prefill(to, f"p{i}")
+    assert len(to.plan(0, 8, 20).admit) == 8
+
+
+def test_one_place_at_a_time_is_shared_too() -> None:
+    to = scheduler(share=0.75)
+    for i in range(40):
+        prefill(to, f"p{i}")
+        decode(to, f"d{i}")
+    admitted = [names(to.plan(0, 1, 5))[0][0] for _ in range(40)]
+    assert admitted.count("d") == 10
+    assert "pppp" not in "".join(admitted)
+
+
+def test_the_hopeless_wait_behind_all_others() -> None:
+    to = scheduler()
+    prefill(to, "hopeless", by_ms=5, extends=10)
+    prefill(to, "feasible", by_ms=50, extends=10)
+    decode(to, "decode")
+    assert names(to.plan(0, 3, 3)) == ["feasible", "decode", "hopeless"]
+
+
+def test_the_hopeless_are_dropped_where_that_is_wanted() -> None:
+    to = scheduler(drops_late=True)
+    item = prefill(to, "hopeless", by_ms=5, extends=10)
+    plan = to.plan(0, 3, 3)
+    assert plan.dropped == [(item, Drop.TOO_LATE)] and not plan.admit and not len(to)
+
+
+def test_deadlines_that_passed_are_told() -> None:
+    to = scheduler()
+    late, late_decode = prefill(to, "p", by_ms=20), arrive(to, Kind.DECODE, "d", by_ms=20)
+    plan = to.plan(30, 4, 4)
+    assert {item.search for item, _ in plan.dropped} == {"p", "d"}
+    assert {why for _, why in plan.dropped} == {Drop.DEADLINE_PASSED}
+    assert not plan.admit and not len(to) and not late.waits and not late_decode.waits
+    gone = Item(kind=Kind.DECODE, extends=1, arrived_ms=9, deadline_ms=9)
+    assert to.arrive(gone, 9) is Drop.DEADLINE_PASSED
+
+
+def test_a_deadline_counts_wherever_the_search_waits() -> None:
+    to = scheduler()
+    first, brief, last = (
+        arrive(to, Kind.DECODE, name, by_ms=by_ms)
+        for name, by_ms in (("first", 1e6), ("brief", 20), ("last", 1e6))
+    )
+    plan = to.plan(19, 0, 9)
+    assert not plan.dropped and plan.wake_ms == 20
+    plan = to.plan(20, 0, 9)
+    assert plan.dropped == [(brief, Drop.DEADLINE_PASSED)] and plan.wake_ms == 1e6
+    assert to.plan(21, 9, 9).admit == [first, last] and not len(to)
+
+
+def test_what_has_left_is_forgotten() -> None:
+    """However many are cancelled while nothing is admitted."""
+    to = scheduler(queue_max=10)
+    stays = decode(to, "stays")
+    for i in range(1_000):
+        for item in (prefill(to, "p", by_ms=1e5, extends=i % 7), decode(to, "d")):
+            to.cancel(item)
+    queues: list[Sized] = [to._decode, to._deadlines._heap, *to._prefill._heaps.values()]
+    kept = sum(len(queue) for queue in queues)
+    assert kept < 500
+    assert to.plan(0, 9, 9).admit == [stays]
+    decode(to, "waits"), prefill(to, "too")
+    assert {item.search for item in to.cleared()} == {"waits", "too"} and not len(to)
+
+
+def test_queues_are_bounded_by_class() -> None:
+    to = scheduler(queue_max=2)
+    for _ in range(2):
+        decode(to, "d")
+    assert to.arrive(Item(kind=Kind.DECODE, extends=1, arrived_ms=0), 0) is Drop.QUEUE_FULL
+    prefill(to, "p")
+
+
+@given(
+    kind=st.sampled_from(Kind), by_ms=st.sampled_from([0.0, 5.0, 1e6]),
+    gather_min=st.sampled_from([1, 2]), drops_late=st.booleans(), others=st.integers(0, 1),
+    places=st.integers(1, 3),
+)  # fmt: skip
+def test_who_passes_would_be_admitted_alone(
+    kind: Kind, by_ms: float, gather_min: int, drops_late: bool, others: int, places: int
+) -> None:
+    to = scheduler(gather_min=gather_min, drops_late=drops_late)
+    for _ in range(others):
+        decode(to, "another")
+    item = Item(kind=kind, extends=10, arrived_ms=0, deadline_ms=by_ms, search="it")
+    passes = to.passes(item)
+    may_pass = gather_min == 1 and not drops_late and kind is not Kind.LINK and by_ms > 0
+    assert passes == (may_pass and not others)
+    if passes:
+        assert to.arrive(item, 0) is None
+        assert to.plan(0, places, places) == Plan(admit=[item])
+
+
+def test_the_cancelled_leave_no_trace() -> None:
+    to = scheduler()
+    items = [prefill(to, "p"), decode(to, "d"), arrive(to, Kind.LINK, "l")]
+    for item in items:
+        to.cancel(item)
+    plan = to.plan(0, 9, 9)
+    assert not plan.admit and not plan.dropped and not len(to)
+
+
+def running(slots: int, kind: Kind = Kind.DECODE, left: int = 50) -> list[Running]:
+    return [Running(slot=slot, kind=kind, extends_left=left + slot) for slot in range(slots)]
+
+
+def test_an_urgent_prefill_takes_the_longest_decode_place() -> None:
+    to = scheduler()
+    prefill(to, "urgent", by_ms=40, extends=10)
+    plan = to.plan(0, 0, 3, running(3))
+    assert (plan.park, names(plan)) == ([2], ["urgent"])
+
+
+def test_links_are_parked_first_and_prefill_never() -> None:
+    to = scheduler()
+    for i in range(4):
+        prefill(to, f"p{i}", by_ms=20 + i)
+    mixed = [
+        Running(slot=0, kind=Kind.PREFILL, extends_left=99),
+        Running(slot=1, kind=Kind.DECODE, extends_left=99),
+        Running(slot=2, kind=Kind.LINK, extends_left=30),
+        Running(slot=3, kind=Kind.DECODE, extends_left=99, may_park=False),
+    ]
+    assert to.plan(0, 0, 9, mixed).park == [2, 1]
+
+
+def test_waiting_for_the_flush_timeout_is_enough() -> None:
+    to = scheduler(flush_ms=5)
+    prefill(to, "patient")
+    plan = to.plan(4, 0, 3, running(3, left=1))
+    assert not plan.park and plan.wake_ms == 5
+    assert to.plan(5, 0, 3, running(3, left=1)).park == [2]
+
+
+@pytest.mark.parametrize("slots", [0, 1])
+def test_parking_needs_a_slot_for_the_newcomer(slots: int) -> None:
+    to = scheduler()
+    for i in range(3):
+        prefill(to, f"p{i}", by_ms=30)
+    assert len(to.plan(0, 0, slots, running(3)).park) == slots
+
+
+def test_the_parked_resume_before_new_decode_searches() -> None:
+    to = scheduler()
+    decode(to, "new")
+    plan = to.plan(0, 1, 3, parked=[Running(slot=7, kind=Kind.DECODE, extends_left=3)])
+    assert plan.resume == [7] and not plan.admit
+
+
+def test_gathering_ends_at_the_timeouts() -> None:
+    to = scheduler(gather_min=4, flush_ms=5, global_flush_ms=20)
+    decode(to, "d")
+    assert to.plan(0, 8, 8).wake_ms == 20
+    prefill(to, "p")
+    assert to.plan(1, 8, 8).wake_ms == 5
+    assert sorted(names(to.plan(5, 8, 8))) == ["d", "p"]
+    for i in range(4):
+        decode(to, str(i))
+    assert len(to.plan(6, 8, 8).admit) == 4
+
+
+Arrivals = st.lists(
+    st.tuples(st.sampled_from(list(Kind)), st.integers(1, 30), st.integers(1, 200)), max_size=40
+)
+
+
+@given(Arrivals, st.lists(st.tuples(st.integers(0, 4), st.integers(0, 20)), max_size=30), st.data())
+def test_nothing_is_lost_and_reserved_places_are_kept(
+    arrivals: Sequence[tuple[Kind, int, int]], turns: Sequence[tuple[int, int]], data: st.DataObject
+) -> None:
+    share = data.draw(st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]))
+    to = scheduler(share=share)
+    items = [
+        Item(kind=kind, extends=extends, arrived_ms=0, deadline_ms=by_ms, search=i)
+        for i, (kind, extends, by_ms) in enumerate(arrivals)
+    ]
+    for item in items:
+        assert to.arrive(item, 0) is None
+    now_ms, seen, last_decode = 0, set[int](), -1
+    for places, later_ms in turns:
+        now_ms += later_ms
+        feasible = sum(
+            i.kind is Kind.PREFILL and i.slack_ms(now_ms, 1.0) >= 0 and i.deadline_ms > now_ms
+            for i in items
+            if i.search not in seen
+        )
+        plan = to.plan(now_ms, places, 99)
+        done = plan.admit + [item for item, _ in plan.dropped]
+        assert not seen & {item.search for item in done}
+        seen |= {item.search for item in done}
+        admitted_decodes = [i.search for i in plan.admit if i.kind is Kind.DECODE]
+        assert admitted_decodes == sorted(admitted_decodes)
+        assert not admitted_decodes or admitted_decodes[0] > last_decode
+        last_decode = admitted_decodes[-1] if admitted_decodes else last_decode
+        prefills = sum(item.kind is Kind.PREFILL for item in plan.admit)
+        if places > 1:
+            assert prefills >= min(feasible, math.ceil(share * places), places - 1)
+        waiting = sum(i.deadline_ms > now_ms for i in items if i.search not in seen)
+        assert len(plan.admit) == places or waiting == 0
+    assert len(to) == len(items) - len(seen)
+
+
+@pytest.mark.parametrize(
+    ("signals", "direction"),
+    [
+        (Signals(link_bytes_per_s=20.0), 1),
+        (Signals(link_bytes_per_s=200.0), 0),
+        (Signals(prefill_wait_ms_p95=8.0), 1),
+        (Signals(prefill_wait_ms_p95=1.0), 0),
+        (Signals(decode_stalled_share=0.5), -1),
+        (Signals(decode_stalled_share=0.01), 0),
+        (Signals(), 0),
+    ],
+)
+def test_the_loop_moves_towards_who_lacks(signals: Signals, direction: int) -> None:
+    settings = ControlSettings(link_target_bytes_per_s=100.0, wait_target_ms=2.0)
+    found = control.move(settings, signals, 0.5, 5.0)
+    assert (found.share > 0.5) - (found.share < 0.5) == direction
+    assert (found.flush_ms < 5.0) - (found.flush_ms > 5.0) == direction
+    assert found.is_still == (direction == 0) and found.signals is signals
+
+
+@given(
+    st.floats(0, 1), st.floats(0.001, 1e4), st.floats(0, 1e9), st.floats(0, 1e6), st.floats(0, 1)
+)
+def test_the_loop_keeps_its_bounds(
+    share: float, flush_ms: float, link: float, wait_ms: float, stalled: float
+) -> None:
+    settings = ControlSettings(link_target_bytes_per_s=1e6)
+    signals = Signals(
+        link_bytes_per_s=link, prefill_wait_ms_p95=wait_ms, decode_stalled_share=stalled
+    )
+    found = control.move(settings, signals, share, flush_ms)
+    if not found.is_still:
+        assert settings.share_min <= found.share <= settings.share_max
+        assert settings.flush_min_ms <= found.flush_ms <= settings.flush_max_ms
+    if settings.share_min <= share <= settings.share_max:
+        assert abs(found.share - share) <= settings.share_step_max + 1e-12
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match="search.share: expected at most 1, found 2"):
+        SchedulerSettings(share=2)
+    with pytest.raises(ConfigError, match="search.queue_max: expected at least 1, found 0"):
+        SchedulerSettings(queue_max=0)
+    with pytest.raises(ConfigError, match="share_min and share_max"):
+        ControlSettings(share_min=0.9, share_max=0.1)
+    with pytest.raises(ConfigError, match="flush_min_ms and flush_max_ms"):
+        ControlSettings(flush_min_ms=0)
+
+
+@pytest.mark.parametrize("extends_most", [40, 1 << 60])
+def test_what_runs_is_looked_at_only_where_somebody_may_be_urgent(extends_most: int) -> None:
+    to, looked = scheduler(ms_per_extend=0.5), list[float]()
+    prefill(to, "urgent at last", by_ms=100)
+
+    def running(now_ms: float) -> Iterator[Running]:
+        looked.append(now_ms)
+        yield Running(slot=3, kind=Kind.DECODE, extends_left=40)
+
+    for now_ms in (0.0, 4.0):
+        plan = to.plan(now_ms, 0, 1, running(now_ms), extends_most=extends_most)
+        assert (plan.park, names(plan), plan.wake_ms) == ([], [], 5.0)
+    plan = to.plan(5.0, 0, 1, running(5.0), extends_most=extends_most)
+    assert (plan.park, names(plan)) == ([3], ["urgent at last"])
+    assert looked == ([5.0] if extends_most == 40 else [0.0, 4.0, 5.0])

@@ -1,0 +1,109 @@
+"""Nobody waits for company, and nobody waits for long: bounds in extends, on time that is told."""
+
+import numpy as np
+import pytest
+
+from tests.workers.search.data import clustered_index, gaussian
+from workers.search.engine.engine import EngineSettings, SearchEngine
+from workers.search.engine.queues import Item
+from workers.search.engine.scheduler import Running, Scheduler, SchedulerSettings
+from workers.search.index.query import Kind, Query
+
+PLACES, EXTENDS = 4, 60  # of a decode search
+MS_PER_EXTEND = 0.125
+
+
+@pytest.mark.parametrize("kind", [Kind.PREFILL, Kind.DECODE, Kind.LINK])
+async def test_a_search_alone_waits_for_no_timeout(kind: Kind) -> None:
+    """No time passes for this engine, so whoever waited for some would wait for ever."""
+    never = SchedulerSettings(flush_ms=1e9, global_flush_ms=1e9)
+    engine = SearchEngine(EngineSettings(lanes=1, scheduler=never), clock_ms=lambda: 0.0)
+    index = clustered_index(1_500)
+    query = gaussian(1, 20, seed=9)[0]
+    answer = await engine.search(index, Query(vector=query, kind=kind))
+    assert np.array_equal(answer.rows, index.search(query)[0][0])
+    await engine.close()
+
+
+class Engine:
+    """Places that extend once a step, told by a scheduler; decode searches never run out."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.scheduler, self.step = Scheduler(settings), 0
+        self.left: dict[int, tuple[Kind, int]] = {}  # by slot: class, and extends that are left
+        self.parked: list[int] = []
+        self.were_parked: set[int] = set()
+        self.admitted: list[tuple[int, Item]] = []  # with the step
+
+    def arrive(self, kind: Kind) -> Item:
+        item = Item(kind=kind, extends=EXTENDS, arrived_ms=self.now_ms)
+        self.scheduler.arrive(item, self.now_ms)
+        return item
+
+    @property
+    def now_ms(self) -> float:
+        return self.step * MS_PER_EXTEND
+
+    def extend(self) -> None:
+        """All that runs, once; then a plan."""
+        while self.scheduler.waiting(Kind.DECODE) < 8:
+            self.arrive(Kind.DECODE)
+        for slot in set(self.left) - set(self.parked):
+            kind, left = self.left[slot]
+            self.left[slot] = (kind, left - 1)
+            if left == 1:
+                del self.left[slot]
+                self.were_parked.discard(slot)
+        runs = [self._running(slot) for slot in self.left if slot not in self.parked]
+        parked = [self._running(slot) for slot in self.parked]
+        free_slots = 2 * PLACES - len(self.left)
+        plan = self.scheduler.plan(self.now_ms, PLACES - len(runs), free_slots, runs, parked)
+        self.parked += plan.park
+        self.were_parked |= set(plan.park)
+        self.parked = [slot for slot in self.parked if slot not in plan.resume]
+        for item in plan.admit:
+            slot = min(set(range(2 * PLACES)) - set(self.left))
+            self.left[slot] = (item.kind, item.extends)
+            self.admitted.append((self.step, item))
+        self.step += 1
+
+    def _running(self, slot: int) -> Running:
+        kind, left = self.left[slot]
+        return Running(
+            slot=slot, kind=kind, extends_left=left, may_park=slot not in self.were_parked
+        )
+
+    def steps(self, kind: Kind) -> list[int]:
+        """When searches of a class were admitted."""
+        return [step for step, item in self.admitted if item.kind is kind]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+@pytest.mark.parametrize("flush_ms", [0.0, 1.0, 5.0])
+def test_prefill_waits_for_a_stated_number_of_extends_under_a_full_decode_queue(
+    flush_ms: float, share: float
+) -> None:
+    for phase in range(EXTENDS):
+        engine = Engine(SchedulerSettings(flush_ms=flush_ms, share=share))
+        engine.scheduler.ms_per_extend = MS_PER_EXTEND
+        for _ in range(phase):
+            engine.extend()
+        began = engine.step
+        engine.arrive(Kind.PREFILL)
+        while not engine.steps(Kind.PREFILL):
+            engine.extend()
+        waited = engine.steps(Kind.PREFILL)[0] - began
+        assert waited <= flush_ms / MS_PER_EXTEND + 1, "at the timeout, or one extend later"
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_decode_waits_for_a_stated_number_of_extends_under_prefill_without_end(
+    share: float,
+) -> None:
+    engine = Engine(SchedulerSettings(flush_ms=0.0, share=share))
+    for _ in range(50 * EXTENDS):
+        while engine.scheduler.waiting(Kind.PREFILL) < 8:
+            engine.arrive(Kind.PREFILL)
+        engine.extend()
+    waits = np.diff([0, *engine.steps(Kind.DECODE), engine.step])
+    assert waits.max() <= EXTENDS / (1 - share) + EXTENDS

@@ -1,0 +1,200 @@
+"""An index that changes: upserts, deletes, linking, compaction, filters over metadata."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.errors import InvalidRequest, UnknownFilterField
+from tests.workers.search.data import gaussian, nearest, overlapping, recall
+from workers.search.graph import build
+from workers.search.index.filters import Equal, OneOf, Range, packed, unpacked
+from workers.search.index.index import Index
+from workers.search.index.query import Effort
+
+VECTORS, QUERIES = overlapping(6_000, 200, dim=24)
+
+
+def found_ids(index: Index, effort: Effort) -> np.ndarray[Any, Any]:
+    return np.array([index.ids_of(row) for row in index.search(QUERIES, effort)[0]])
+
+
+def test_upserts_and_deletes_show_at_once() -> None:
+    index = Index.build(VECTORS[:3_000])
+    index.upsert(range(3_000, 6_000), VECTORS[3_000:])
+    everything = np.ones(6_000, bool)
+    assert recall(found_ids(index, Effort()), nearest(VECTORS, QUERIES, 10, everything)) >= 0.95
+    dead = np.random.default_rng(0).permutation(6_000)[:2_000]
+    assert index.delete(dead.tolist()) == 2_000
+    assert index.delete(dead.tolist()) == 0
+    everything[dead] = False
+    found = found_ids(index, Effort())
+    assert everything[found].all()
+    assert recall(found, nearest(VECTORS, QUERIES, 10, everything)) >= 0.95
+
+
+def test_an_upsert_replaces() -> None:
+    index = Index.build(gaussian(2_000, 6), [f"{i}" for i in range(2_000)])
+    far = np.full((1, 6), 50, np.float32)
+    index.upsert(["7"], far)
+    index.upsert(["7", "7"], np.repeat(far + 1, 2, axis=0))
+    assert len(index) == 2_000
+    rows, distances = index.search(far + 1, Effort(k=2))
+    assert index.ids_of(rows[0])[0] == "7"
+    assert "7" not in index.ids_of(rows[0])[1:]
+    assert distances[0, 0] == 0
+
+
+def test_linking_in_batches_is_as_good_as_building() -> None:
+    index = Index.build(VECTORS[:4_000])
+    index.upsert(range(4_000, 6_000), VECTORS[4_000:])
+    steps = 0
+    while index.link(batch=500):
+        steps += 1
+    assert steps == 3
+    truth = nearest(VECTORS, QUERIES, 10)
+    built = recall(found_ids(Index.build(VECTORS), Effort()), truth)
+    assert recall(found_ids(index, Effort()), truth) >= built - 0.01
+    assert (index.graph < 6_000).all()
+    for row, edges in enumerate(index.graph[4_000:].tolist(), 4_000):
+        others = [edge for edge in edges if edge != row]
+        assert len(set(others)) == len(others)
+
+
+def test_a_new_cluster_is_reached_after_linking() -> None:
+    index = Index.build(VECTORS)
+    far = 30 + gaussian(400, 24)
+    index.upsert([f"far {i}" for i in range(400)], far)
+    assert index.link() == 0
+    roots = build.components(index.graph)
+    assert set(roots) == set(roots[index.entries])
+    rows, _ = index.search(far, Effort(k=1))
+    assert [index.ids_of(row)[0] for row in rows] == [f"far {i}" for i in range(400)]
+
+
+def test_compaction_drops_the_dead_and_keeps_the_rest() -> None:
+    metadata = [{"part": i % 4} for i in range(6_000)]
+    index = Index.build(VECTORS, metadata=metadata)
+    dead = np.random.default_rng(1).permutation(6_000)[:1_500]
+    index.delete(dead.tolist())
+    alive = np.ones(6_000, bool)
+    alive[dead] = False
+    before = recall(found_ids(index, Effort()), nearest(VECTORS, QUERIES, 10, alive))
+    view = index.view()
+    index.compact()
+    assert len(index) == index.rows.count == 4_500
+    assert index.dead_share == 0
+    after = recall(found_ids(index, Effort()), nearest(VECTORS, QUERIES, 10, alive))
+    assert after >= before - 0.02
+    part = alive & (np.arange(6_000) % 4 == 1)
+    found = found_ids(index, Effort(where=Equal("part", 1)))
+    assert recall(found, nearest(VECTORS, QUERIES, 10, part)) == 1
+    assert view.count == 6_000  # who searches the old snapshot still can
+
+
+def test_changes_during_compaction_are_kept() -> None:
+    index = Index.build(gaussian(3_000, 8))
+    index.delete(range(500))
+    compacting = index.view().live_rows
+    changed: list[bool] = []
+
+    def interrupted() -> Any:
+        if not changed:
+            changed.append(True)
+            index.upsert(["a", 600, "b"], 40 + gaussian(3, 8))
+            index.delete([700, "b"])
+        return compacting()
+
+    object.__setattr__(index.view(), "live_rows", interrupted)
+    index.compact()
+    assert len(index) == 2_500
+    assert set(index.rows.row_of) == {"a", *range(500, 3_000)} - {700}
+    rows, _ = index.search(np.full(8, 40.0), Effort(k=2))
+    assert set(index.ids_of(rows[0])) == {"a", 600}
+    index.link()
+    assert index.loose == 0
+
+
+def test_the_graph_does_not_depend_on_threads() -> None:
+    made = [Index.build(VECTORS, threads=threads, seed=3) for threads in (1, 3)]
+    for index in made:
+        index.upsert(range(9_000, 9_100), gaussian(100, 24))
+        index.link()
+    assert made[0].graph.tobytes() == made[1].graph.tobytes()
+    assert made[0].entries.tobytes() == made[1].entries.tobytes()
+
+
+def test_searches_go_on_while_another_thread_changes_the_index() -> None:
+    index = Index.build(VECTORS[:2_000])
+
+    def change() -> None:
+        for first in range(2_000, 4_000, 100):
+            index.upsert(range(first, first + 100), VECTORS[first : first + 100])
+            index.delete(range(first - 1_000, first - 990))
+            index.link(batch=200)
+        index.compact()
+
+    with ThreadPoolExecutor(1) as pool:
+        changing = pool.submit(change)
+        while not changing.done():
+            rows, distances = index.search(QUERIES[:20], Effort(k=10))
+            assert (rows >= 0).all()
+            assert (np.diff(distances, axis=1) >= 0).all()
+        changing.result()
+    assert len(index) == 4_000 - 200
+
+
+def test_filters() -> None:
+    metadata: list[dict[str, Any]] = [
+        {"n": i, "even": i % 2 == 0, "name": f"x{i % 5}"} for i in range(50)
+    ]
+    index = Index.build(gaussian(51, 3), metadata=[*metadata, {}])
+    numbers = np.arange(51)
+    has = numbers < 50
+    cases = [
+        (Equal("n", 3), numbers == 3),
+        (Equal("name", "x1"), has & (numbers % 5 == 1)),
+        (Equal("name", "unknown"), np.zeros(51, bool)),
+        (OneOf("name", ["x1", "x2"]), has & np.isin(numbers % 5, [1, 2])),
+        (Equal("even", True) & Range("n", 10, 12), np.isin(numbers, [10, 12])),
+        (Range("n", low=45), has & (numbers >= 45)),
+        (Range("n", high=4) | Equal("n", 9), (numbers <= 4) | (numbers == 9)),
+        (~Equal("even", True), ~(has & (numbers % 2 == 0))),
+    ]  # fmt: skip
+    for where, expected in cases:
+        allowed = index.view().allowed(where)
+        assert unpacked(allowed.bits, 51).tolist() == expected.tolist(), where
+        rows, _ = index.search(np.zeros(3), Effort(k=51, where=where))
+        assert sorted(rows[rows >= 0].tolist()) == np.flatnonzero(expected).tolist()
+    for wrong in (Equal("x", 1), Equal("n", "text"), Equal("name", 1), Range("name", 1, 2)):
+        with pytest.raises(UnknownFilterField, match="field|filter"):
+            index.search(np.zeros(3), Effort(where=wrong))
+
+
+def test_bad_documents_change_nothing() -> None:
+    index = Index.build(gaussian(5, 3), metadata=[{"n": 1}] * 5)
+    one = gaussian(1, 3)
+    bad: list[tuple[list[Any], list[dict[str, Any]]]] = [
+        ([True], [{}]),
+        ([1.5], [{}]),
+        ([2**63], [{}]),
+        (["x" * 2_000], [{}]),
+        (["\ud800"], [{}]),
+        ([1, 2], [{}]),
+        ([9], [{"n": "text"}]),
+        ([9], [{"n": [1]}]),
+        ([9], [{"n": 2**60}]),
+        ([9], [{f"f{i}": 1 for i in range(100)}]),
+        ([9], [{}, {}]),
+    ]
+    for ids, metadata in bad:
+        with pytest.raises(InvalidRequest, match="expected|holds"):
+            index.upsert(ids, one, metadata)
+    assert len(index) == index.rows.count == 5
+
+
+def test_bit_sets() -> None:
+    for count in (0, 1, 31, 32, 33, 100):
+        mask = np.random.default_rng(count).random(count) < 0.5
+        assert unpacked(packed(mask), count).tolist() == mask.tolist()

@@ -1,0 +1,111 @@
+"""Floors of recall, on data that graph searches find easy and on data that they find hard."""
+
+import numpy as np
+import pytest
+
+from infra.bench.search import vectors as bundled
+from tests.workers.search.data import gaussian, nearest, overlapping, recall, separated
+from workers.search.graph import build
+from workers.search.index.filters import Equal
+from workers.search.index.index import Index
+from workers.search.index.inputs import Metric, Storage
+from workers.search.index.query import Effort
+
+
+def test_separated_clusters() -> None:
+    """Random entry points find a quarter of the neighbours here."""
+    vectors, queries = separated(40_000, 400, clusters=400, dim=64)
+    index = Index.build(vectors)
+    assert len(np.unique(build.components(index.graph))) > 100
+    found, _ = index.search(queries, Effort(k=10, top_m=64))
+    assert recall(found, nearest(vectors, queries, 10)) >= 0.99
+
+
+@pytest.fixture(scope="module")
+def hard() -> tuple[Index, np.ndarray, np.ndarray]:
+    vectors, queries = overlapping(8_000, 300)
+    metadata = [{"part": i % 3} for i in range(len(vectors))]
+    return Index.build(vectors, metadata=metadata), vectors, queries
+
+
+@pytest.mark.parametrize(("top_m", "floor"), [(32, 0.93), (64, 0.97), (128, 0.99)])
+def test_overlapping_clusters(
+    hard: tuple[Index, np.ndarray, np.ndarray], top_m: int, floor: float
+) -> None:
+    index, vectors, queries = hard
+    found, _ = index.search(queries, Effort(k=10, top_m=top_m))
+    assert recall(found, nearest(vectors, queries, 10)) >= floor
+
+
+def test_filtered(hard: tuple[Index, np.ndarray, np.ndarray]) -> None:
+    """A filter that two thirds of the rows pass is walked, one for a third is scanned or walked."""
+    index, vectors, queries = hard
+    parts = np.arange(len(vectors)) % 3
+    for where, allowed in ((~Equal("part", 0), parts != 0), (Equal("part", 0), parts == 0)):
+        found, _ = index.search(queries, Effort(k=10, top_m=64, where=where))
+        assert recall(found, nearest(vectors, queries, 10, allowed)) >= 0.96
+        assert allowed[found].all()
+
+
+def test_rows_find_themselves(hard: tuple[Index, np.ndarray, np.ndarray]) -> None:
+    index, vectors, _ = hard
+    found, distances = index.search(vectors[::10], Effort(k=1, top_m=64))
+    assert (found[:, 0] == np.arange(0, len(vectors), 10)).mean() >= 0.999
+    assert (distances[:, 0] == 0).mean() >= 0.999
+
+
+@pytest.mark.parametrize("metric", [Metric.INNER_PRODUCT, Metric.COSINE])
+def test_other_metrics_in_half_precision(metric: Metric) -> None:
+    vectors, queries = overlapping(3_000, 200)
+    index = Index.build(vectors, metric=metric, storage=Storage.FLOAT16)
+    found, _ = index.search(queries, Effort(k=10, top_m=96))
+    scores = -queries @ vectors.T
+    if metric is Metric.COSINE:
+        scores /= np.linalg.norm(vectors, axis=1)
+    truth = np.argsort(scores, axis=1)[:, :10]
+    assert recall(found, truth) >= 0.95
+
+
+def test_images_of_patches() -> None:
+    """8 x 8 patches of smooth images: neighbours overlap, as in real ones."""
+    random = np.random.default_rng(0)
+    noise = np.fft.fft2(random.standard_normal((160, 160)))
+    falloff = 1 / (1 + 40 * np.add.outer(np.fft.fftfreq(160) ** 2, np.fft.fftfreq(160) ** 2) * 160)
+    image = np.fft.ifft2(noise * falloff).real.astype(np.float32)
+    patches = np.lib.stride_tricks.sliding_window_view(image, (8, 8))[::2, ::2].reshape(-1, 64)
+    chosen = random.permutation(len(patches))
+    vectors, queries = patches[chosen[200:]], patches[chosen[:200]]
+    found, _ = Index.build(vectors).search(queries, Effort(k=10, top_m=64))
+    assert recall(found, nearest(vectors, queries, 10)) >= 0.98
+
+
+@pytest.mark.parametrize(
+    ("data", "floor"),
+    [
+        (bundled.digits(200), 0.99),
+        (bundled.patches(20_000, 200), 0.97),
+        (bundled.overlapping(20_000, 200), 0.93),
+    ],
+    ids=["digits", "photographs", "overlapping"],
+)
+def test_bundled_data_with_the_usual_settings(
+    data: tuple[np.ndarray, np.ndarray], floor: float
+) -> None:
+    """Degree 32 and a list of 64: 1 797 digits, 8 x 8 pixels of photographs, the benchmark's."""
+    vectors, queries = data
+    found, _ = Index.build(vectors, degree=32).search(queries, Effort(k=10, top_m=64))
+    assert bundled.recall(found, bundled.truth(vectors, queries, 10)) >= floor
+
+
+def test_two_components() -> None:
+    """Two clouds with no edge between them: rows of both are found, whichever is asked for."""
+    clouds = [gaussian(2_000, 12), 100 + gaussian(2_000, 12, seed=1)]
+    vectors = np.concatenate(clouds)
+    index = Index.build(vectors, degree=16)
+    assert len(np.unique(build.components(index.graph))) == 2
+    queries = np.concatenate([gaussian(50, 12, seed=2), 100 + gaussian(50, 12, seed=3)])
+    found, _ = index.search(queries, Effort(k=10, top_m=64))
+    assert recall(found, nearest(vectors, queries, 10)) >= 0.99
+    between = np.full((1, 12), 50.0, np.float32)
+    found, _ = index.search(between, Effort(k=10, top_m=64))
+    assert recall(found, nearest(vectors, between, 10)) >= 0.9

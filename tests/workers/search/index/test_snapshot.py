@@ -1,0 +1,110 @@
+"""A snapshot comes back as it was, or is refused with the reason."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.errors import SnapshotError
+from tests.workers.search.data import gaussian
+from workers.search.index import snapshot
+from workers.search.index.filters import Equal, Range
+from workers.search.index.index import Index
+from workers.search.index.inputs import Metric, Storage
+from workers.search.index.query import Effort
+
+IDS: list[Any] = [1, "uno", b"\x00\xff", -(2**63)]
+
+
+def made(**settings: Any) -> Index:
+    """Linked, loose and deleted rows, ids of all kinds, metadata of all kinds."""
+    ids = [*IDS, *range(100, 1_396)]
+    metadata = [{"year": i, "language": "it" if i % 3 else "en"} for i in range(1_300)]
+    index = Index.build(gaussian(1_300, 9), ids, metadata, degree=8, **settings)
+    index.upsert(["uno", 5], gaussian(2, 9, seed=5), [{"year": 3}, {"open": True}])
+    index.delete([b"\x00\xff", 200])
+    return index
+
+
+@pytest.mark.parametrize("storage", list(Storage))
+def test_round_trip(tmp_path: Path, storage: Storage) -> None:
+    index = made(metric=Metric.COSINE, storage=storage)
+    path = tmp_path / "index"
+    snapshot.save(index, path, {"offsets": [3, 4]})
+    again = snapshot.load(path)
+    assert snapshot.info(path)["notes"] == {"offsets": [3, 4]}
+    queries = gaussian(20, 9, seed=2)
+    for where in (None, Equal("language", "it"), Range("year", 2, 9), Equal("open", True)):
+        effort = Effort(k=5, where=where)
+        for before, after in zip(
+            index.search(queries, effort), again.search(queries, effort), strict=True
+        ):
+            assert before.tobytes() == after.tobytes()
+    assert again.rows.row_of == index.rows.row_of
+    assert len(again) == len(index) == 1_299
+
+
+def test_a_loaded_index_goes_on(tmp_path: Path) -> None:
+    snapshot.save(made(), tmp_path / "index")
+    index = snapshot.load(tmp_path / "index")
+    vector = 100 * gaussian(1, 9, seed=7)
+    index.upsert(["new"], vector, [{"year": 2030}])
+    index.delete([100])
+    assert index.ids_of(index.search(vector, Effort(k=1))[0][0]) == ["new"]
+    assert index.link() == 0
+    index.compact()
+    assert index.ids_of(index.search(vector, Effort(k=1))[0][0]) == ["new"]
+    assert len(index) == index.rows.count == 1_299
+
+
+def test_an_empty_index(tmp_path: Path) -> None:
+    snapshot.save(Index(4), tmp_path / "index")
+    assert len(snapshot.load(tmp_path / "index")) == 0
+
+
+def test_damage_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "index"
+    snapshot.save(made(), path)
+    whole = path.read_bytes()
+    pages = len(whole) // 4_096
+    cases = {
+        "does not begin with": [b"", whole[:20], b"x" + whole[1:], b"\x93NUMPY" + whole],
+        "expected format version 1, found 0": [whole[:8] + bytes(4) + whole[12:]],
+        "header is damaged or cut off": [
+            whole[:60], whole[:100] + b"!" + whole[101:], whole[:16] + bytes(32) + whole[48:],
+        ],
+        "expected .* bytes up to section": [whole[: 4_096 * n] for n in (2, pages // 2, pages)],
+        "the sum of section vectors is wrong": [whole[:9_000] + b"!!!!" + whole[9_004:]],
+    }  # fmt: skip
+    for why, files in cases.items():
+        for data in files:
+            path.write_bytes(data)
+            with pytest.raises(SnapshotError, match=why):
+                snapshot.load(path)
+
+
+def test_a_failed_save_leaves_the_old_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "index"
+    snapshot.save(made(), path)
+    before = path.read_bytes()
+
+    def full(_descriptor: int) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="no space"):
+        snapshot.save(Index(4), path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_vectors_are_mapped(tmp_path: Path) -> None:
+    snapshot.save(made(), tmp_path / "index")
+    index = snapshot.load(tmp_path / "index", verify=False)
+    assert not index.rows.vectors.flags.owndata
+    assert not index.rows.vectors.flags.writeable
+    assert index.rows.vectors.ctypes.data % 64 == 0
+    assert np.isfinite(index.rows.vectors).all()

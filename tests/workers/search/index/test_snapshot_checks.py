@@ -1,0 +1,132 @@
+"""Index files that somebody made: whatever stands in them, they are refused or searched."""
+
+import copy
+import json
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.errors import SnapshotError
+from tests.workers.search.data import gaussian
+from workers.search.index import snapshot
+from workers.search.index.index import Index
+from workers.search.index.query import Effort
+
+Array = np.ndarray[Any, Any]
+ROWS = 1_100
+CONTENT: dict[str, Callable[[Array], Any]] = {
+    "graph": lambda graph: np.full_like(graph, 2**31),
+    "entries": lambda entries: entries - 5_000,
+    "dead": lambda _: np.array([-9, 2**40]),
+    "ids": lambda ids: ids + [[0], [2**40]],
+    "id_bytes": lambda ids: np.tile(ids[-8:], len(ids) // 8),
+    "vectors": lambda vectors: vectors * np.nan,
+    "code:kind": lambda codes: codes + 99,
+    "number:year": lambda numbers: np.tile(numbers, 3),
+}
+HEADERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "dim": lambda found: found | {"dim": 2_000},
+    "dim of text": lambda found: found | {"dim": "9"},
+    "degree": lambda found: found | {"degree": 16},
+    "rows": lambda found: found | {"rows": 2**30},
+    "live": lambda found: found | {"live": 3},
+    "storage": lambda found: found | {"storage": "float16"},
+    "metric": lambda found: found | {"metric": "nearness"},
+    "seed": lambda found: found | {"seed": -1},
+    "audit": lambda found: found | {"audit": {"rows": "many"}},
+    "labels": lambda found: found | {"labels": {"kind": [["even"]]}},
+    "notes": lambda found: found | {"notes": [1]},
+    "no sections": lambda found: found | {"sections": []},
+    "no object": lambda found: [found],
+}
+SECTIONS: dict[str, Any] = {
+    "objects": {"dtype": "|O"},
+    "another type": {"dtype": "<f8"},
+    "more axes": {"shape": [ROWS, 4, 4]},
+    "a negative size": {"shape": [-1, 16]},
+    "a great size": {"shape": [2**62, 2**62]},
+    "beyond the end": {"offset": 2**40 * 4_096},
+    "before the beginning": {"offset": -4_096},
+    "within a page": {"offset": 8},
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    metadata = [{"year": i, "kind": "even" if i % 2 else "odd"} for i in range(ROWS)]
+    index = Index.build(gaussian(ROWS, 9), metadata=metadata, degree=8)
+    index.delete([0, 1])
+    snapshot.save(index, tmp_path / "index")
+    return tmp_path / "index"
+
+
+def with_header(path: Path, data: bytes, header: Any) -> None:
+    """A file with another header, whose sum is right, before the sections' bytes."""
+    text = json.dumps(header).encode()
+    head = snapshot._HEAD.pack(snapshot.MAGIC, snapshot.VERSION, len(text), sha256(text).digest())
+    begin = -(-len(head + text) // 4_096) * 4_096
+    path.write_bytes((head + text).ljust(begin, b"\0") + data)
+
+
+def is_refused(path: Path) -> None:
+    with pytest.raises(SnapshotError, match="no snapshot that can be read"):
+        index = snapshot.load(path)
+        index.search(gaussian(20, 9), Effort(k=5))
+        index.compact()
+
+
+@pytest.mark.parametrize("name", CONTENT)
+def test_what_points_beyond_is_refused(
+    path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Types, shapes and ranges are checked before use: some of these ended the process
+    (issue 10, 23)."""
+    index, arrays = snapshot.load(path), snapshot._arrays
+
+    def changed(view: Any) -> dict[str, Array]:
+        found = arrays(view)
+        return found | {name: np.ascontiguousarray(CONTENT[name](found[name]))}
+
+    monkeypatch.setattr(snapshot, "_arrays", changed)
+    snapshot.save(index, path)
+    is_refused(path)
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_headers_that_do_not_fit_are_refused(path: Path, name: str) -> None:
+    """Also by `trivium index info` where that shows the number (issue 10, 23)."""
+    header, begin = snapshot._header(path)
+    with_header(path, path.read_bytes()[begin:], HEADERS[name](header))
+    is_refused(path)
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_sections_that_do_not_fit_are_refused(path: Path, name: str) -> None:
+    """A section of Python objects was read as such (issue 10, 23)."""
+    header, begin = snapshot._header(path)
+    data = path.read_bytes()[begin:]
+    for number in range(len(header["sections"])):
+        crafted = copy.deepcopy(header)
+        crafted["sections"][number] |= SECTIONS[name]
+        if 0 not in header["sections"][number]["shape"] and crafted != header:
+            with_header(path, data, crafted)
+            is_refused(path)
+
+
+def test_bytes_changed_at_random_never_end_the_process(path: Path) -> None:
+    """Any byte may be another one: refused, or searched as ever (issue 10, 23)."""
+    random, whole = np.random.default_rng(0), path.read_bytes()
+    for _ in range(150):
+        data = bytearray(whole)
+        for at in random.integers(0, len(data), 3).tolist():
+            data[at] = int(random.integers(0, 256))
+        path.write_bytes(data)
+        try:
+            index = snapshot.load(path, verify=False)
+            index.search(gaussian(5, 9), Effort(k=5))
+        except SnapshotError:
+            continue

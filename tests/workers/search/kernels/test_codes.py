@@ -1,0 +1,254 @@
+"""Codes leave no row out that a list would take: searches are the same with them and without."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.errors import InvalidVector
+from tests.workers.search.data import gaussian, overlapping
+from workers.search.graph import knn
+from workers.search.index import bulk, inputs, snapshot, ways
+from workers.search.index.filters import Equal
+from workers.search.index.index import Index
+from workers.search.index.inputs import Metric, Storage
+from workers.search.index.query import Effort
+from workers.search.index.view import IndexView
+from workers.search.kernels import codes, integers
+from workers.search.kernels.distances import LANES, distance, stored_bits
+from workers.search.kernels.jit import kernel
+from workers.search.kernels.memory import address
+from workers.search.walk import fields
+
+Array = np.ndarray[Any, Any]
+
+
+@kernel
+def _limit(query: Array, coded: Array, worst: float, metric: int) -> Any:
+    return codes.code_limit(np.float32(worst), address(coded), metric)
+
+
+@kernel
+def _encode(query: Array, ruler: Array, metric: int, out: Array, room: Array) -> None:
+    codes.encode_query(
+        address(query), address(ruler), query.shape[0], metric, address(out), address(room)
+    )
+
+
+@kernel
+def _of_codes(table: Array, coded: Array, metric: int, out: Array) -> None:
+    for i in range(len(table)):
+        at = address(table) + i * table.strides[0]
+        out[i] = codes.code_distance(at, address(coded), table.shape[1], metric)
+
+
+@kernel
+def _of_vectors(vectors: Array, query: Array, metric: int, stored: int, out: Array) -> None:
+    for i in range(len(vectors)):
+        at = address(vectors) + i * vectors.strides[0]
+        out[i] = distance(at, address(query), vectors.shape[1], metric, stored)
+
+
+def _scenes() -> dict[str, tuple[Array, Array]]:
+    """Vectors and queries that are hard to code."""
+    random = np.random.default_rng(3)
+    usual = gaussian(400, 140, seed=1)
+    uneven = usual * np.geomspace(1e-3, 1e3, 140, dtype=np.float32)
+    sparse = (random.random((400, 140)) < 0.05).astype(np.float32)
+    same = np.repeat(gaussian(4, 140, seed=2), 100, 0)
+    line = np.zeros((400, 140), np.float32)
+    line[:, 0] = 1 + random.random(400)  # errors add up, as they do not in many directions
+    return {
+        "usual": (usual, gaussian(20, 140, seed=5)),
+        "moved": (usual + np.float32(1e4), gaussian(20, 140, seed=5) + np.float32(1e4)),
+        "far away": (usual, 50 * gaussian(20, 140, seed=5)),
+        "uneven": (uneven, uneven[:20] * np.float32(1.01)),
+        "sparse": (sparse, sparse[::20]),
+        "equal rows": (same, same[::20]),
+        "zeros": (np.zeros((50, 140), np.float32), gaussian(20, 140, seed=5)),
+        "one is far": (np.concatenate([usual, 1e3 * usual[:1]]), usual[:20]),
+        "on a line": (line, np.float32(1.001) * line[::20]),
+        "tiny": (1e-20 * usual, 1e-20 * usual[:20]),
+        "huge queries": (usual, 5e17 * usual[:20]),  # larger ones are refused
+        "zeros, huge queries": (np.zeros((50, 140), np.float32), 5e17 * usual[:20]),
+        "huge": (1e14 * usual, 1e14 * usual[:20]),
+        "huge and tiny": (usual * np.geomspace(1e-30, 1e14, 140, dtype=np.float32), usual[:20]),
+    }
+
+
+NOT_HALF = ("huge", "huge and tiny")  # float16 does not hold them
+
+
+@pytest.mark.parametrize("storage", Storage)
+@pytest.mark.parametrize("metric", Metric)
+@pytest.mark.parametrize("scene", _scenes())
+def test_a_code_is_beyond_the_limit_of_farther_rows_only(
+    scene: str, metric: Metric, storage: Storage
+) -> None:
+    """Whatever the worst of a list is, every row that is nearer is within its limit."""
+    given, asked = _scenes()[scene]
+    if storage is Storage.FLOAT16 and metric is not Metric.COSINE and scene in NOT_HALF:
+        with pytest.raises(InvalidVector, match="store float32 instead"):
+            inputs.prepared(given, 140, metric, storage)
+        return
+    vectors = inputs.prepared(given, 140, metric, storage)
+    known = codes.coded(vectors, metric.kernel)
+    assert known is not None
+    far, coded_far = np.empty(len(given), np.float32), np.empty(len(given), np.int64)
+    coded, room = np.zeros(codes.CODED_QUERY_BYTES, np.uint8), np.empty(144, np.float32)
+    for query in inputs.prepared(asked, 140, metric):
+        _encode(query, known.ruler, metric.kernel, coded, room)
+        _of_codes(known.codes, coded, metric.kernel, coded_far)
+        _of_vectors(stored_bits(vectors), query, metric.kernel, storage.kernel, far)
+        for worst in np.sort(far)[:: len(far) // 20]:
+            limit = _limit(query, coded, worst, metric.kernel)
+            assert (coded_far[far <= worst] <= limit).all()
+
+
+def test_codes_leave_most_rows_out() -> None:
+    vectors, queries = overlapping(2_000, 1, dim=128)
+    known = codes.coded(inputs.prepared(vectors, 128, Metric.SQEUCLIDEAN), 0)
+    assert known is not None
+    coded, room = np.zeros(codes.CODED_QUERY_BYTES, np.uint8), np.empty(128, np.float32)
+    coded_far, far = np.empty(2_000, np.int64), ((vectors - queries) ** 2).sum(1)
+    _encode(queries[0], known.ruler, 0, coded, room)
+    _of_codes(known.codes, coded, 0, coded_far)
+    limit = _limit(queries[0], coded, np.sort(far)[100], 0)
+    assert 101 <= (coded_far <= limit).sum() < 300
+
+
+def _found(view: IndexView, queries: Array, effort: Effort) -> list[bytes]:
+    found = bulk.search_all(effort, queries, view, threads=1)
+    return [found.rows.tobytes(), found.distances.tobytes()]
+
+
+def _without(view: IndexView) -> IndexView:
+    plain = replace(view, codes=None, ways={})
+    assert not plain.template[fields.CODES]
+    return plain
+
+
+@pytest.mark.parametrize("storage", Storage)
+@pytest.mark.parametrize("metric", Metric)
+def test_searches_are_the_same_without_codes(metric: Metric, storage: Storage) -> None:
+    """Linked, with rows that have no edges yet, with deleted ones, and linked again."""
+    vectors, queries = overlapping(2_600, 40, dim=128)
+    metadata = [{"part": i % 4} for i in range(len(vectors))]
+    index = Index.build(vectors[:2_000], metadata=metadata[:2_000], metric=metric, storage=storage)
+    views = [index.view()]
+    index.upsert(range(2_000, 2_600), 1.5 * vectors[2_000:], metadata[2_000:])
+    views.append(index.view())
+    index.delete(range(0, 1_000, 3))
+    views.append(index.view())
+    index.link()
+    views.append(index.view())
+    index.compact()
+    views.append(index.view())
+    prepared = inputs.prepared(queries, 128, metric)
+    for view in views:
+        assert view.codes is not None
+        assert len(view.codes.codes) == view.linked
+        for effort in (
+            Effort(k=10, top_m=32),
+            Effort(k=5, top_m=64, width=3, patience=2),
+            Effort(k=20, top_m=24, where=~Equal("part", 0)),
+        ):
+            assert _found(view, prepared, effort) == _found(_without(view), prepared, effort)
+
+
+@pytest.mark.parametrize("metric", Metric)
+@pytest.mark.parametrize("scene", _scenes())
+def test_searches_of_hard_vectors_are_the_same_without_codes(scene: str, metric: Metric) -> None:
+    given, asked = _scenes()[scene]
+    view = Index.build(given, metric=metric, degree=8).view()
+    assert view.codes is not None
+    prepared = inputs.prepared(asked, 140, metric)
+    for effort in (Effort(k=10, top_m=12), Effort(k=3, top_m=8, width=2, patience=2)):
+        assert _found(view, prepared, effort) == _found(_without(view), prepared, effort)
+
+
+def test_warm_searches_are_the_same_without_codes() -> None:
+    vectors, queries = overlapping(2_000, 2, dim=96)
+    view = Index.build(vectors).view()
+    prepared = inputs.prepared(queries, 96, Metric.SQEUCLIDEAN)
+    found = []
+    for each in (view, _without(view)):
+        search = ways.admission(
+            Effort(k=10, top_m=32), prepared[:1], each, seeds=np.arange(0, 2_000, 50)
+        )
+        rows, far = np.empty((1, 10), np.int64), np.empty((1, 10), np.float32)
+        bulk.run_feed(search, bulk.feed(prepared[1:], rows, far, 0, 1), 1)
+        found.append((rows.tobytes(), far.tobytes()))
+    assert found[0] == found[1]
+
+
+def test_rows_that_the_ruler_does_not_fit_are_coded_anew() -> None:
+    vectors = gaussian(600, 128, seed=1)
+    known = codes.coded(vectors[:300], 0)
+    assert known is not None
+    more = codes.extended(known, np.concatenate([vectors[:300], 0.5 * vectors[:300]]), 0)
+    assert more is not None
+    assert (more.codes[:300] == known.codes).all()
+    wide = vectors.copy()
+    wide[300:] *= 10
+    again = codes.extended(known, wide, 0)
+    assert again is not None
+    assert again.error < 20 * known.error
+    wide[300:] *= 2e13  # lengths beyond 1e15, values not: no bound may be cut short
+    far = codes.extended(known, wide, Metric.INNER_PRODUCT.kernel)
+    assert far is not None
+    size = float(np.linalg.norm(wide.astype(np.float64), axis=1).max())
+    assert float(far.ruler[len(far.ruler) - LANES + 2]) >= 0.99 * size
+    wide[0, 0] = 1e20
+    assert codes.coded(wide, 0) is None
+    assert codes.extended(known, wide[:300], 0) is not None
+
+
+@pytest.mark.parametrize(("dim", "coded"), [(16, False), (64, True), (4_096, True), (4_097, False)])
+def test_which_vectors_have_codes(dim: int, coded: bool) -> None:
+    vectors = inputs.prepared(gaussian(3, dim, seed=1), dim, Metric.SQEUCLIDEAN)
+    assert (codes.coded(vectors, 0) is not None) is coded
+
+
+def test_a_snapshot_has_codes(tmp_path: Any) -> None:
+    index = Index.build(gaussian(1_500, 80, seed=1))
+    snapshot.save(index, tmp_path / "index")
+    loaded, known = snapshot.load(tmp_path / "index").view().codes, index.view().codes
+    assert loaded is not None
+    assert known is not None
+    assert (loaded.codes == known.codes).all()
+    assert (loaded.ruler == known.ruler).all()
+
+
+def test_sums_are_those_of_plain_integers() -> None:
+    random = np.random.default_rng(0)
+    rows = random.integers(0, 256, 4_096).astype(np.uint8)
+    query = random.integers(-255, 511, 4_096).astype(np.int16)
+    for pairing in (None, *integers.PAIRINGS):
+        for of_differences in (True, False):
+            total = integers.sum_of(of_differences, pairing)
+
+            @kernel
+            def run(rows: Array, query: Array, total: Any = total) -> int:
+                found: int = total(address(rows), address(query), len(rows))
+                return found
+
+            wide, other = rows.astype(np.int64), query.astype(np.int64)
+            expected = ((wide - other) ** 2 if of_differences else wide * other).sum()
+            assert run(rows, query) == expected
+
+
+@pytest.mark.parametrize("storage", Storage)
+@pytest.mark.parametrize("metric", Metric)
+def test_neighbours_are_the_same_without_codes(
+    metric: Metric, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(knn, "EXACT_ROWS_MAX", 0)
+    given, _ = overlapping(3_000, 0, dim=136)
+    vectors = inputs.prepared(given, 136, metric, storage)
+    assert codes.coded(vectors, metric.kernel) is not None
+    kernels = (metric.kernel, storage.kernel)
+    found = knn.neighbours(vectors, 40, *kernels, threads=3)
+    monkeypatch.setattr(codes, "coded", lambda *_, **__: None)
+    assert (knn.neighbours(vectors, 40, *kernels, threads=1) == found).all()

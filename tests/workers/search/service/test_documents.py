@@ -1,0 +1,212 @@
+"""Documents that are there already, from a broker that hands them over in any order."""
+
+import asyncio
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from aiokafka import TopicPartition
+
+from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable
+from schemas.log import clients
+from schemas.log.clients import AssignedReader
+from schemas.records import CollectionMade, Document
+from schemas.retrieval import pack_vector
+from schemas.settings import LogSettings
+from schemas.topics import collection_key, document_key
+from workers.search.service import documents as module
+from workers.search.service.collections import Change, Collections
+from workers.search.service.documents import DocumentFeed
+from workers.search.service.settings import RetrievalSettings, ShardPlace
+
+CODEC = Codec()
+SETTINGS = LogSettings(document_partitions=3)
+GOOD, BAD = np.ones(4), np.ones(3)
+
+
+class Broker:
+    """A consumer; `chance` draws what comes next."""
+
+    def __init__(self, log: dict[int, list[Any]], chance: random.Random) -> None:
+        self._log, self._chance = log, chance
+        self._at: dict[int, int] = {}
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def assign(self, places: list[TopicPartition]) -> None: ...
+
+    def seek(self, place: TopicPartition, offset: int) -> None:
+        self._at[place.partition] = offset
+
+    def resume(self, *places: TopicPartition) -> None: ...
+
+    async def position(self, place: TopicPartition) -> int:
+        return self._at[place.partition]
+
+    async def beginning_offsets(self, places: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(places, 0)
+
+    async def end_offsets(self, places: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return {place: len(self._log[place.partition]) for place in places}
+
+    async def getmany(self, *places: TopicPartition, **_: Any) -> dict[TopicPartition, Any]:
+        place = self._chance.choice(places)
+        begin = self._at[place.partition]
+        found = self._log[place.partition][begin : begin + self._chance.randint(1, 3)]
+        self._at[place.partition] += len(found)
+        return {place: found} if found else {}
+
+
+def document_of(name: str, vector: Any, at_ms: int = 1) -> Document:
+    return Document(document_id=name, collection="c", vector=pack_vector(vector), at_ms=at_ms)
+
+
+def log_of(*written: tuple[int, int, str, Any]) -> dict[int, list[Any]]:
+    """Partitions with documents: partition, timestamp, id and vector (or None) of each."""
+    log: dict[int, list[Any]] = {p: [] for p in range(SETTINGS.document_partitions)}
+    for partition, timestamp, name, vector in written:
+        value = None
+        if vector is not None:
+            value = CODEC.encode(document_of(name, vector, timestamp))
+        record = SimpleNamespace(
+            topic="documents", partition=partition, offset=len(log[partition]),
+            timestamp=timestamp, key=document_key("c", name).encode(), value=value,
+        )  # fmt: skip
+        log[partition].append(record)
+    return log
+
+
+def feed_of(collections: Collections, producer: Any) -> DocumentFeed:
+    member: Any = SimpleNamespace(member_id="r")
+    return DocumentFeed(SETTINGS, CODEC, producer, collections, ShardPlace(0, 1), member)
+
+
+async def read(
+    log: dict[int, list[Any]], seed: int, patch: pytest.MonkeyPatch, collections: Collections,
+    offsets: dict[int, int] | None = None,
+) -> tuple[dict[str, tuple[int, int]], list[str]]:  # fmt: skip
+    """Dimension and documents of each collection, and what was refused."""
+    chance = random.Random(seed)
+    patch.setattr(clients, "AIOKafkaConsumer", lambda **_: Broker(log, chance))
+    feed = feed_of(collections, None)
+    assert await feed.start(offsets) == sum(
+        len(records) - (offsets or {}).get(partition, 0) for partition, records in log.items()
+    )
+    assert feed.offsets == {partition: len(records) for partition, records in log.items()}
+    held = {state.name: (state.dim, state.documents) for state in collections.states()}
+    refused = [record.key.decode() for record, _ in feed.refusals._waiting.values()]
+    return held, sorted(refused)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5_000])
+async def test_the_oldest_document_fixes_the_dimension_whatever_comes_first(
+    batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_HISTORY_BATCH", batch)
+    good = [(1, at, f"a{at}", GOOD) for at in (10, 30, 40)] + [(2, 11, "b", GOOD)]
+    log = log_of((0, 20, "bad", BAD), (0, 35, "c", GOOD), *good)
+    tied = log_of((1, 10, "good", GOOD), (2, 10, "bad", BAD))
+    emptied = log_of(
+        (1, 10, "was", BAD), (1, 15, "was", None), (0, 20, "new", GOOD), (2, 21, "late", BAD)
+    )
+    for seed in range(20):
+        held = [Collections(RetrievalSettings()) for _ in range(3)]
+        assert await read(log, seed, monkeypatch, held[0]) == ({"c": (4, 5)}, ["c/bad"])
+        assert await read(tied, seed, monkeypatch, held[1]) == ({"c": (4, 1)}, ["c/bad"])
+        assert await read(emptied, seed, monkeypatch, held[2]) == ({"c": (4, 1)}, ["c/late"])
+
+
+async def test_the_dimension_of_a_snapshot_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = log_of((0, 10, "held", GOOD), (1, 5, "older", BAD), (1, 6, "good", GOOD))
+    for seed in range(20):
+        held = Collections(RetrievalSettings())
+        before = {p: records[: int(p == 0)] for p, records in log.items()}
+        await read(before, seed, monkeypatch, held)
+        offsets = {p: len(records) for p, records in before.items()}
+        found = await read(log, seed, monkeypatch, held, offsets)
+        assert found == ({"c": (4, 2)}, ["c/older"])
+
+
+async def test_few_records_wait_for_older_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One partition is far ahead of the other in time."""
+    old = [(0, at, f"o{at}", GOOD) for at in range(50)]
+    log = log_of(*old, *((1, at, f"n{at}", GOOD) for at in range(100, 200)))
+    broker = Broker(log, random.Random(0))
+    monkeypatch.setattr(clients, "AIOKafkaConsumer", lambda **_: broker)
+    monkeypatch.setattr(clients, "_HELD_MAX", 10)
+    reader = AssignedReader(SETTINGS, "documents", range(3), client_id="r")
+    await reader.start("earliest")
+    seen: list[int] = []
+    async for record in reader.by_time(await reader.end_offsets()):
+        seen.append(record.timestamp)
+        if record.partition == 0:
+            assert broker._at[1] <= 12, "those held, and the last that came"
+    assert seen == [*range(50), *range(100, 200)]
+
+
+@pytest.mark.parametrize("batch", [1, 5_000])
+async def test_a_dimension_outlives_the_documents_that_fixed_it(
+    batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compaction leaves a refused document as the oldest: it decides nothing, since the shard
+    has written the dimension down (issue 10, 23)."""
+    monkeypatch.setattr(module, "_HISTORY_BATCH", batch)
+    held = Collections(RetrievalSettings())
+    await read(log_of((1, 10, "a", GOOD), (2, 20, "bad", BAD)), 0, monkeypatch, held)
+    assert held.untold() == {"c": 4}
+    log = log_of((2, 20, "bad", BAD), (0, 30, "a", GOOD), (1, 31, "b", GOOD))
+    made = CollectionMade(collection="c", dim=4, shard=0, shards=1, at_ms=40)
+    key = collection_key("c", 0, 1).encode()
+    log[0].append(
+        SimpleNamespace(
+            topic="documents", partition=0, offset=len(log[0]), timestamp=40, key=key,
+            value=CODEC.encode(made),
+        )
+    )  # fmt: skip
+    for seed in range(20):
+        again = Collections(RetrievalSettings())
+        assert await read(log, seed, monkeypatch, again) == ({"c": (4, 2)}, ["c/bad"])
+        assert again.untold() == {}
+        again.apply([Change("c", name, None) for name in ("a", "b")])
+        again.apply([Change("c", "new", document_of("new", BAD))])
+        assert again.untold() == {"c": 3}, "without documents it takes the dimension of the next"
+
+
+async def test_the_first_replica_writes_dimensions_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, in partition 0; a broker that does not take it is asked again (issue 10, 23)."""
+    sent: list[tuple[Any, str, int]] = []
+
+    class Producer:
+        broken = True
+
+        async def send(self, topic: str, record: Any, *, key: str, partition: int) -> Any:
+            if self.broken:
+                raise BrokerUnavailable("away")
+            sent.append((record, key, partition))
+            taken = asyncio.get_running_loop().create_future()
+            taken.set_result(None)
+            return taken
+
+    held = Collections(RetrievalSettings())
+    change = feed_of(held, producer := Producer())
+    held.apply([Change("c", "a", document_of("a", GOOD))])
+    first = False
+    monkeypatch.setattr(change, "_is_first", lambda: first)
+
+    async def batch(**_: Any) -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(change._reader, "batch", batch)
+    for producer.broken, first in ((False, False), (True, True), (False, True), (False, True)):
+        running = asyncio.create_task(change.run())
+        for _ in range(9):
+            await asyncio.sleep(0)
+        running.cancel()
+        assert bool(sent) == (first and not producer.broken)
+    ((made, key, partition),) = sent
+    assert (made.collection, made.dim, key, partition) == ("c", 4, "/0/1/c", 0)

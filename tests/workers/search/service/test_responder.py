@@ -1,0 +1,215 @@
+"""A retrieval in, hits out, without a log: collections, tenants, probes, every kind of error."""
+
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas import errors
+from schemas.codec import Codec
+from schemas.fleet import FleetView
+from schemas.log.clock import wall_ms
+from schemas.records import (
+    Document,
+    Hits,
+    MemberKind,
+    Registration,
+    RetrievalRequest,
+    Role,
+    SearchCapability,
+)
+from schemas.retrieval import pack_vector, unpack_vector
+from tests.workers.search.data import gaussian, nearest
+from workers.search.engine.engine import EngineSettings, SearchEngine
+from workers.search.index.query import Kind
+from workers.search.service.collections import Change, Collections
+from workers.search.service.refusals import is_first
+from workers.search.service.responder import Server, Serving
+from workers.search.service.settings import RetrievalSettings, ShardPlace
+
+SETTINGS = RetrievalSettings(metrics=("books=sqeuclidean", "films=inner_product"))
+BOOKS, FILMS = gaussian(1_400, 6), gaussian(30, 11, seed=1)
+
+
+def change(collection: str, name: str, vector: Any, **metadata: Any) -> Change:
+    document = Document(
+        document_id=name, collection=collection, vector=pack_vector(vector), at_ms=0,
+        metadata=json.dumps(metadata),
+    )  # fmt: skip
+    return Change(collection, name, document)
+
+
+@pytest.fixture
+async def serving() -> AsyncIterator[Serving]:
+    collections = Collections(SETTINGS)
+    books = [change("books", f"b{i}", row, tenant=f"t{i % 3}") for i, row in enumerate(BOOKS)]
+    films = [change("films", f"f{i}", row) for i, row in enumerate(FILMS)]
+    empty = [change("empty", "x", [1.0]), Change("empty", "x", None)]
+    assert collections.apply([*books, *films, empty[0]]) == []
+    assert collections.apply([empty[1]]) == []
+    collections.get("books").link()
+    engine = SearchEngine(EngineSettings(lanes=1))
+    yield Serving(engine, collections, SETTINGS, Server(worker_id="w", place=ShardPlace(1, 4)))
+    await engine.close()
+
+
+def request(vector: Any = BOOKS[0], **fields: Any) -> RetrievalRequest:
+    fields = {"collection": "books", "k": 5, "deadline_ms": wall_ms() + 60_000, **fields}
+    return RetrievalRequest(
+        retrieval_id="q", request_id="r", asker_id="a", reply_partition=0,
+        vector=pack_vector(vector), asked_ms=0, **fields,
+    )  # fmt: skip
+
+
+async def test_collections_of_several_dimensions_and_metrics_are_served_at_once(
+    serving: Serving,
+) -> None:
+    books = await serving.hits(request(BOOKS[7]), Kind.PREFILL)
+    assert list(books.document_ids) == [f"b{i}" for i in nearest(BOOKS, BOOKS[7:8], 5)[0]]
+    assert unpack_vector(books.distances)[0] == 0 and not books.exact
+    assert (books.retrieval_id, books.request_id, books.worker_id) == ("q", "r", "w")
+    assert (books.shard, books.shards, books.collection) == (1, 4, "books")
+    films = await serving.hits(request(FILMS[3], collection="films"), Kind.DECODE)
+    best = np.argsort(-FILMS @ FILMS[3])[:5]
+    assert list(films.document_ids) == [f"f{i}" for i in best] and films.exact
+    np.testing.assert_allclose(unpack_vector(films.distances), -(FILMS @ FILMS[3])[best], rtol=1e-5)
+
+
+async def test_a_tenant_sees_its_own_documents_only(serving: Serving) -> None:
+    for tenant in range(3):
+        own = np.arange(len(BOOKS)) % 3 == tenant
+        asked = request(BOOKS[1], filter=json.dumps({"tenant": f"t{tenant}"}))
+        found = await serving.hits(asked, Kind.DECODE)
+        truth = nearest(BOOKS, BOOKS[1:2], 5, own)[0]
+        assert list(found.document_ids) == [f"b{i}" for i in truth]
+    nobody = await serving.hits(request(filter='{"tenant": "t9"}'), Kind.DECODE)
+    assert nobody.error is None and nobody.document_ids == () and nobody.exact
+
+
+async def test_a_filter_brings_all_that_it_allows_where_that_is_less_than_k(
+    serving: Serving,
+) -> None:
+    index = serving._collections.get("books")
+    index.delete([f"b{i}" for i in range(1_000)])
+    asked = request(k=300, filter='{"tenant": {"$in": ["t0", "t1"]}}')
+    found = await serving.hits(asked, Kind.DECODE)
+    left = [i for i in range(1_000, 1_400) if i % 3 < 2]
+    assert len(found.document_ids) == len(left)
+    assert {int(name[1:]) for name in found.document_ids} == set(left)
+
+
+async def test_the_seeds_of_a_probe_begin_the_next(serving: Serving) -> None:
+    first = await serving.hits(request(wants_seeds=True), Kind.DECODE)
+    assert set(first.document_ids) < set(first.seeds) and len(first.seeds) == SETTINGS.top_m
+    seeds = (*first.seeds, "gone", "b")
+    warm = await serving.hits(request(seeds=seeds, top_m=16), Kind.DECODE)
+    assert warm.document_ids == first.document_ids
+    assert warm.distances_computed < first.distances_computed
+
+
+BAD: list[tuple[dict[str, Any], type[errors.TriviumError], str]] = [
+    ({"vector": [1.0, 2.0]}, errors.WrongDimension, r"expected vectors of 6 .* found shape \(2,\)"),
+    ({"vector": [np.nan] * 6}, errors.InvalidVector, "expected finite values"),
+    ({"collection": "songs"}, errors.UnknownCollection, "no collection 'songs'.*books, empty, fil"),
+    ({"collection": "empty", "vector": [1.0]}, errors.EmptyIndex, "expected an index with rows"),
+    ({"filter": '{"year": 1}'}, errors.UnknownFilterField, "field 'year'"),
+    ({"filter": '{"tenant": 1}'}, errors.UnknownFilterField, "tenant"),
+    ({"filter": "tenant"}, errors.InvalidRequest, "expected a JSON object"),
+    ({"k": 0}, errors.InvalidRequest, "expected k from 1 to 512, found 0"),
+    ({"k": 10**6}, errors.InvalidRequest, "expected k from 1 to 512, found 1000000"),
+    ({"top_m": 10**6}, errors.InvalidRequest, "expected top_m from 1 to 512, found 1000000"),
+    ({"width": -1}, errors.InvalidRequest, "expected width from 1 to .*, found -1"),
+    ({"seeds": ("x",) * 5_000}, errors.InvalidRequest, "at most 4096 seeds, found 5000"),
+    ({"deadline_ms": 1}, errors.DeadlineExceeded, "passed .* ms before the retrieval was read"),
+]
+
+
+@pytest.mark.parametrize(("fields", "error", "said"), BAD)
+async def test_what_cannot_be_answered_says_why(
+    serving: Serving, fields: dict[str, Any], error: type[errors.TriviumError], said: str
+) -> None:
+    found = await serving.hits(request(**{"vector": BOOKS[0], **fields}), Kind.DECODE)
+    assert found.error is not None and found.document_ids == ()
+    assert found.error.code == error.code
+    with pytest.raises(errors.TriviumError, match=said):
+        raise error(found.error.message)
+    assert serving.searches_total == 1
+    assert serving.misses_total == (error is errors.DeadlineExceeded)
+    again = await serving.hits(request(), Kind.DECODE)
+    assert again.error is None and again.document_ids[0] == "b0"
+
+
+async def test_a_defect_in_a_search_is_hits_with_an_error_too(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: Any) -> Hits:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(serving._engine, "search", broken)
+    found = await serving.hits(request(), Kind.DECODE)
+    assert found.error is not None and found.error.code == errors.EngineFailed.code
+    assert "the log of w says why" in found.error.message
+
+
+async def test_more_hits_than_documents_are_all_documents(serving: Serving) -> None:
+    asked = dataclasses.replace(request(FILMS[0], collection="films"), k=400)
+    found = await serving.hits(asked, Kind.DECODE)
+    assert sorted(found.document_ids) == sorted(f"f{i}" for i in range(30))
+
+
+def test_an_empty_collection_makes_room_and_may_begin_anew() -> None:
+    held = Collections(RetrievalSettings(collections_max=1))
+    assert held.apply([change("c", "a", [1, 0])]) == []
+    ((_, error),) = held.apply([change("d", "b", [1, 0, 0])])
+    assert "1 collections are held already; raise [retrieval] collections_max" in error.message
+    held.apply([Change("c", "a", None)])
+    assert held.apply([change("c", "b", [1, 0, 0])]) == []
+    assert [(state.name, state.dim) for state in held.states()] == [("c", 3)]
+    held.apply([Change("c", "b", None)])
+    assert held.apply([change("d", "b", [1])]) == []
+    assert [(state.name, state.dim) for state in held.states()] == [("d", 1)]
+
+
+async def test_a_field_that_is_no_utf8_does_no_harm(serving: Serving) -> None:
+    """JSON may have half a character; an error that names the field must still reach the asker."""
+    odd = Document(
+        document_id="odd", collection="books", vector=pack_vector(BOOKS[0]), at_ms=0,
+        metadata='{"\\ud800": "\\udfff"}',
+    )  # fmt: skip
+    assert serving._collections.apply([Change("books", "odd", odd)]) == []
+    found = await serving.hits(request(filter='{"year": 1}'), Kind.DECODE)
+    assert found.error is not None and "fields are: tenant, \\ud800" in found.error.message
+    assert Codec().decode(Codec().encode(found)) == found
+
+
+def test_the_first_replica_that_lives_buries_for_its_shard() -> None:
+    view = FleetView()
+    for name, shard, heard_ms in (("a", 0, 0), ("b", 0, 5_000), ("c", 0, 5_000), ("d", 1, 5_000)):
+        capability = SearchCapability(shard=shard, shards=2, backend="cpu", slots=1)
+        member = Registration(
+            member_id=name, epoch=1, kind=MemberKind.WORKER, roles=(Role.RETRIEVAL,), started_ms=0,
+            search=capability,
+        )  # fmt: skip
+        view.apply(member, 0, heard_ms)
+
+    def first(now_ms: int) -> list[str]:
+        places = {"a": 0, "b": 0, "c": 0, "d": 1}
+        return [n for n, s in places.items() if is_first(view, ShardPlace(s, 2), n, now_ms)]
+
+    assert first(1_000) == ["a", "d"]
+    assert first(5_000) == ["a", "b", "d"], "a is lost, and does not know it"
+
+
+async def test_patience_of_a_retrieval_ends_its_search_early(serving: Serving) -> None:
+    """The routing list unchanged for so many extends is the end; without, the worker's setting
+    counts (issue 10, 27)."""
+    patient = await serving.hits(request(top_m=256), Kind.DECODE)
+    hasty = await serving.hits(request(top_m=256, patience=1), Kind.DECODE)
+    assert hasty.error is None
+    assert hasty.extends < patient.extends / 2
+    assert hasty.document_ids[0] == patient.document_ids[0] == "b0"
+    serving._settings = dataclasses.replace(serving._settings, patience=1)
+    assert (await serving.hits(request(top_m=256), Kind.DECODE)).extends == hasty.extends

@@ -1,0 +1,241 @@
+"""Retrieval workers on a real broker: documents live, snapshots, bad input."""
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.errors import (
+    DeadlineExceeded,
+    EmptyIndex,
+    EngineDead,
+    InvalidRequest,
+    InvalidVector,
+    LeaseError,
+    TriviumError,
+    UnknownCollection,
+    UnknownFilterField,
+    WrongDimension,
+)
+from schemas.log.clock import wall_ms
+from schemas.records import MemberState, RetrievalRequest
+from schemas.retrieval import Hit
+from schemas.settings import LogSettings
+from tests.waiting import until
+from tests.workers.search.data import gaussian
+from tests.workers.search.service.library import (
+    CODEC,
+    SETTINGS,
+    Library,
+    buried,
+    calm,
+    held,
+    library,
+    ready,
+    worker,
+)
+from workers.search.index.index import Index
+from workers.search.index.query import Query
+from workers.search.service.intake import TOPICS
+from workers.search.service.settings import ShardPlace
+from workers.search.service.worker import RetrievalWorker
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+DIM = 8
+
+
+@pytest.fixture(autouse=True)
+async def calm_members() -> AsyncIterator[None]:
+    async with calm():
+        yield
+
+
+async def test_documents_are_found_as_they_come_and_go(kafka: LogSettings, tmp_path: Path) -> None:
+    settings = dataclasses.replace(SETTINGS, snapshot_folder=str(tmp_path))
+    axes = {f"d{i}": row for i, row in enumerate(np.eye(DIM))}
+    async with library(kafka) as books:
+        async with worker(kafka, "r", settings=settings) as running:
+            await ready(books, 1)
+            with pytest.raises(UnknownCollection, match="no collection 'books'.* none yet"):
+                await books.search(axes["d0"])
+            await books.put(axes, metadata=json.dumps({"kind": "axis"}))
+            await held(running, DIM)
+            found = await books.search(axes["d2"], wants_seeds=True)
+            assert found.hits[0] == Hit("d2", 0.0) and found.exact and found.is_complete
+            assert found.seeds[0] == "d2" and set(found.seeds) <= set(axes)
+            await books.put({"e": axes["d2"] * 2}, metadata=json.dumps({"kind": "own"}))
+            await held(running, DIM + 1)
+            assert await books.ids(axes["d2"] * 2, k=2) == ["e", "d2"]
+            assert await books.ids(axes["d2"], filter='{"kind": "own"}') == ["e"]
+            await books.drop("d2")
+            await books.put({"d3": []}, deleted=True)
+            await held(running, DIM - 1)
+            assert await books.ids(axes["d2"], k=99) == ["e", "d0", "d1", "d4", "d5", "d6", "d7"]
+            await books.put({"bad": axes["d2"][:3]})
+            await books.put({"worse": [np.nan] * DIM})
+            await books.put({"odd": axes["d2"]}, metadata="[]")
+            await books.raw("documents", b"rubbish", b"books/x")
+            await books.put({"last": axes["d0"]})
+            await held(running, DIM)
+
+            async def are_buried() -> bool:  # of either partition, which may be read later
+                return len(await buried(kafka, "documents")) == 4
+
+            await until(are_buried)
+        reasons = await buried(kafka, "documents")
+        assert len(reasons) == 4
+        for said in ("expected vectors of 8 values", "finite values", "a JSON object", "marker"):
+            assert any(said in reason for reason in reasons), reasons
+        await books.put({"after": axes["d2"]})  # into the tail, behind the snapshot
+        await books.drop("d4")
+        (file,) = (tmp_path / "r").glob("*.index")
+        async with (
+            worker(kafka, "r", settings=settings) as snapped,
+            worker(kafka, "fresh") as rebuilt,
+        ):
+            assert sorted(index_ids(snapped)) == sorted(index_ids(rebuilt))
+            assert sorted(index_ids(snapped)) == [
+                "after", "d0", "d1", "d5", "d6", "d7", "e", "last",
+            ]  # fmt: skip
+        file.write_bytes(file.read_bytes()[:-100])
+        async with worker(kafka, "r", settings=settings) as running:
+            assert len(index_ids(running)) == DIM, "rebuilt from the topic"
+
+
+def index_ids(running: RetrievalWorker, collection: str = "books") -> list[str]:
+    view = running.collections.get(collection).view()
+    return [str(view.ids[row]) for row in view.live_rows()]
+
+
+BAD: list[tuple[dict[str, Any], type[TriviumError], str]] = [
+    ({"vector": np.zeros(DIM - 1)}, WrongDimension, "vectors of 8 values, found shape"),
+    ({"vector": [np.inf] * DIM}, InvalidVector, "finite values"),
+    ({"collection": "films"}, UnknownCollection, "no collection 'films'.*: books, empty"),
+    ({"collection": "empty"}, EmptyIndex, "an index with rows"),
+    ({"filter": '{"colour": "red"}'}, UnknownFilterField, "no row has a field 'colour'"),
+    ({"filter": "red"}, InvalidRequest, "expected a JSON object"),
+    ({"k": 0}, InvalidRequest, "expected k from 1"),
+    ({"k": 100_000}, InvalidRequest, "expected k from 1 to"),
+    ({"top_m": -3}, InvalidRequest, "expected top_m from 1"),
+    ({"width": 10_000}, InvalidRequest, "expected width from 1"),
+]
+
+
+async def test_bad_input_is_answered_with_its_error_and_the_pool_goes_on(
+    kafka: LogSettings,
+) -> None:
+    vectors = {f"d{i}": row for i, row in enumerate(gaussian(20, DIM))}
+    async with library(kafka) as books, worker(kafka, "r") as running:
+        await ready(books, 1)
+        await books.put(vectors)
+        await books.put({"x": [1, 2]}, "empty")
+        await held(running, 1, "empty")
+        await books.drop("x", "empty")
+        await held(running, 20)
+        await held(running, 0, "empty")
+        for fields, error, said in BAD:
+            with pytest.raises(error, match=said):
+                await books.search(**{"vector": vectors["d0"], **fields})
+        with pytest.raises(DeadlineExceeded, match="the deadline passed"):
+            await books.search(vectors["d0"], within_ms=-5)
+        assert len(await books.ids(vectors["d0"], k=500)) == 20, "k > N: all there are"
+        await bad_records(books, running)
+        assert await books.ids(vectors["d0"], k=1, kind="prefill") == ["d0"]
+
+
+async def bad_records(books: Library, running: RetrievalWorker) -> None:
+    """Records that no asker writes: dead letters, or hits with an error."""
+    request = RetrievalRequest(
+        retrieval_id="late",
+        request_id="",
+        asker_id="nobody",
+        reply_partition=0,
+        collection="books",
+        vector=bytes(4 * DIM),
+        k=3,
+        asked_ms=0,
+        deadline_ms=wall_ms() - 1,
+    )
+    misses = running.serving.misses_total
+    for wrong in (
+        request,
+        dataclasses.replace(request, reply_partition=99),
+        dataclasses.replace(request, vector=b"12345"),
+    ):
+        await books.raw("retrieval.decode", CODEC.encode(wrong), b"q")
+    await books.raw("retrieval.decode", b"rubbish", b"q")
+    await books.raw("retrieval.prefill", None, b"q")
+
+    async def all_buried() -> bool:  # what a rebalance has the worker read again is buried again
+        reasons = {topic: await buried(books.log, topic) for topic in TOPICS}
+        return [len(set(reasons[topic])) for topic in TOPICS] == [1, 3]
+
+    await until(all_buried)
+    await until(lambda: running.serving.misses_total > misses)
+
+
+async def test_a_worker_that_lost_its_lease_keeps_its_documents(
+    kafka: LogSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It joins again in a higher epoch, and reads on where it stood (issue 10, 4)."""
+    caplog.set_level("INFO", "trivium.retrieval")
+    vectors = {f"d{i}": row for i, row in enumerate(gaussian(20, DIM))}
+    async with library(kafka) as books, worker(kafka, "r") as running:
+        await ready(books, 1)
+        await books.put(vectors)
+        await held(running, 20)
+        index, former = running.collections.get("books"), running.membership
+        running._tasks.spawn("cut", _lost())
+        await until(lambda: running.membership is not former)
+        await until(lambda: running.membership.state is MemberState.READY)
+        assert running.membership.epoch > former.epoch
+        assert running.collections.get("books") is index
+        assert "read 0 documents" in [r.getMessage() for r in caplog.records if "read" in r.msg][-1]
+        await books.put({"late": vectors["d0"]})
+        await held(running, 21)
+        await ready(books, 1)
+        assert set(await books.ids(vectors["d0"], k=2)) == {"d0", "late"}
+
+
+async def _lost() -> None:
+    raise LeaseError("silent for too long")
+
+
+async def test_a_worker_that_is_stopped_while_it_loads_leaves_and_says_so(
+    kafka: LogSettings,
+) -> None:
+    stop = asyncio.Event()
+    stop.set()
+    running = RetrievalWorker(kafka, SETTINGS, ShardPlace(0, 1), "early", CODEC)
+    await running.run(stop)
+    assert running.membership.state is MemberState.GONE
+    with pytest.raises(EngineDead):
+        await running.engine.search(Index.build([[0.0]]), Query(vector=[0.0], k=1))
+
+
+async def test_documents_that_cannot_be_used_are_buried_once_whoever_reads_them(
+    kafka: LogSettings,
+) -> None:
+    async def are_buried(count: int) -> bool:
+        return len(await buried(kafka, "documents")) == count
+
+    async with library(kafka) as books:
+        await books.put({"bad": [np.nan] * DIM, "good": np.ones(DIM)})
+        await books.raw("documents", b"rubbish", b"books/x")
+        async with worker(kafka, "first") as first, worker(kafka, "second") as second:
+            await held(second, 1)
+            await until(lambda: are_buried(2))
+            # On the partition of `good`, so that no reader meets the wrong length first.
+            await books.put({"short": np.ones(DIM - 1), "better": np.ones(DIM)})
+            await held(second, 2)
+            await until(lambda: are_buried(3))
+            refusals = [each._feed.refusals for each in (first, second)]
+            await until(lambda: not any(each._waiting for each in refusals))
+        async with worker(kafka, "second"):
+            pass
+        assert await are_buried(3)

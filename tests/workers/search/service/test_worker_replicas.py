@@ -1,0 +1,205 @@
+"""Shards and replicas on a real broker: workers die, join, leave and are replaced."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+
+from schemas.errors import TriviumError
+from schemas.log.clock import wall_ms
+from schemas.records import MemberState
+from schemas.retrieval import Found
+from schemas.settings import LogSettings
+from tests.waiting import pass_time, until
+from tests.workers.search.data import gaussian, nearest
+from tests.workers.search.service.library import (
+    Library,
+    calm,
+    held,
+    library,
+    process,
+    ready,
+    worker,
+)
+from workers.search.service.group import group_id
+from workers.search.service.settings import ShardPlace
+from workers.search.service.worker import RetrievalWorker
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+DIM = 8
+
+
+@pytest.fixture(autouse=True)
+async def calm_members() -> AsyncIterator[None]:
+    async with calm():
+        yield
+
+
+async def test_every_retrieval_is_answered_while_a_replica_dies(
+    kafka_with: Callable[..., Awaitable[LogSettings]],
+) -> None:
+    """Half of a shard's partitions are silent until its group notices, ten seconds later."""
+    kafka = await kafka_with(retrieval_partitions=4)
+    count, within_ms = 120, 8_000
+    vectors = gaussian(300, DIM)
+    queries = gaussian(count, DIM, seed=1)
+    truth = nearest(vectors, queries, 3)
+    with process(kafka, "victim", "0/2") as victim:
+        async with (
+            library(kafka) as books,
+            worker(kafka, "left", "0/2") as left,
+            worker(kafka, "right-a", "1/2") as right_a,
+            worker(kafka, "right-b", "1/2") as right_b,
+        ):
+            await ready(books, 2)
+            view = books.asker.membership.view
+            await until(lambda: "victim" in view.members)
+            await until(lambda: view.members["victim"].state is MemberState.READY)
+            await books.put({f"d{i}": row for i, row in enumerate(vectors)})
+
+            def holds(name: str) -> int:
+                load = view.members[name].search
+                return sum(each.documents for each in load.collections) if load else 0
+
+            names = ("victim", "left", "right-a", "right-b")
+            await until(lambda: sum(map(holds, names)) == 2 * len(vectors))
+            ended: list[Found | TriviumError] = []
+            late_ms: list[float] = []
+
+            async def ask(number: int) -> None:
+                due_ms = wall_ms() + within_ms
+                try:
+                    ended.append(await books.search(queries[number], within_ms=within_ms))
+                except TriviumError as error:
+                    ended.append(error)
+                    return
+                finally:
+                    late_ms.append(wall_ms() - due_ms)
+                hits = [hit.document_id for hit in ended[-1].hits]  # type: ignore[union-attr]
+                if ended[-1].is_complete:  # type: ignore[union-attr]
+                    assert hits == [f"d{row}" for row in truth[number]]
+
+            async with asyncio.TaskGroup() as asking_all:
+                for number in range(count):
+                    asking_all.create_task(ask(number))
+                    await pass_time(0.02)
+                    if number == count // 4:
+                        victim.kill()
+            assert len(ended) == count and max(late_ms) < 1_000
+            wrong = [each for each in ended if not (isinstance(each, Found) and each.is_complete)]
+            assert not wrong, "the others stand in for the dead one"
+            for each in (left, right_a, right_b):
+                assert each.serving.searches_total > 0
+
+
+class Reader:
+    """Asks for one document after the other, and finds just that."""
+
+    def __init__(self, books: Library, vectors: Mapping[str, Any]) -> None:
+        self.answered = 0
+        self._books, self._vectors = books, vectors
+        self._reading = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        while True:
+            for name, vector in self._vectors.items():
+                found = await self._books.search(vector, k=1)
+                assert [hit.document_id for hit in found.hits] == [name] and found.is_complete
+                self.answered += 1
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait, and see that all is answered meanwhile."""
+        await until(lambda: condition() or self._reading.done())
+        assert not self._reading.done(), self._reading.exception()
+
+    async def more(self, count: int) -> None:
+        """Wait for so many more answers."""
+        before = self.answered
+        await self.until(lambda: self.answered >= before + count)
+
+    async def stop(self) -> None:
+        self._reading.cancel()
+        await asyncio.wait([self._reading])
+
+
+async def test_replicas_join_leave_and_are_replaced_while_retrievals_go_on(
+    kafka: LogSettings,
+) -> None:
+    vectors = {f"d{i}": row for i, row in enumerate(gaussian(50, DIM))}
+    async with library(kafka) as books, AsyncExitStack() as first:
+        one = await first.enter_async_context(worker(kafka, "one"))
+        reader = await served_by(one, books, vectors)
+        async with worker(kafka, "two") as two:
+            await reader.until(lambda: two.serving.searches_total > 20)
+            await reader.until(lambda: len(two._owned) == len(one._owned) == 2)  # of two topics
+            await first.aclose()
+            assert one.membership.state is MemberState.GONE
+            assert await members(kafka) == ["two"], "the group need not wait for one that left"
+            async with worker(kafka, "three") as three:
+                await reader.until(lambda: three.serving.searches_total > 20)
+                await reader.more(100)
+                await told(books, three)
+                await reader.stop()
+
+
+async def test_the_number_of_shards_changes_while_retrievals_go_on(kafka: LogSettings) -> None:
+    vectors = {f"d{i}": row for i, row in enumerate(gaussian(50, DIM))}
+    async with library(kafka) as books, AsyncExitStack() as before:
+        whole = await before.enter_async_context(worker(kafka, "whole"))
+        reader = await served_by(whole, books, vectors)
+        async with worker(kafka, "half-0", "0/2") as one, worker(kafka, "half-1", "1/2") as two:
+            await ready(books, 2)
+            await reader.more(2)  # what was asked of the whole is answered: nobody else would
+            await before.aclose()
+            served = [each.serving.searches_total for each in (one, two)]
+            await reader.more(100)
+            assert one.serving.searches_total >= served[0] + 99
+            assert two.serving.searches_total >= served[1] + 99
+            held_by = [sum(s.documents for s in each.collections.states()) for each in (one, two)]
+            assert 0 < held_by[0] < 50 and sum(held_by) == 50
+            await reader.stop()
+
+
+async def served_by(only: RetrievalWorker, books: Library, vectors: dict[str, Any]) -> Reader:
+    """A reader with its first answers, once the only worker holds all documents."""
+    await ready(books, 1)
+    await books.put(vectors)
+    await held(only, len(vectors))
+    reader = Reader(books, vectors)
+    await reader.more(20)
+    return reader
+
+
+async def members(log: LogSettings, place: str = "0/1") -> list[str]:
+    """Whom the broker counts to the group of a shard."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=log.bootstrap)
+    await admin.start()
+    try:
+        group = group_id(log, ShardPlace.parse(place))
+        (described,) = await admin.describe_consumer_groups([group])
+    finally:
+        await admin.close()
+    ((_, _, _, _, _, found, *_),) = described.groups
+    return sorted(client_id for _, client_id, *_ in found)
+
+
+async def told(books: Library, running: RetrievalWorker) -> None:
+    """Wait until the fleet has heard how a worker does."""
+    members = books.asker.membership.view.members
+
+    def has_told() -> bool:
+        load = members[running.membership.member_id].search
+        return (
+            load is not None
+            and load.searches_total > 20
+            and load.ms_per_extend > 0
+            and load.decode_wait_ms_p95 >= load.decode_wait_ms_p50 >= 0
+            and 0 <= load.occupancy <= 1
+            and (load.waiting_prefill, load.parked) == (0, 0)
+            and [each.documents for each in load.collections] == [50]
+        )
+
+    await until(has_told)

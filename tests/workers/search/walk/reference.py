@@ -1,0 +1,107 @@
+"""One search in NumPy and plain lists: what `steps.py` must do, said a second time.
+
+Slow and simple; tests compare the two byte for byte. The distances are the kernel's own, because a
+sum in another order is another number. It keeps every row that it met, where the kernel's table may
+forget some: those come again and are dropped as equal, so that results agree and counts may not.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from workers.search.index.filters import unpacked
+from workers.search.index.ways import Search
+from workers.search.kernels.distances import distance, stored_bits
+from workers.search.kernels.jit import kernel
+from workers.search.kernels.keys import EMPTY, key_of, rows_and_distances
+from workers.search.kernels.memory import address
+from workers.search.walk import fields
+
+Array = np.ndarray[Any, Any]
+
+
+@kernel
+def _keys(vectors: Array, rows: Array, query: Array, metric: int, stored: int) -> Array:
+    """Keys of rows by their distance to a query."""
+    out = np.empty(len(rows), np.uint64)
+    for i in range(len(rows)):
+        at = address(vectors) + rows[i] * vectors.strides[0]
+        far = distance(at, address(query), vectors.shape[1], metric, stored)
+        out[i] = key_of(far, rows[i])
+    return out
+
+
+class Reference:
+    """A search of the first query of `search`; `run` gives rows and distances of its hits."""
+
+    def __init__(self, search: Search) -> None:
+        self.view, self.row, self.query = search.view, search.row, search.query[0]
+        self.search, self.extends = search, 0
+        self.top: list[int] = []  # keys, ascending; their rows' flags are in `expanded`
+        self.found: list[int] = []
+        self.expanded: set[int] = set()
+        self.met: set[int] = set()
+
+    def run(self) -> tuple[Array, Array]:
+        row, view = self.row, self.view
+        if row[fields.LIST_COUNT]:
+            assert self.search.where is not None
+            assert self.search.where.rows is not None
+            self._measure(self.search.where.rows, 0)
+            return self._hits()
+        if row[fields.WARM_COUNT]:
+            assert self.search.warm is not None
+            self._measure(self.search.warm, int(row[fields.TOP_M]))
+        if row[fields.REPS_COUNT]:
+            room = max(int(row[fields.ENTRIES]), int(row[fields.WARM_COUNT]))
+            self._measure(view.entries, room)
+        self._measure(np.arange(row[fields.LOOSE_FIRST], row[fields.LOOSE_LAST]), 0)
+        self.met = {_row(key) for key in self.top}
+        self._walk()
+        needed, m = int(row[fields.NEEDED]), int(row[fields.TOP_M])
+        if needed and len(self.top) >= m:
+            if len(self.found) < needed or self.found[needed - 1] > self.top[m - 1]:
+                self.found = []
+        return self._hits()
+
+    def _walk(self) -> None:
+        row, stable = self.row, 0
+        while not row[fields.PATIENCE] or stable < row[fields.PATIENCE]:
+            parents = [k for k in self.top if k not in self.expanded][: row[fields.WIDTH]]
+            if not parents:
+                return
+            self.expanded.update(parents)
+            edges = [int(e) for key in parents for e in self.view.graph[_row(key)]]
+            new = [e for e in dict.fromkeys(edges) if e not in self.met]
+            self.met.update(new)
+            before = list(self.top)
+            self._measure(np.array(new, np.int64), int(row[fields.TOP_M]))
+            stable = stable + 1 if self.top == before else 0
+            self.extends += 1
+
+    def _measure(self, rows: Array, room: int) -> None:
+        view, k = self.view, int(self.row[fields.K])
+        keys = _keys(
+            stored_bits(view.vectors), rows, self.query, view.metric.kernel, view.storage.kernel
+        )
+        returned = [key for key in keys.tolist() if self._may_return(_row(key))]
+        self.found = sorted({*self.found, *returned})[:k]
+        if room:
+            kept = self.top[room:]
+            self.top = sorted({*self.top[:room], *keys.tolist()})[:room] + kept
+
+    def _may_return(self, row: int) -> bool:
+        where, view = self.search.where, self.view
+        sets = [view.alive, where.bits if where is not None else None]
+        return all(bits is None or bool(unpacked(bits, view.count)[row]) for bits in sets)
+
+    def _hits(self) -> tuple[Array, Array]:
+        hits = self.found if self.row[fields.SCREENED] else self.top
+        keys = np.full(int(self.row[fields.K]), EMPTY, np.uint64)
+        hits = hits[: len(keys)]
+        keys[: len(hits)] = hits
+        return rows_and_distances(keys)
+
+
+def _row(key: int) -> int:
+    return (key & 0xFFFFFFFF) >> 1

@@ -1,0 +1,162 @@
+"""Threads of the engine that run slots: `lane_loop.py` is what they do, this is who starts them.
+
+A lane owns some slots of the engine's. Its thread is in one kernel call from start to end and never
+takes the interpreter's lock, so neither an event loop that computes nor other threads hold it up,
+nor it them. Whoever owns the lanes tells them what to run and hears what ended, from one thread.
+"""
+
+import contextlib
+import os
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from schemas.errors import ConfigError
+from workers.search.engine import lane_loop
+from workers.search.index.view import address
+from workers.search.index.ways import Search
+from workers.search.walk import fields
+from workers.search.walk.slots import TASKS_MAX, Slots
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What lanes have done since their start."""
+
+    rounds: int
+    places_used: int  # summed over rounds
+    busy_ms: float
+
+
+class Lanes:
+    """`count` threads with `slots` slots each; slot numbers run through.
+
+    `bell` becomes readable when slots have ended that `ended` has not returned yet.
+    """
+
+    backend, dim_max, tasks_max = "cpu", 2**31 - 1, TASKS_MAX
+
+    def __init__(self, slots: Slots, count: int, *, extends_max: int, name: str) -> None:
+        self.count, self.slots_each = count, slots.count // count
+        if self.slots_each & (self.slots_each - 1):
+            raise ConfigError(
+                f"engine.slots: expected a power of two for each lane, found {self.slots_each}"
+            )
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK)
+        self.failure: BaseException | None = None
+        self._slots, self._extends_max = slots, extends_max
+        self._bells = [os.eventfd(0) for _ in range(count)]
+        self._owner = np.zeros(lane_loop.OWNER_SIZE, np.int64)
+        self._owner[lane_loop.OWN_BELL] = self.bell
+        self._heard = self._owner.data
+        self._blocks = np.zeros((count, lane_loop.block_size(self.slots_each)), np.int64)
+        self._blocks[:, lane_loop.BELL] = self._bells
+        self._blocks[:, lane_loop.OWNER_BELL] = self.bell
+        self._blocks[:, lane_loop.OWNER_CALLED] = address(self._owner)
+        self._attention = np.zeros((count, 8), np.int64)
+        self._places = [
+            (address(self._blocks[i]), self.slots_each, address(self._attention[i]))
+            for i in range(count)
+            for _ in range(self.slots_each)
+        ]  # by slot
+        self._ended = np.empty(slots.count, np.int64)
+        self._ended_seen = self._ended.data
+        self._compile()
+        self.ended()
+        self._threads = [
+            threading.Thread(target=self._serve, args=(i,), name=f"{name}-{i}", daemon=True)
+            for i in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _compile(self) -> None:
+        """All that an event loop calls, here and not in that loop."""
+        spare, attention = self._blocks[0].copy(), np.zeros(8, np.int64)
+        row, query = np.zeros(fields.COUNT, np.int64), np.zeros((1, 1), np.float32)
+        place = address(spare), self.slots_each, address(attention)
+        lane_loop.start(*place, 0, address(row), address(row), query, 0, 0)
+        self._tell(0, lane_loop.CLOSE)
+        self._run(0)
+
+    def start(self, slot: int, search: Search) -> None:
+        """Fill in a slot's row with a search's, and step it until it ends."""
+        row = self._slots.addresses[slot]
+        lane_loop.start(
+            *self._places[slot], slot, row, search.way.place, search.query, *search.warm_place
+        )
+
+    def run(self, slot: int, _search: Search) -> None:
+        """Step a slot whose row is filled in, until it ends."""
+        self._tell(slot, lane_loop.RUN)
+
+    def park(self, slot: int) -> None:
+        """Leave a slot out, if it has not ended yet."""
+        self._tell(slot, lane_loop.PARK)
+
+    def resume(self, slot: int) -> None:
+        """Step a parked slot again."""
+        self._tell(slot, lane_loop.RESUME)
+
+    def end(self, slot: int) -> None:
+        """Give a slot up; it ends soon, done or free, and is its lane's until then."""
+        self._tell(slot, lane_loop.END)
+
+    def ended(self) -> list[int]:
+        """Slots that ended since the last call, in order of each lane; the bell is silent then."""
+        count = lane_loop.hear(self._owner, self._blocks, self.slots_each, self._ended)
+        return self._ended_seen[:count].tolist()
+
+    def ms_per_extend(self) -> float | None:
+        """Of what was done between the last two calls of `ended`; None if nothing was."""
+        rounds = self._heard[lane_loop.NEW_ROUNDS]
+        return self._heard[lane_loop.NEW_BUSY_NS] / rounds / 1e6 if rounds else None
+
+    def figures(self) -> Figures:
+        """Sums over lanes."""
+        rounds, used, busy_ns = (
+            self._blocks[:, lane_loop.ROUNDS : lane_loop.BUSY_NS + 1].sum(0).tolist()
+        )
+        return Figures(rounds, used, busy_ns / 1e6)
+
+    @property
+    def alive(self) -> bool:
+        """Whether any thread runs."""
+        return any(thread.is_alive() for thread in self._threads)
+
+    def close(self) -> None:
+        """End the threads, within an extend or so; slots stay as they are. Once."""
+        for lane in range(self.count):
+            self._tell(lane * self.slots_each, lane_loop.CLOSE)
+        for thread in self._threads:
+            thread.join()
+        for counter in (*self._bells, self.bell):
+            os.close(counter)
+
+    def _tell(self, slot: int, kind: int) -> None:
+        lane_loop.tell(*self._places[slot], kind, slot)
+
+    def _serve(self, lane: int) -> None:
+        # to the operating system a lane is a batch job: when it wakes it does not push aside the
+        # event loop, which it would wait for next
+        with contextlib.suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        self._run(lane)
+
+    def _run(self, lane: int) -> None:
+        slots, room = self._slots, self._slots.count
+        try:
+            lane_loop.serve(
+                self._blocks[lane], self.slots_each, slots.fields, slots.top, slots.found,
+                slots.visited, slots.tasks, np.empty(room, np.int64),
+                np.empty(room, np.int64), np.zeros(room, np.int64), self._extends_max,
+                self._attention[lane],
+            )  # fmt: skip
+        except BaseException as error:
+            self.failure = error
+            os.eventfd_write(self.bell, 1)
+            raise

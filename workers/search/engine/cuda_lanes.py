@@ -1,0 +1,227 @@
+"""The lane of a CUDA device: what `core_lanes.py` is for cores, with all slots in one batch.
+
+Its thread hears what it is told, launches the next turn while one runs, and says which slots ended.
+A slot that is given up ends when no turn is under way that may still step it, so what it points to
+may go then.
+"""
+
+import contextlib
+import ctypes
+import os
+import threading
+from collections import deque
+from queue import SimpleQueue
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from workers.search.cuda.batch import Batch, BatchSettings
+from workers.search.cuda.device import Device
+from workers.search.cuda.feeds import Feed
+from workers.search.cuda.rings import DEPTH
+from workers.search.engine.core_lanes import Figures
+from workers.search.index.ways import Search
+from workers.search.walk import fields
+from workers.search.walk.slots import Slots, addresses
+
+Array = np.ndarray[Any, Any]
+
+_RUN, _PARK, _RESUME, _END, _CLOSE = range(5)
+_NO_WARM = np.empty(0, np.int64)
+
+
+class CudaSlots(Slots):
+    """The host's side of a batch's slots: rows, and the lists that ended slots left."""
+
+    def __init__(self, batch: Batch) -> None:
+        sizes = batch.settings
+        self.count, self.top_m_max, self.k_max = sizes.slots, sizes.top_m_max, sizes.k_max
+        self.fields = np.zeros((self.count, fields.COUNT), np.int64)
+        self.top, self.found = batch.top, batch.found
+        self.addresses = addresses(self.fields)
+
+
+class CudaLanes:
+    """One lane; its methods are those of `lane.Lanes`, for one thread, its owner."""
+
+    backend, count = "cuda", 1
+
+    def __init__(self, device: Device, sizes: BatchSettings, *, name: str) -> None:
+        self.batch = Batch(device, sizes)
+        self.slots, self.slots_each = CudaSlots(self.batch), sizes.slots
+        self.dim_max, self.tasks_max = sizes.dim_max, sizes.tasks_max
+        self.bell = os.eventfd(0, os.EFD_NONBLOCK)
+        self.failure: BaseException | None = None
+        self._told: SimpleQueue[tuple[int, int, Any]] = SimpleQueue()
+        self._ended: deque[int] = deque()
+        self._active: dict[int, bool] = {}  # slots in a place, and whether they have a feed
+        self._parked: dict[int, bool] = {}
+        self._feeds: dict[int, tuple[Feed, int]] = {}  # by slot, with the address of the host's
+        self._leaving: deque[tuple[int, int]] = deque()  # turns before it may end, slot
+        self._places_used = self._busy_ns = self._since_ns = 0
+        self._last = (0, 0)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def start(self, slot: int, search: Search) -> None:
+        """Fill in a slot's row with a search's, and step it."""
+        search.enter(self.slots, slot)
+        self.run(slot, search)
+
+    def run(self, slot: int, search: Search) -> None:
+        """Step a slot whose row is filled in, until it ends."""
+        self._told.put((_RUN, slot, (self.slots.fields[slot].copy(), search)))
+
+    def park(self, slot: int) -> None:
+        """Leave a slot out, if it has not ended yet."""
+        self._told.put((_PARK, slot, None))
+
+    def resume(self, slot: int) -> None:
+        """Step a parked slot again."""
+        self._told.put((_RESUME, slot, None))
+
+    def end(self, slot: int) -> None:
+        """Give a slot up; it ends soon, done or free, and is its lane's until then."""
+        self._told.put((_END, slot, None))
+
+    def ended(self) -> list[int]:
+        """Slots that ended since the last call; the bell is silent then."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.bell)
+        found = [self._ended.popleft() for _ in range(len(self._ended))]
+        columns = [fields.EXTENDS, fields.DISTANCES]
+        for slot in found:
+            self.slots.fields[slot, columns] = self.batch.counts[slot]
+        return found
+
+    def ms_per_extend(self) -> float | None:
+        """Of what was done between the last two calls; None if nothing was."""
+        rounds, busy_ns = self.batch.extends, self._busy_ns
+        (rounds_before, before_ns), self._last = self._last, (rounds, busy_ns)
+        if rounds == rounds_before:
+            return None
+        return (busy_ns - before_ns) / (rounds - rounds_before) / 1e6
+
+    def figures(self) -> Figures:
+        """What it has done."""
+        return Figures(self.batch.extends, self._places_used, self._busy_ns / 1e6)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its thread runs."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """End the thread, within two turns; slots stay as they are. Once."""
+        self._told.put((_CLOSE, 0, None))
+        self._thread.join()
+        os.close(self.bell)
+
+    def _run(self) -> None:
+        try:
+            while self._obey():
+                self._turn()
+        except BaseException as error:
+            self.failure = error
+            os.eventfd_write(self.bell, 1)
+            raise
+
+    def _obey(self) -> bool:
+        """Do what was told, and wait for it with nothing else to do; False: it was to close."""
+        idle = not self._active and not self.batch.under_way
+        while idle or not self._told.empty():
+            kind, slot, what = self._told.get()
+            idle = False
+            if kind == _CLOSE:
+                while self.batch.under_way:
+                    self.batch.collect()
+                return False
+            if kind == _RUN:
+                self._admit(slot, *what)
+            elif kind == _PARK and slot in self._active:
+                self._parked[slot] = self._active.pop(slot)
+            elif kind == _RESUME and slot in self._parked:
+                self._active[slot] = self._parked.pop(slot)
+            elif kind == _END and (slot in self._active or slot in self._parked):
+                self._active.pop(slot, None)
+                self._parked.pop(slot, None)
+                self.batch.give_up(slot)
+                self._leaving.append((self.batch.turns, slot))
+                self._let_go()
+        return True
+
+    def _turn(self) -> None:
+        """Launch while there is room, and hear what has ended."""
+        batch = self.batch
+        if self._active and batch.under_way < DEPTH:
+            if not batch.under_way:
+                self._since_ns = perf_counter_ns()
+            active = list(self._active)[: batch.places]
+            fed = all(self._active.values())  # slots that refill themselves need no host soon
+            before = batch.extends
+            batch.launch(active, batch.settings.steps[-1 if fed else 0])
+            self._places_used += (batch.extends - before) * len(active)
+        if batch.under_way == DEPTH or (batch.under_way and not self._active):
+            ended = batch.collect()
+            now_ns = perf_counter_ns()
+            self._busy_ns += now_ns - self._since_ns
+            self._since_ns = now_ns
+            self._say(ended)
+            self._let_go()
+
+    def _admit(self, slot: int, row: Array, search: Search) -> None:
+        batch, source = self.batch, int(row[fields.FEED])
+        on_device = batch.copies.row(row, search)
+        if source:
+            feed = self._feed(row, search, source)
+            self._feeds[slot] = (feed, source)
+            feed.admit(batch, slot, on_device)
+        else:
+            warm = _NO_WARM if search.warm is None else search.warm
+            batch.admit(slot, on_device, search.query[0], warm)
+        self._active[slot] = bool(source)
+
+    def _feed(self, row: Array, search: Search, source: int) -> Feed:
+        """The part of a host's feed that is left, of which the slot took one query already."""
+        first, last = int(row[fields.FEED_PLACE]), _feed_at(source)[fields.FEED_LAST]
+        return Feed(self.batch.device, search.query[first:last], search.k)
+
+    def _say(self, slots: list[int]) -> None:
+        """Slots have ended; hits of feeds go where the host wants them."""
+        for slot in slots:
+            self._active.pop(slot, None)
+            self._parked.pop(slot, None)
+            if slot in self._feeds:
+                feed, source = self._feeds.pop(slot)
+                _give(feed, _feed_at(source), self.batch.counts[slot])
+            self._ended.append(slot)
+        if slots:
+            os.eventfd_write(self.bell, 1)
+
+    def _let_go(self) -> None:
+        """End slots that were given up, and that no turn under way may step."""
+        over = self.batch.turns - self.batch.under_way
+        slots = []
+        while self._leaving and self._leaving[0][0] <= over:
+            slots.append(self._leaving.popleft()[1])
+            self._feeds.pop(slots[-1], None)
+        self._say(slots)
+
+
+def _feed_at(address: int) -> Array:
+    """The host's feed at an address."""
+    held: Any = (ctypes.c_int64 * fields.FEED_COUNT).from_address(address)
+    row: Array = np.frombuffer(held, np.int64)
+    return row
+
+
+def _give(feed: Feed, source: Array, sums: Array) -> None:
+    """Copy hits to the host's arrays, whose end is the feed's end."""
+    first = int(source[fields.FEED_LAST]) - len(feed.rows)
+    for column, hits in ((fields.FEED_ROWS, feed.rows), (fields.FEED_DISTANCES, feed.distances)):
+        target = int(source[column]) + first * hits.strides[0]
+        ctypes.memmove(target, hits.ctypes.data, hits.nbytes)
+    source[fields.FEED_EXTENDS] += sums[0]
+    source[fields.FEED_COMPUTED] += sums[1]
+    source[fields.FEED_NEXT] = source[fields.FEED_LAST]

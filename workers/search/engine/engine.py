@@ -1,0 +1,263 @@
+"""The vector engine: searches of any indexes, one by one, batched extend by extend on all cores.
+
+`search` is for callers that come one at a time: whatever runs is advanced together, an arrival
+joins at the next extend, and its result is what it would be alone. `search_many` is for arrays.
+Each core has a lane (`core_lanes.py`); a search goes to the lane with the least to do and stays
+there (`dispatcher.py`). Bounds: places and slots of a lane, `inbox_max` searches that wait
+(QueueFull beyond), k and top_m.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from schemas.errors import ConfigError, QueueFull, TriviumError
+from schemas.log.clock import wall_ms
+from schemas.sections import Positive, section
+from workers.search.cuda.batch import BatchSettings
+from workers.search.engine import backend
+from workers.search.engine.core_lanes import Figures, Lanes
+from workers.search.engine.cuda_lanes import CudaLanes
+from workers.search.engine.dispatcher import Dispatcher, Ticket
+from workers.search.engine.queues import NEVER_MS
+from workers.search.engine.scheduler import SchedulerSettings
+from workers.search.index import bulk, inputs, ways
+from workers.search.index.index import Index
+from workers.search.index.query import Answer, Effort, Kind, Query
+from workers.search.index.view import IndexView
+from workers.search.kernels.parallel import thread_count
+from workers.search.walk.slots import Slots
+
+Array = np.ndarray[Any, Any]
+
+_CHUNK_MAX = 64  # queries of a bulk call that a slot takes one after the other
+_CHUNKS_PER_PLACE = 2
+_LINKED_TOGETHER = 8  # rows that are linked in one place before it is somebody else's turn
+
+
+@section("engine")
+class EngineSettings:
+    """Sizes of an engine."""
+
+    lanes: int = 0  # threads; 0: as many as there are cores
+    places: Positive = 12  # searches that a lane advances together
+    slots: int = 32  # of a lane: places, and room for searches that gave theirs away
+    extends_max: Positive = 64  # of a lane, before it looks what it has been told
+    inbox_max: Positive = 8_192  # searches that wait, over all lanes
+    top_m_max: Positive = ways.TOP_M_MAX
+    k_max: Positive = ways.K_MAX
+    scanned_rows_max: int = ways.SCANNED_ROWS_MAX
+    device: str = "cpu"  # or cuda, or auto
+    cuda: BatchSettings = field(default_factory=BatchSettings)  # in place of lanes, places, slots
+    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+
+    def __post_init__(self) -> None:
+        if self.slots < self.places or self.slots & (self.slots - 1):
+            raise ConfigError(
+                f"engine.slots: expected a power of two, and at least engine.places "
+                f"({self.places}), found {self.slots}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLoad:
+    """Where an engine stands."""
+
+    running: int
+    parked: int
+    waiting: dict[Kind, int]
+    places: int
+    searches_total: int
+    occupancy: float  # mean share of places in use while the engine worked, since its start
+    idle_share: float  # of the task array: what masked dummies would be, 1 - occupancy
+    busy_s: float  # time in kernels, all lanes
+    ms_per_extend: float  # moving average
+
+
+class SearchEngine:
+    """Used from one event loop."""
+
+    def __init__(
+        self, settings: EngineSettings | None = None, *, clock_ms: Callable[[], float] = wall_ms
+    ) -> None:
+        self.settings = settings = settings or EngineSettings()
+        slots, lanes, places = _lanes(settings)
+        inputs.prepared(np.zeros(1), 1, inputs.Metric.SQEUCLIDEAN)  # compiled here, as lanes are
+        self._clock_ms, self._lanes, self._places = clock_ms, lanes.count, places * lanes.count
+        self._inbox_max = settings.inbox_max
+        self._limits = ways.Limits(
+            settings.top_m_max, settings.k_max, lanes.tasks_max, lanes.dim_max,
+            settings.scanned_rows_max,
+        )  # fmt: skip
+        self._dispatcher = Dispatcher(slots, lanes, self._places, settings.scheduler, clock_ms)
+
+    async def search(self, index: Index, query: Query) -> Answer:
+        """The nearest rows as the index is now.
+
+        Raises WrongDimension, InvalidVector, InvalidRequest, UnknownFilterField, EmptyIndex,
+        QueueFull, DeadlineExceeded or EngineDead. Cancelling the caller ends the search.
+        """
+        view = index.view()
+        if query.where is not None and view.takes_long(query.where):
+            await asyncio.to_thread(view.allowed, query.where)
+        way = ways.way(query, view, self._limits)
+        vector = inputs.prepared(query.vector, view.dim, view.metric)
+        search = ways.begun(view, way, vector, query.seeds)
+        ticket = self._asked(search, query.kind, query.deadline_ms)
+        try:
+            answer: Answer = await ticket.reply
+        except asyncio.CancelledError:
+            self._dispatcher.cancel(ticket)
+            raise
+        return answer
+
+    async def search_many(
+        self, index: Index, queries: Any, effort: Effort | None = None, *,
+        kind: Kind = Kind.DECODE, deadline_ms: int | None = None,
+    ) -> tuple[Array, Array]:  # fmt: skip
+        """Rows and distances of the nearest to each query, shapes (queries, k).
+
+        Places beyond the last hit hold row -1 at infinity. All see one snapshot. Raises what
+        `search` does; then the rest of the queries is given up.
+        """
+        view, effort = index.view(), effort or Effort()
+        ways.way(effort, view, self._limits)  # raises
+        prepared = inputs.prepared(queries, view.dim, view.metric)
+        rows, distances = await self._found(view, prepared, effort, kind, deadline_ms)
+        return rows, view.metric.shown(distances)
+
+    async def neighbours(self, view: IndexView, queries: Array, effort: Effort) -> Array:
+        """Rows nearest to prepared queries, shape (queries, k), for `Index.link`: the lowest class.
+
+        One place a lane at most, and none while other searches lack one. Raises what `search` does.
+        """
+        ways.way(effort, view, self._limits)  # raises
+        return (await self._found(view, queries, effort, Kind.LINK, None))[0]
+
+    def set_share(self, share: float, flush_ms: float) -> None:
+        """What the control loop found: prefill's share of places, and its flush timeout."""
+        scheduler = self._dispatcher.scheduler
+        scheduler.share, scheduler.flush_ms = share, flush_ms
+
+    def load(self) -> EngineLoad:
+        """Where it stands now."""
+        dispatcher = self._dispatcher
+        figures = dispatcher.lanes.figures()
+        used = figures.places_used / max(1, figures.rounds * self._places / self._lanes)
+        return EngineLoad(
+            running=dispatcher.running,
+            parked=dispatcher.parked,
+            waiting={kind: dispatcher.scheduler.waiting(kind) for kind in Kind},
+            places=self._places,
+            searches_total=dispatcher.searches,
+            occupancy=used,
+            idle_share=1 - used,
+            busy_s=figures.busy_ms / 1_000,
+            ms_per_extend=dispatcher.scheduler.ms_per_extend,
+        )
+
+    def figures(self) -> Figures:
+        """What its lanes have done."""
+        return self._dispatcher.lanes.figures()
+
+    def waits_ms(
+        self, kind: Kind, shares: Sequence[float], now_ms: float, window_ms: float = 5_000
+    ) -> list[float] | None:
+        """Waits for a slot below which these shares of a class lie; None where there were none."""
+        return self._dispatcher.waits_ms(kind, shares, now_ms, window_ms)
+
+    async def close(self) -> None:
+        """End what runs with EngineDead, and the threads."""
+        if not self._dispatcher.closed:
+            self._dispatcher.hang_up("the engine is closed")
+            await asyncio.to_thread(self._dispatcher.lanes.close)
+            self._dispatcher.end_all()
+
+    @property
+    def backend(self) -> str:
+        """`cpu` or `cuda`."""
+        return self._dispatcher.lanes.backend
+
+    async def _found(
+        self, view: IndexView, prepared: Array, effort: Effort, kind: Kind, deadline_ms: int | None
+    ) -> tuple[Array, Array]:
+        limits = self._limits
+        search = ways.begun(view, ways.way(effort, view, limits), prepared)
+        rows, distances = await self._many(search, prepared, kind, deadline_ms)
+        short = np.flatnonzero(rows[:, min(effort.k, search.allowed) - 1] < 0)
+        if len(short) and not search.exact:
+            picked = np.ascontiguousarray(prepared[short])
+            limits = limits._replace(scanned_rows_max=view.count)
+            scan = ways.begun(view, ways.way(effort, view, limits), picked)
+            rows[short], distances[short] = await self._many(scan, picked, kind, deadline_ms)
+        return rows, distances
+
+    async def _many(
+        self, search: ways.Search, queries: Array, kind: Kind, deadline_ms: int | None
+    ) -> tuple[Array, Array]:
+        rows = np.empty((len(queries), search.k), np.int64)
+        distances = np.empty((len(queries), search.k), np.float32)
+        size = min(_CHUNK_MAX, -(-len(queries) // self._places))
+        room = asyncio.Semaphore(self._places * _CHUNKS_PER_PLACE)
+        if kind is Kind.LINK:
+            size, room = _LINKED_TOGETHER, asyncio.Semaphore(self._lanes)
+
+        async def chunk(first: int) -> None:
+            last = min(len(queries), first + size)
+            async with room:
+                source = bulk.feed(queries, rows, distances, first, last)
+                keeps = (queries, rows, distances)
+                ticket = self._asked(search, kind, deadline_ms, last - first, source, keeps)
+                try:
+                    await ticket.reply
+                except asyncio.CancelledError:
+                    self._dispatcher.cancel(ticket)
+                    raise
+
+        try:
+            async with asyncio.TaskGroup() as together:
+                for first in range(0, len(queries), max(1, size)):
+                    together.create_task(chunk(first))
+        except* TriviumError as errors:
+            raise errors.exceptions[0] from None
+        return rows, distances
+
+    def _asked(
+        self, search: ways.Search, kind: Kind, deadline_ms: int | None, searches: int = 1,
+        source: Array | None = None, keeps: Any = None,
+    ) -> Ticket:  # fmt: skip
+        """A search on its way; raises QueueFull and others."""
+        dispatcher, loop = self._dispatcher, asyncio.get_running_loop()
+        if (waiting := len(dispatcher.scheduler)) >= self._inbox_max:
+            raise QueueFull(
+                f"expected fewer than {self._inbox_max} waiting searches, found {waiting}; "
+                "try again later"
+            )
+        ticket = Ticket(
+            kind=kind,
+            extends=search.way.extends * searches,
+            arrived_ms=self._clock_ms(),
+            deadline_ms=NEVER_MS if deadline_ms is None else deadline_ms,
+            search=search,
+            reply=loop.create_future(),
+            source=source,
+            keeps=keeps,
+        )
+        dispatcher.submit(ticket, loop)
+        return ticket
+
+
+def _lanes(settings: EngineSettings) -> tuple[Slots, Lanes | CudaLanes, int]:
+    """Slots, who runs them, and how many each lane advances together."""
+    device = backend.cuda_device(settings.device)
+    if device is not None:
+        sizes = replace(settings.cuda, top_m_max=settings.top_m_max, k_max=settings.k_max)
+        on_device = CudaLanes(device, sizes, name="search-cuda")
+        return on_device.slots, on_device, sizes.sizes[-1]
+    count = thread_count(settings.lanes)
+    slots = Slots(settings.slots * count, top_m_max=settings.top_m_max, k_max=settings.k_max)
+    lanes = Lanes(slots, count, extends_max=settings.extends_max, name="search")
+    return slots, lanes, settings.places

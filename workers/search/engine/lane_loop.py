@@ -1,0 +1,187 @@
+"""The loop of a lane, and what its owner says to it and hears from it: kernels.
+
+Theory of operation. A lane's thread stays in `serve`, without the interpreter's lock, until it is
+told to close. Before each extend it looks whether its owner has `told` it something: to run a slot,
+to park or resume one, to end one. Slots that end are said in the order of their ending, and the
+owner is woken unless it has been and has not `heard` yet. A lane with nothing to run sleeps. All
+that passes between the threads is in the lane's block, an array of int64. Every slot that was run
+ends exactly once, whatever it is told meanwhile; its row and what that points to are the lane's
+until then.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from workers.search.kernels.jit import kernel
+from workers.search.kernels.memory import address, get_i64, put_i64
+from workers.search.kernels.sync import exchange, load, read_clock, sleep, store, wake
+from workers.search.walk import fields, steps
+from workers.search.walk.slots import fill
+
+Array = np.ndarray[Any, Any]
+
+# Columns of a block. Each side writes to cache lines of its own.
+TOLD, ASLEEP, BELL, OWNER_BELL, OWNER_CALLED = 0, 8, 16, 17, 18  # the last is an address
+ENDED, ROUNDS, PLACES_USED, BUSY_NS, _TAKEN, _RUNNING = 24, 25, 26, 27, 28, 29
+_CLOCK, _ONE, _DRAIN = 30, 32, 33
+HEARD = 40
+HEAD = 48  # then what was told, then which slots ended
+_TOLD_PER_SLOT = 8  # a slot is run again when it has ended, so more is never under way
+
+# Columns of the owner's array.
+CALLED, OWN_BELL, NEW_ROUNDS, NEW_BUSY_NS = range(4)
+_SEEN_ROUNDS, _SEEN_BUSY_NS, _DRAINED = 4, 5, 6
+OWNER_SIZE = 8
+
+# What is told of a slot.
+RUN, PARK, RESUME, END, CLOSE = range(5)
+_KINDS = 8
+_AWAY, _ACTIVE, _PARKED = range(3)
+
+
+def block_size(slots: int) -> int:
+    """Columns of a lane's block; `slots` is a power of two."""
+    return HEAD + (_TOLD_PER_SLOT + 1) * slots
+
+
+@kernel
+def serve(
+    block: Array, slots: int, rows: Array, top: Array, found: Array, visited: Array, tasks: Array,
+    active: Array, finished: Array, where: Array, extends_max: int, attention: Array,
+) -> None:  # fmt: skip
+    """Run what is told until told to close. `where` says of each slot whether it is here."""
+    b = address(block)
+    put_i64(b, _ONE, 1)
+    while True:
+        attention[0] = 0
+        if _obey(b, slots, rows, active, where):
+            return
+        count = get_i64(b, _RUNNING)
+        if count == 0:
+            exchange(b, ASLEEP, 1)
+            if load(b, TOLD) == get_i64(b, _TAKEN):
+                sleep(get_i64(b, BELL), b + 8 * _DRAIN)
+            store(b, ASLEEP, 0)
+            continue
+        began_ns = _now_ns(b)
+        ended, extends = steps.advance(
+            rows, top, found, visited, active, count, tasks, finished, extends_max, attention
+        )
+        put_i64(b, BUSY_NS, get_i64(b, BUSY_NS) + _now_ns(b) - began_ns)
+        put_i64(b, PLACES_USED, get_i64(b, PLACES_USED) + extends * count)
+        store(b, ROUNDS, get_i64(b, ROUNDS) + extends)
+        for i in range(ended):
+            _leave(b, active, where, finished[i], _AWAY)
+            _say(b, slots, finished[i])
+        if ended > 0:
+            _call(b)
+
+
+@kernel
+def _obey(b: int, slots: int, rows: Array, active: Array, where: Array) -> bool:
+    """Do what was told since the last time; whether it was to close."""
+    taken, told = get_i64(b, _TAKEN), load(b, TOLD)
+    while taken < told:
+        what = get_i64(b, HEAD + (taken & (_TOLD_PER_SLOT * slots - 1)))
+        slot, kind = what // _KINDS, what % _KINDS
+        taken += 1
+        put_i64(b, _TAKEN, taken)
+        if kind == CLOSE:
+            return True
+        if kind == RUN or (kind == RESUME and where[slot] == _PARKED):
+            active[get_i64(b, _RUNNING)] = slot
+            put_i64(b, _RUNNING, get_i64(b, _RUNNING) + 1)
+            where[slot] = _ACTIVE
+        elif kind == PARK and where[slot] == _ACTIVE:
+            _leave(b, active, where, slot, _PARKED)
+        elif kind == END and where[slot] != _AWAY:
+            if where[slot] == _ACTIVE:
+                _leave(b, active, where, slot, _AWAY)
+            where[slot] = _AWAY
+            rows[slot, fields.STATUS] = fields.FREE
+            _say(b, slots, slot)
+            _call(b)
+    return False
+
+
+@kernel
+def _leave(b: int, active: Array, where: Array, slot: int, to: int) -> None:
+    """An active slot is not stepped any more."""
+    where[slot] = to
+    count, kept = get_i64(b, _RUNNING), 0
+    for i in range(count):
+        if active[i] != slot:
+            active[kept] = active[i]
+            kept += 1
+    put_i64(b, _RUNNING, kept)
+
+
+@kernel
+def _say(b: int, slots: int, slot: int) -> None:
+    """A slot has ended."""
+    ended = get_i64(b, ENDED)
+    put_i64(b, HEAD + _TOLD_PER_SLOT * slots + (ended & (slots - 1)), slot)
+    store(b, ENDED, ended + 1)
+
+
+@kernel
+def _call(b: int) -> None:
+    """Wake the owner, unless it has been called already."""
+    if exchange(get_i64(b, OWNER_CALLED), 0, 1) == 0:
+        wake(get_i64(b, OWNER_BELL), b + 8 * _ONE)
+
+
+@kernel
+def _now_ns(b: int) -> int:
+    read_clock(b + 8 * _CLOCK)
+    now_ns: int = get_i64(b, _CLOCK) * 1_000_000_000 + get_i64(b, _CLOCK + 1)
+    return now_ns
+
+
+@kernel
+def tell(b: int, slots: int, attention: int, kind: int, slot: int) -> None:
+    """Tell the lane of the block at `b` something; `attention` is an address too. For its owner."""
+    told = get_i64(b, TOLD)
+    put_i64(b, HEAD + (told & (_TOLD_PER_SLOT * slots - 1)), slot * _KINDS + kind)
+    exchange(b, TOLD, told + 1)  # before the look whether the lane sleeps
+    put_i64(attention, 0, 1)
+    if load(b, ASLEEP) and exchange(b, ASLEEP, 0):
+        wake(get_i64(b, BELL), b + 8 * _ONE)
+
+
+@kernel
+def start(
+    b: int, slots: int, attention: int, slot: int, row: int, like: int, query: Array, warm: int,
+    warm_count: int,
+) -> None:  # fmt: skip
+    """Fill in a slot's row, and tell its lane to run it."""
+    fill(row, like, query, warm, warm_count)
+    tell(b, slots, attention, RUN, slot)
+
+
+@kernel
+def hear(owner: Array, blocks: Array, slots: int, ended: Array) -> int:
+    """Slots of all lanes that ended since the last time go to `ended`; how many. For the owner.
+
+    It is told how many rounds all lanes made since, and in how many nanoseconds.
+    """
+    o = address(owner)
+    sleep(get_i64(o, OWN_BELL), o + 8 * _DRAINED)  # not at all: its bell is silenced thus
+    exchange(o, CALLED, 0)  # after that and before the look: what ends now calls again
+    count, rounds, busy_ns = 0, 0, 0
+    for lane in range(len(blocks)):
+        b = address(blocks) + lane * blocks.strides[0]
+        heard, last = get_i64(b, HEARD), load(b, ENDED)
+        while heard < last:
+            ended[count] = get_i64(b, HEAD + _TOLD_PER_SLOT * slots + (heard & (slots - 1)))
+            count += 1
+            heard += 1
+        put_i64(b, HEARD, heard)
+        rounds += get_i64(b, ROUNDS)
+        busy_ns += get_i64(b, BUSY_NS)
+    put_i64(o, NEW_ROUNDS, rounds - get_i64(o, _SEEN_ROUNDS))
+    put_i64(o, NEW_BUSY_NS, busy_ns - get_i64(o, _SEEN_BUSY_NS))
+    put_i64(o, _SEEN_ROUNDS, rounds)
+    put_i64(o, _SEEN_BUSY_NS, busy_ns)
+    return count

@@ -1,0 +1,347 @@
+"""Which searches get the free places of the batch: two queues, a reserved share, preemption.
+
+Trinity, section 3.3, and what it leaves open. Pure: time is an argument. `dispatcher.py` calls
+`plan` once per turn and does what it says; `control.py` moves the share and the flush timeout.
+
+Theory of operation. Prefill searches wait by slack, that is deadline minus now minus the expected
+time of their extends: least first. Decode searches wait first in, first out. Of B free places
+ceil(share * B) are prefill's while it waits; what either class cannot use goes to the other at
+once. Places mostly fall free one at a time, and of such places prefill gets its share as a running
+count, with decode first in between. Prefill searches that can no longer meet their deadline wait
+behind all others: saving one of them would only lose another. The third class, links
+of new rows, gets what is left, and a link gives its place at once to whoever finds none: it is
+parked and resumes when nobody waits. A prefill search that has waited for the flush timeout, or
+would lose its deadline by waiting for the next place to fall free, takes the place of a decode
+search, which is parked and resumes before any new search of its class, with no work lost. Each
+search is parked once at most. The flush timeouts matter also where places are free: up to
+`gather_min` arrivals are gathered for one admission, but none waits longer than its timeout. A
+search whose deadline passes while it waits is dropped then, wherever it stands.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from schemas.sections import Natural, NonNegative, Positive, Share, section
+from workers.search.engine.queues import NEVER_MS, BySlack, Deadlines, InOrder, Item
+from workers.search.index.query import Kind
+
+_SWEPT_MIN = 64  # cancelled searches; fewer are not worth a sweep
+_SMOOTHING = 0.1  # weight of the latest measurement in the time of an extend
+_ROUNDING = 1e-9
+_PREFILL, _DECODE, _LINK = Kind.PREFILL, Kind.DECODE, Kind.LINK  # looked up often
+
+
+@section("search")
+class SchedulerSettings:
+    """Bounds and shares; `share` and `flush_ms` are what the control loop moves."""
+
+    share: Share = 0.5  # of free places, reserved for prefill
+    # the longest a prefill search waits before it takes a decode place
+    flush_ms: NonNegative = 5.0
+    # the longest any search waits for others to be admitted with
+    global_flush_ms: NonNegative = 20.0
+    gather_min: Positive = 1  # searches that are admitted together where places are free
+    queue_max: Positive = 4_096  # waiting searches of a class; more are refused
+    drops_late: bool = False  # refuse prefill searches that can no longer meet their deadline
+    parked_max: Natural = 64
+    ms_per_extend: NonNegative = 0.05  # until it is measured
+
+
+class Drop(StrEnum):
+    """Why a search is refused."""
+
+    QUEUE_FULL = "queue_full"
+    DEADLINE_PASSED = "deadline_passed"
+    TOO_LATE = "too_late"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A search in a slot."""
+
+    slot: int
+    kind: Kind
+    extends_left: int
+    may_park: bool = True  # it has not been parked before
+
+
+@dataclass(slots=True)
+class Plan:
+    """What to do this turn, in this order: park, resume, admit; `dropped` end with the reason."""
+
+    admit: list[Item] = field(default_factory=list)
+    park: list[int] = field(default_factory=list)
+    resume: list[int] = field(default_factory=list)
+    dropped: list[tuple[Item, Drop]] = field(default_factory=list)
+    wake_ms: float = NEVER_MS  # when to plan again though nothing happens
+
+
+@dataclass(slots=True)
+class _Room:
+    """What is free while a plan is made."""
+
+    places: int
+    slots: int
+
+
+class Scheduler:
+    """The queues of one engine."""
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self.settings = settings
+        self.share, self.flush_ms = settings.share, settings.flush_ms
+        self.ms_per_extend = settings.ms_per_extend
+        self._prefill, self._late, self._decode, self._link = (
+            BySlack(), InOrder(), InOrder(), InOrder()
+        )  # fmt: skip
+        self._deadlines = Deadlines(lambda item: item.waits)
+        self._counts = dict.fromkeys(Kind, 0)
+        self._waiting = 0
+        self._passes = settings.gather_min == 1 and not settings.drops_late
+        self._cancelled = 0  # since the last sweep
+        self._links_run = False  # perhaps; else nobody looks for some
+        self._credit = 1 - self.share  # of prefill, in places that fall free one at a time
+
+    def __len__(self) -> int:
+        return self._waiting
+
+    def waiting(self, kind: Kind) -> int:
+        """Searches of a class that wait."""
+        return self._counts[kind]
+
+    def arrive(self, item: Item, now_ms: float) -> Drop | None:
+        """Take a search; or why not."""
+        if item.deadline_ms <= now_ms:
+            return Drop.DEADLINE_PASSED
+        if self._counts[item.kind] >= self.settings.queue_max:
+            return Drop.QUEUE_FULL
+        self._counts[item.kind] += 1
+        self._waiting += 1
+        item.waits = True
+        if item.kind is _PREFILL:
+            self._prefill.add(item)
+        else:
+            (self._decode if item.kind is _DECODE else self._link).append(item)
+        self._deadlines.add(item)
+        return None
+
+    def passes(self, item: Item) -> bool:
+        """Whether a plan would just admit a search that arrives now, if a place is free and no
+        search is parked."""
+        return (
+            not self._waiting
+            and self._passes
+            and item.kind is not _LINK
+            and item.deadline_ms > item.arrived_ms
+        )
+
+    def cancel(self, item: Item) -> None:
+        """The search is not wanted any more; it must wait here still."""
+        self._left(item)
+        self._cancelled += 1
+        if self._cancelled > len(self) + _SWEPT_MIN:
+            self._cancelled = 0
+            for queue in (self._prefill, self._late, self._decode, self._link):
+                queue.sweep()
+
+    def cleared(self) -> list[Item]:
+        """All that wait, which wait no longer."""
+        queues = (self._prefill, self._late, self._decode, self._link)
+        found = [item for queue in queues for item in queue if item.waits]
+        for item in found:
+            self._left(item)
+        return found
+
+    def measured(self, ms_per_extend: float) -> None:
+        """One extend of a batch took so long."""
+        self.ms_per_extend += _SMOOTHING * (ms_per_extend - self.ms_per_extend)
+
+    def plan(
+        self,
+        now_ms: float,
+        free_places: int,
+        free_slots: int,
+        running: Iterable[Running] = (),
+        parked: Sequence[Running] = (),
+        extends_most: int = 1 << 60,
+    ) -> Plan:
+        """Fill `free_places` of the batch; a search that is parked keeps its slot meanwhile.
+
+        `parked` is in the order of parking. `free_slots` is how many slots hold no search at all.
+        `running` is looked at only where somebody may take a place: none has more extends left than
+        `extends_most`, so that a search with more slack than those take is not urgent.
+        """
+        plan = Plan()
+        self._drop_expired(plan, now_ms)
+        if self.settings.gather_min == 1 or not self._gathers(now_ms, plan, bool(parked)):
+            room = _Room(free_places, free_slots)
+            if self._links_run:
+                running = list(running)
+                self._displace(plan, room, running, parked)
+            if room.places:
+                self._fill(plan, room, parked)
+            if not room.places and self._counts[Kind.PREFILL]:
+                if self._presses(plan, extends_most, now_ms):
+                    self._preempt(plan, room, running, len(parked), now_ms)
+        plan.wake_ms = min(plan.wake_ms, self._deadlines.next_ms())
+        return plan
+
+    def _gathers(self, now_ms: float, plan: Plan, others: bool) -> bool:
+        """Whether to wait for more arrivals; then `plan.wake_ms` says until when."""
+        waiting = len(self)
+        if others or not waiting or waiting >= self.settings.gather_min:
+            return False
+        prefill = (*self._prefill, *(item for item in self._late if item.waits))
+        oldest_prefill = min((item.arrived_ms for item in prefill), default=NEVER_MS)
+        heads = (queue.first() for queue in (self._decode, self._link))
+        oldest = min((oldest_prefill, *(head.arrived_ms for head in heads if head)))
+        wake_ms = min(oldest_prefill + self.flush_ms, oldest + self.settings.global_flush_ms)
+        if now_ms >= wake_ms:
+            return False
+        plan.wake_ms = wake_ms
+        return True
+
+    def _displace(
+        self, plan: Plan, room: _Room, running: Sequence[Running], parked: Sequence[Running]
+    ) -> None:
+        """Links make room for searches that would find none."""
+        links = [search for search in running if search.kind is Kind.LINK]
+        self._links_run = bool(links)
+        wanted = self._counts[Kind.PREFILL] + self._counts[Kind.DECODE] - room.places
+        wanted += sum(search.kind is not Kind.LINK for search in parked)
+        most = min(wanted, room.slots, self.settings.parked_max - len(parked))
+        for link in [link for link in links if link.may_park][: max(0, most)]:
+            plan.park.append(link.slot)
+            room.places += 1
+
+    def _fill(self, plan: Plan, room: _Room, parked: Sequence[Running]) -> None:
+        """Prefill's own places, then those parked before, then everybody in order of class."""
+        links = [search for search in parked if search.kind is Kind.LINK]
+        others = [search for search in parked if search.kind is not Kind.LINK] if links else parked
+        decode_waits = bool(others) or bool(self._counts[Kind.DECODE])
+        self._admit(plan, room, self._next_prefill, self._reserved(room.places, decode_waits))
+        self._resume(plan, room, others)
+        for take in (self._next_decode, self._next_prefill, self._next_late):
+            self._admit(plan, room, take, room.places)
+        self._resume(plan, room, links)
+        self._admit(plan, room, self._next_link, room.places)
+
+    def _resume(self, plan: Plan, room: _Room, parked: Sequence[Running]) -> None:
+        for search in parked[: room.places]:
+            plan.resume.append(search.slot)
+            room.places -= 1
+            self._links_run = self._links_run or search.kind is Kind.LINK
+
+    def _admit(self, plan: Plan, room: _Room, take: Callable[[], Item | None], most: int) -> None:
+        for _ in range(min(most, room.places, room.slots)):
+            item = take()
+            if item is None:
+                return
+            plan.admit.append(item)
+            room.places -= 1
+            room.slots -= 1
+
+    def _reserved(self, places: int, decode_waits: bool) -> int:
+        """Places of prefill's own."""
+        if not decode_waits or self.share >= 1:
+            return places
+        if places > 1:
+            return min(math.ceil(self.share * places), places - 1)
+        if not places or not self.share or not self._counts[Kind.PREFILL]:
+            return 0
+        self._credit += self.share
+        if self._credit < 1 - _ROUNDING:
+            return 0
+        self._credit -= 1
+        return 1
+
+    def _next_prefill(self) -> Item | None:
+        """The search with the least slack of those that can meet their deadline."""
+        item = self._prefill.head(self.ms_per_extend)
+        if item is not None:
+            self._prefill.pop(item)
+            self._left(item)
+        return item
+
+    def _next_decode(self) -> Item | None:
+        return self._first(self._decode)
+
+    def _next_late(self) -> Item | None:
+        return self._first(self._late)
+
+    def _next_link(self) -> Item | None:
+        item = self._first(self._link)
+        self._links_run = self._links_run or item is not None
+        return item
+
+    def _first(self, queue: InOrder) -> Item | None:
+        while queue:
+            item = queue.popleft()
+            if item.waits:
+                self._left(item)
+                return item
+        return None
+
+    def _left(self, item: Item) -> None:
+        assert item.waits
+        item.waits = False
+        self._counts[item.kind] -= 1
+        self._waiting -= 1
+
+    def _drop_expired(self, plan: Plan, now_ms: float) -> None:
+        """End what waited past its deadline; put what cannot meet it any more behind the others."""
+        for item in self._deadlines.passed(now_ms):
+            self._left(item)
+            plan.dropped.append((item, Drop.DEADLINE_PASSED))
+        while self._counts[_PREFILL]:
+            item = self._prefill.head(self.ms_per_extend)
+            if item is None or item.slack_ms(now_ms, self.ms_per_extend) >= 0:
+                return
+            self._prefill.pop(item)
+            if self.settings.drops_late:
+                self._left(item)
+                plan.dropped.append((item, Drop.TOO_LATE))
+            else:
+                self._late.append(item)
+
+    def _presses(self, plan: Plan, extends_most: int, now_ms: float) -> bool:
+        """Whether a prefill search may be urgent."""
+        head = self._prefill.head(self.ms_per_extend)
+        if head is None:
+            return False
+        flush_ms = head.arrived_ms + self.flush_ms
+        most_ms = extends_most * self.ms_per_extend
+        if now_ms >= flush_ms or head.slack_ms(now_ms, self.ms_per_extend) < most_ms:
+            return True
+        plan.wake_ms = min(plan.wake_ms, flush_ms)
+        return False
+
+    def _preempt(
+        self, plan: Plan, room: _Room, running: Iterable[Running], parked: int, now_ms: float
+    ) -> None:
+        """Urgent prefill searches take the places of links, then of the longest decode searches."""
+        running = list(running)
+        victims = sorted(
+            (
+                r
+                for r in running
+                if r.kind is not Kind.PREFILL and r.may_park and r.slot not in plan.park
+            ),
+            key=lambda r: (r.kind is Kind.DECODE, -r.extends_left, r.slot),
+        )
+        most = min(room.slots, self.settings.parked_max - parked - len(plan.park))
+        next_free_ms = min((r.extends_left for r in running), default=0) * self.ms_per_extend
+        for victim in victims[: max(0, most)]:
+            head = self._prefill.head(self.ms_per_extend)
+            if head is None:
+                return
+            urgent = head.slack_ms(now_ms, self.ms_per_extend) < next_free_ms
+            if not urgent and now_ms - head.arrived_ms < self.flush_ms:
+                plan.wake_ms = min(plan.wake_ms, head.arrived_ms + self.flush_ms)
+                return
+            self._prefill.pop(head)
+            self._left(head)
+            plan.park.append(victim.slot)
+            plan.admit.append(head)

@@ -1,0 +1,148 @@
+"""Turns lists of nearest neighbours into a search graph of fixed degree, as CAGRA does.
+
+Source: Ootomo, Naruse, Nolet, Wang, Feher and Wang, "CAGRA" (ICDE 2024), section on graph
+optimisation. Edges that many two-hop detours replace are dropped, by rank alone; half of the places
+stay with the remaining forward edges and half can be taken by reverse edges. No distance is
+computed here. `components` tells which rows cannot reach each other whatever the direction: entry
+points must cover each (`entry_points.py`).
+"""
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from workers.search.graph import knn
+from workers.search.kernels.jit import kernel
+from workers.search.kernels.keys import EMPTY, FLAG, row_of
+from workers.search.kernels.parallel import over_rows
+
+Array = np.ndarray[Any, Any]
+
+CANDIDATES = 1.5  # times the degree, among which edges are chosen
+_NOWHERE = np.uint32(0xFFFFFFFF)
+
+
+class GraphOf(Protocol):
+    """Makes the search graph of stored vectors: shape (rows, degree), uint32."""
+
+    def __call__(
+        self, vectors: Array, degree: int, metric: int, stored: int, *, seed: int, threads: int
+    ) -> Array: ...
+
+
+def own_graph(
+    vectors: Array, degree: int, metric: int, stored: int, *, seed: int, threads: int
+) -> Array:
+    """The graph that is made on cores."""
+    count = int(degree * CANDIDATES)
+    keys = knn.neighbours(vectors, count, metric, stored, seed=seed, threads=threads)
+    return optimised(keys, degree, threads=threads)
+
+
+def optimised(keys: Array, degree: int, *, threads: int = 0) -> Array:
+    """The search graph of neighbour lists: shape (rows, degree), uint32.
+
+    `keys` has shape (rows, list length), ascending, EMPTY at the end of short lists. Rows that have
+    fewer edges than places are filled up with themselves.
+    """
+    rows = len(keys)
+    lists = np.empty(keys.shape, np.uint32)
+    over_rows(_lists, rows, keys, lists, threads=threads)
+    forward = np.empty((rows, degree), np.uint32)
+    over_rows(_pruned, rows, lists, forward, threads=threads)
+    backward, counts = np.empty((rows, degree), np.uint32), np.zeros(rows, np.int64)
+    _reverse(forward, backward, counts)
+    graph = np.empty((rows, degree), np.uint32)
+    over_rows(_merged, rows, forward, backward, counts, graph, threads=threads)
+    return graph
+
+
+@kernel
+def _lists(first: int, last: int, keys: Array, lists: Array) -> None:
+    for row in range(first, last):
+        for rank in range(keys.shape[1]):
+            key = keys[row, rank]
+            lists[row, rank] = _NOWHERE if key >= EMPTY - FLAG else row_of(key)
+
+
+@kernel
+def _pruned(first: int, last: int, lists: Array, forward: Array) -> None:
+    """The edges with the fewest detours, in that order; ties stay in order of distance."""
+    size, degree = lists.shape[1], forward.shape[1]
+    rank_of, owner = np.empty(len(lists), np.int32), np.full(len(lists), -1, np.int32)
+    detours = np.empty(size, np.int32)
+    for row in range(first, last):
+        found = 0
+        while found < size and lists[row, found] != _NOWHERE:
+            rank_of[lists[row, found]], owner[lists[row, found]] = found, row
+            detours[found] = 0
+            found += 1
+        for rank in range(found):
+            for far in lists[lists[row, rank]]:
+                if far != _NOWHERE and owner[far] == row and rank_of[far] > rank:
+                    detours[rank_of[far]] += 1
+        kept, fewest = 0, 0
+        while kept < degree and kept < found:
+            for rank in range(found):
+                if detours[rank] == fewest and kept < degree:
+                    forward[row, kept] = lists[row, rank]
+                    kept += 1
+            fewest += 1
+        forward[row, kept:] = _NOWHERE
+
+
+@kernel
+def _reverse(forward: Array, backward: Array, counts: Array) -> None:
+    """Who has a row in its list: best places first, until the reverse list is full."""
+    degree = forward.shape[1]
+    for place in range(degree):
+        for row in range(len(forward)):
+            other = forward[row, place]
+            if other != _NOWHERE and counts[other] < degree:
+                backward[other, counts[other]] = row
+                counts[other] += 1
+
+
+@kernel
+def _merged(
+    first: int, last: int, forward: Array, backward: Array, counts: Array, graph: Array
+) -> None:
+    """Half of the forward edges, then reverse edges, then what is left of the forward ones."""
+    degree = graph.shape[1]
+    owner = np.full(len(graph), -1, np.int32)
+    for row in range(first, last):
+        owner[row] = row
+        kept = 0
+        for turn in range(3):
+            source = backward[row, : counts[row]] if turn == 1 else forward[row]
+            for place in range(len(source)):
+                other = source[place]
+                if other == _NOWHERE or owner[other] == row:
+                    continue
+                if kept < degree and (turn > 0 or place < degree // 2):
+                    owner[other] = row
+                    graph[row, kept] = other
+                    kept += 1
+        graph[row, kept:] = row
+
+
+@kernel
+def components(graph: Array) -> Array:
+    """The smallest row of each row's weak component: shape (rows,), int64 (union-find)."""
+    parent = np.arange(len(graph))
+    for row in range(len(graph)):
+        for other in graph[row]:
+            one, two = row, np.int64(other)
+            while parent[one] != one:
+                parent[one] = parent[parent[one]]
+                one = parent[one]
+            while parent[two] != two:
+                parent[two] = parent[parent[two]]
+                two = parent[two]
+            if one < two:
+                parent[two] = one
+            else:
+                parent[one] = two
+    for row in range(len(graph)):
+        parent[row] = parent[parent[row]]  # smaller rows come first, and are settled
+    return parent

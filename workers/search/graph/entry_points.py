@@ -1,0 +1,85 @@
+"""Entry points of a graph: rows spread over all of the data, and one at least in every component.
+
+Farthest-point representatives (the k-center heuristic of Gonzalez, 1985): each one is the row that
+is farthest from all chosen so far. A search begins at those nearest to its query. Random entry
+points alone find a quarter of the neighbours where the data has separate clusters, representatives
+alone where outliers or wide clusters take them all; so there are as many of each. What neither
+reaches, an audit finds (`audit.py`).
+"""
+
+from typing import Any
+
+import numpy as np
+
+from workers.search.graph.build import components
+from workers.search.kernels.distances import distance, load, stored_bits
+from workers.search.kernels.jit import kernel
+from workers.search.kernels.memory import address
+
+Array = np.ndarray[Any, Any]
+
+REPRESENTATIVES_MIN, REPRESENTATIVES_MAX = 64, 1_024
+_SAMPLED_PER_REPRESENTATIVE = 32
+
+
+def representatives(
+    vectors: Array, graph: Array, metric: int, stored: int, *, seed: int = 0
+) -> Array:
+    """Entry rows, ascending: shape (count,), int64.
+
+    About sqrt(rows) of them, from a sample where there are many rows, as many random ones, and the
+    smallest row of each weak component that has none.
+    """
+    rows, wanted = len(vectors), usual_count(len(vectors))
+    if wanted >= rows:
+        return np.arange(rows)
+    random, sampled = np.random.default_rng(seed), np.arange(rows)
+    if rows > wanted * _SAMPLED_PER_REPRESENTATIVE:
+        sampled = np.sort(random.choice(rows, wanted * _SAMPLED_PER_REPRESENTATIVE, replace=False))
+    spread = _farthest(stored_bits(vectors), sampled, wanted, metric, stored)
+    drawn = random.choice(rows, wanted, replace=False)
+    return _covering(np.union1d(spread, drawn), graph)
+
+
+def usual_count(rows: int) -> int:
+    """How many representatives an index begins with, and how many random entry points."""
+    return int(np.clip(np.sqrt(rows), REPRESENTATIVES_MIN, REPRESENTATIVES_MAX))
+
+
+def extended(
+    entries: Array, first: int, vectors: Array, graph: Array, metric: int, stored: int
+) -> Array:
+    """Entry rows with some for the rows from `first` on, and for components that are new."""
+    added = np.arange(first, len(vectors))
+    wanted = min(len(added), int(np.ceil(np.sqrt(len(added)))))
+    chosen = _farthest(stored_bits(vectors), added, wanted, metric, stored)
+    return _covering(np.union1d(entries, chosen), graph)
+
+
+def _covering(chosen: Array, graph: Array) -> Array:
+    """Entry rows and one for each weak component that has none, ascending."""
+    roots = components(graph)
+    return np.union1d(chosen, np.setdiff1d(roots, roots[chosen]))
+
+
+@kernel
+def _farthest(vectors: Array, sampled: Array, wanted: int, metric: int, stored: int) -> Array:
+    start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
+    nearest = np.full(len(sampled), np.inf, np.float32)
+    chosen = np.empty(wanted, np.int64)
+    query = np.empty(length, np.float32)
+    pick = 0
+    for i in range(wanted):
+        chosen[i] = sampled[pick]
+        load(start + sampled[pick] * row_bytes, address(query), length, stored)
+        nearest[pick] = -np.inf
+        farthest = np.float32(-np.inf)
+        for j in range(len(sampled)):
+            if nearest[j] == -np.inf:
+                continue
+            at = start + sampled[j] * row_bytes
+            far = distance(at, address(query), length, metric, stored)
+            nearest[j] = min(nearest[j], far)
+            if nearest[j] > farthest:
+                farthest, pick = nearest[j], j
+    return chosen

@@ -1,0 +1,215 @@
+"""Lists of nearest neighbours of every row: exact for few rows, NN-descent for many.
+
+Exact: blocks of the matrix product choose candidates, with some to spare, and the kernel that
+searches use computes their distances, so both see the same numbers. NN-descent (Dong, Moses and Li,
+WWW 2011): whoever is near a neighbour is likely near. It starts from the leaves of random
+projection trees (`trees.py`) and here each row gathers for itself from lists that do not change
+meanwhile: twice the distances of the published form, but no locks, and the same result for a seed
+on any number of threads. Most of what it gathers is too far for its list; codes tell which
+(`codes.py`), and the lists are those that all distances would give.
+
+A list is an ascending row of keys (`keys.py`); its flag says that an entry is not new any more.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from workers.search.graph import trees
+from workers.search.kernels import codes
+from workers.search.kernels.codes import CODED_QUERY_BYTES, encode_query, sifted
+from workers.search.kernels.distances import distance, load, stored_bits
+from workers.search.kernels.jit import inlined, kernel
+from workers.search.kernels.keys import EMPTY, FLAG, distance_of, insert, key_of, row_of
+from workers.search.kernels.memory import address, get_i64, get_u32, prefetch_row, put_i64, put_u32
+from workers.search.kernels.parallel import over_rows
+
+Array = np.ndarray[Any, Any]
+
+EXACT_ROWS_MAX = 20_000
+TREES = 3
+SAMPLE = 26  # entries of a list, and of a reverse list, that take part in a round
+ROUNDS_MAX = 8
+ENOUGH = 0.005  # changed share of all entries below which another round is not worth it
+_SPARE = 8  # candidates beyond the wanted ones: the matrix product rounds differently
+_BLOCK_ROWS = 1_024
+_SIFTED_ROWS = 64  # between two looks at how far the end of a list is
+_AHEAD = 6  # rows that are on their way from memory
+_NO_CODES = codes.Codes(np.empty((0, 0), np.uint8), np.empty(0, np.float32))
+_NOWHERE = np.uint32(0xFFFFFFFF)
+
+
+def neighbours(
+    vectors: Array, count: int, metric: int, stored: int, *, seed: int = 0, threads: int = 0
+) -> Array:
+    """Keys of the nearest other rows of each row: shape (rows, count), uint64, ascending.
+
+    `vectors` has shape (rows, padded dim), contiguous. Lists of fewer than `count` other rows end
+    with EMPTY.
+    """
+    if len(vectors) <= EXACT_ROWS_MAX:
+        return _exact(vectors, count, metric, stored, threads)
+    return _descend(vectors, count, metric, stored, seed, threads)
+
+
+def _exact(vectors: Array, count: int, metric: int, stored: int, threads: int) -> Array:
+    rows = len(vectors)
+    keys = np.full((rows, count), EMPTY, np.uint64)
+    single = vectors.astype(np.float32, copy=False)
+    norms = np.einsum("ij,ij->i", single, single) if metric == 0 else np.zeros(rows, np.float32)
+    wanted = min(rows, count + 1 + _SPARE)
+    for first in range(0, rows, _BLOCK_ROWS):
+        last = min(rows, first + _BLOCK_ROWS)
+        scores = norms - 2 * (single[first:last] @ single.T)
+        if wanted < rows:
+            found = np.argpartition(scores, wanted - 1, axis=1)[:, :wanted]
+        else:
+            found = np.broadcast_to(np.arange(rows), scores.shape)
+        found = np.ascontiguousarray(found, np.int64)
+        over_rows(
+            _take, last - first, stored_bits(vectors), keys, found, first, metric, stored,
+            threads=threads,
+        )  # fmt: skip
+    return keys
+
+
+@kernel
+def _take(
+    first: int, last: int, vectors: Array, keys: Array, found: Array, base: int, metric: int,
+    stored: int,
+) -> None:  # fmt: skip
+    """Insert candidates, one row of `found` for each row from `base` on."""
+    start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
+    lists, list_bytes = address(keys), keys.strides[0]
+    query = np.empty(length, np.float32)
+    for i in range(first, last):
+        row = base + i
+        load(start + row * row_bytes, address(query), length, stored)
+        for other in found[i]:
+            if other != row:
+                at = start + other * row_bytes
+                key = key_of(distance(at, address(query), length, metric, stored), other)
+                insert(lists + row * list_bytes, keys.shape[1], key)
+
+
+def _descend(
+    vectors: Array, count: int, metric: int, stored: int, seed: int, threads: int
+) -> Array:
+    known = codes.coded(vectors, metric, threads=threads) or _NO_CODES
+    rows, vectors = len(vectors), stored_bits(vectors)
+    keys = np.full((rows, count), EMPTY, np.uint64)
+    random = np.random.default_rng(seed)
+    for _ in range(TREES):
+        order, bounds = trees.leaves(vectors, stored, random)
+        over_rows(
+            trees.join_leaves, len(bounds) - 1, vectors, keys, order, bounds, metric, stored,
+            threads=threads,
+        )  # fmt: skip
+    for _ in range(ROUNDS_MAX):
+        reverse = np.empty((rows, SAMPLE), np.uint64)
+        turn_round(keys, reverse)
+        near, counts = np.empty((rows, 2 * SAMPLE), np.uint32), np.empty((rows, 2), np.int64)
+        over_rows(_sampled, rows, keys, reverse, near, counts, threads=threads)
+        after = keys | FLAG
+        changed = over_rows(
+            _round, rows, vectors, keys, near, counts, after, metric, stored, known.codes,
+            known.ruler, threads=threads,
+        )  # fmt: skip
+        keys = after
+        if sum(changed) < ENOUGH * rows * count:
+            break
+    return keys
+
+
+@kernel
+def turn_round(keys: Array, reverse: Array) -> None:
+    """For each row the first rows that have it in their lists, nearest ranks first."""
+    rows = len(keys)
+    counts = np.zeros(rows, np.int64)
+    reverse[:] = EMPTY
+    for rank in range(min(SAMPLE, keys.shape[1])):
+        for row in range(rows):
+            key = keys[row, rank]
+            if key >= EMPTY - FLAG:
+                continue
+            other = row_of(key)
+            if counts[other] < SAMPLE:
+                reverse[other, counts[other]] = key_of(np.float32(0), row) | (key & FLAG)
+                counts[other] += 1
+
+
+@kernel
+def _sampled(
+    first: int, last: int, keys: Array, reverse: Array, near: Array, counts: Array
+) -> None:
+    """Rows of what takes part in a round, new ones first; how many are new, and how many in all."""
+    for row in range(first, last):
+        total = 0
+        for old in range(2):
+            for source in (keys, reverse):
+                for rank in range(min(SAMPLE, source.shape[1])):
+                    key = source[row, rank]
+                    if key < EMPTY - FLAG and np.int64(key & FLAG) == old:
+                        near[row, total] = row_of(key)
+                        total += 1
+            counts[row, old] = total
+
+
+@kernel
+def _round(
+    first: int, last: int, vectors: Array, keys: Array, near: Array, counts: Array, after: Array,
+    metric: int, stored: int, known: Array, ruler: Array,
+) -> int:  # fmt: skip
+    """Rows first to last gather from their neighbours' lists; how many entries are new."""
+    start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
+    seen = np.full(len(keys), _NOWHERE, np.uint32)
+    query, pending = np.empty(length, np.float32), np.empty(4 * SAMPLE * SAMPLE, np.int64)
+    room, coded = np.empty(length, np.float32), np.empty(CODED_QUERY_BYTES, np.uint8)
+    size, changed = keys.shape[1], 0
+    for row in range(first, last):
+        load(start + row * row_bytes, address(query), length, stored)
+        if len(known):
+            ruled = address(ruler)
+            encode_query(address(query), ruled, length, metric, address(coded), address(room))
+        seen[row] = row
+        for key in keys[row]:
+            if key < EMPTY - FLAG:
+                seen[row_of(key)] = row
+        found = _gathered(row, near, counts, address(seen), address(pending))
+        for begin in range(0, found, _SIFTED_ROWS):
+            rows, total = address(pending) + 8 * begin, min(_SIFTED_ROWS, found - begin)
+            if len(known) and after[row, size - 1] < EMPTY - FLAG:
+                worst = distance_of(after[row, size - 1])
+                total = _sifted(rows, total, worst, known, address(coded), metric)
+            for i in range(total):
+                if i + _AHEAD < total:
+                    prefetch_row(start + get_i64(rows, i + _AHEAD) * row_bytes, row_bytes)
+                other = get_i64(rows, i)
+                far = distance(start + other * row_bytes, address(query), length, metric, stored)
+                insert(address(after) + row * after.strides[0], size, key_of(far, other))
+        for key in after[row]:
+            changed += key & FLAG == 0
+    return changed
+
+
+@inlined
+def _sifted(rows: int, total: int, worst: Any, known: Array, query: int, metric: int) -> int:
+    for i in range(total):
+        prefetch_row(address(known) + get_i64(rows, i) * known.strides[0], known.strides[0])
+    return sifted(rows, total, worst, address(known), known.strides[0], query, metric)
+
+
+@inlined
+def _gathered(row: int, near: Array, counts: Array, seen: int, pending: int) -> int:
+    """Rows two steps away that were not met before: over an edge that is new, at least one."""
+    found, lists, list_bytes = 0, address(near), near.strides[0]
+    for i in range(counts[row, 1]):
+        prefetch_row(lists + near[row, i] * list_bytes, list_bytes)
+    for i in range(counts[row, 1]):
+        between, is_old = np.int64(near[row, i]), i >= counts[row, 0]
+        for j in range(counts[between, 0 if is_old else 1]):
+            other = get_u32(lists + between * list_bytes, j)
+            put_i64(pending, found, np.int64(other))
+            found += get_u32(seen, np.int64(other)) != np.uint32(row)
+            put_u32(seen, np.int64(other), np.uint32(row))
+    return found

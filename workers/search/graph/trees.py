@@ -1,0 +1,78 @@
+"""Random projection trees (Dasgupta and Freund, STOC 2008): groups of rows that are likely near.
+
+Where the search for nearest neighbours begins (`knn.py`).
+"""
+
+from typing import Any
+
+import numpy as np
+
+from workers.search.kernels.distances import INNER_PRODUCT, distance, load
+from workers.search.kernels.jit import kernel
+from workers.search.kernels.keys import insert, key_of
+from workers.search.kernels.memory import address
+
+Array = np.ndarray[Any, Any]
+
+_LEAF_ROWS = 96
+
+
+def leaves(vectors: Array, stored: int, random: np.random.Generator) -> tuple[Array, Array]:
+    """Rows in an order in which near ones stand together, and where each group begins and ends."""
+    rows = len(vectors)
+    order = np.arange(rows)
+    levels = max(0, int(np.ceil(np.log2(rows / _LEAF_ROWS))))
+    bounds = np.array([0, rows])
+    for _ in range(levels):
+        split = np.empty(2 * len(bounds) - 1, np.int64)
+        split[::2] = bounds
+        split[1::2] = (bounds[:-1] + bounds[1:]) // 2
+        pairs = random.random((len(bounds) - 1, 2))
+        _split(vectors, stored, order, bounds, pairs)
+        bounds = split
+    return order, bounds
+
+
+@kernel
+def _split(vectors: Array, stored: int, order: Array, bounds: Array, pairs: Array) -> None:
+    """Cut each group in two halves along the line between two of its rows."""
+    start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
+    line, far = np.empty(length, np.float32), np.empty(length, np.float32)
+    for group in range(len(bounds) - 1):
+        first, last = bounds[group], bounds[group + 1]
+        size = last - first
+        one = order[first + int(pairs[group, 0] * size)]
+        other = order[first + int(pairs[group, 1] * size)]
+        load(start + one * row_bytes, address(line), length, stored)
+        load(start + other * row_bytes, address(far), length, stored)
+        for d in range(length):
+            line[d] -= far[d]
+        values = np.empty(size, np.float32)
+        for i in range(size):
+            at = start + order[first + i] * row_bytes
+            values[i] = distance(at, address(line), length, INNER_PRODUCT, stored)
+        places = np.argsort(values)
+        taken = order[first:last].copy()
+        for i in range(size):
+            order[first + i] = taken[places[i]]
+
+
+@kernel
+def join_leaves(
+    first: int, last: int, vectors: Array, keys: Array, order: Array, bounds: Array, metric: int,
+    stored: int,
+) -> None:  # fmt: skip
+    """Introduce all rows of a leaf to each other; a row is in one leaf, so threads do not meet."""
+    start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
+    lists, list_bytes = address(keys), keys.strides[0]
+    query = np.empty(length, np.float32)
+    for leaf in range(first, last):
+        for i in range(bounds[leaf], bounds[leaf + 1]):
+            row = order[i]
+            load(start + row * row_bytes, address(query), length, stored)
+            for j in range(bounds[leaf], bounds[leaf + 1]):
+                other = order[j]
+                if other != row:
+                    at = start + other * row_bytes
+                    key = key_of(distance(at, address(query), length, metric, stored), other)
+                    insert(lists + row * list_bytes, keys.shape[1], key)

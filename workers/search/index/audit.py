@@ -1,0 +1,84 @@
+"""Searches an index for rows of its own, and makes those that are not found entry points.
+
+A graph of near neighbours has islands: clusters of other scales, copies, outliers. How a row is
+reached depends on where searches begin, and no rule of distance alone knows that beforehand. So it
+is tried: a row is missed where a search for it finds nothing as near as itself. Rounds follow each
+other until few are missed, each with other rows; what is missed in the last is the index's
+`missed_share`. By inner product a row may rightly find a longer one; then it says less.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from workers.search.index.query import Effort
+from workers.search.index.view import IndexView
+from workers.search.kernels.distances import distance, load, stored_bits
+from workers.search.kernels.jit import kernel
+from workers.search.kernels.memory import address
+
+Array = np.ndarray[Any, Any]
+Neighbours = Callable[[IndexView, Array, Effort], Array]  # rows for prepared queries: (queries, k)
+
+ROUNDS_MAX = 8
+ENOUGH = 0.002  # share of missed rows that ends the rounds
+_SEARCHED_MIN, _SEARCHED_PER_ROOT = 1_024, 4  # rows of a round, and times sqrt(rows)
+_GROWN = 8  # an index that has grown by this part is audited again
+_EFFORT = Effort(k=1, top_m=64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What the last rounds found."""
+
+    rows: int  # linked rows then
+    entries: int  # entry points after it
+    rounds: int
+    missed_share: float  # of the rows that the last round searched for
+
+    def is_old(self, rows: int) -> bool:
+        """Whether so many linked rows are to be audited again."""
+        return rows - self.rows > self.rows // _GROWN
+
+
+def audited(view: IndexView, neighbours: Neighbours, *, seed: int) -> tuple[Array, Audit]:
+    """Entry points with those that searches of `view` needed; all its rows are linked and live."""
+    random, rounds, share = np.random.default_rng(seed), 0, 1.0
+    while rounds < ROUNDS_MAX and share > ENOUGH:
+        rounds += 1
+        missed, share = tried(view, neighbours, random)
+        view = replace(view, entries=np.union1d(view.entries, missed), ways={})
+    last = Audit(rows=view.linked, entries=len(view.entries), rounds=rounds, missed_share=share)
+    return view.entries, last
+
+
+def tried(
+    view: IndexView, neighbours: Neighbours, random: np.random.Generator
+) -> tuple[Array, float]:
+    """Rows that were searched for and not found, and which share of the searched they are."""
+    live = view.live_rows()
+    if not len(live):
+        return live, 0.0
+    count = min(len(live), max(_SEARCHED_MIN, int(_SEARCHED_PER_ROOT * len(live) ** 0.5)))
+    rows = np.sort(random.choice(live, count, replace=False))
+    found = neighbours(view, view.vectors[rows].astype(np.float32), _EFFORT)[:, 0]
+    bits = stored_bits(view.vectors)
+    missed = rows[_missed(bits, rows, found, view.metric.kernel, view.storage.kernel)]
+    return missed, len(missed) / count
+
+
+@kernel
+def _missed(vectors: Array, rows: Array, found: Array, metric: int, stored: int) -> Array:
+    """Whether a row is nearer to itself than what was found for it."""
+    start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
+    query, out = np.empty(length, np.float32), np.empty(len(rows), np.bool_)
+    for i in range(len(rows)):
+        own = start + rows[i] * row_bytes
+        load(own, address(query), length, stored)
+        out[i] = found[i] < 0
+        if not out[i]:
+            far = distance(start + found[i] * row_bytes, address(query), length, metric, stored)
+            out[i] = distance(own, address(query), length, metric, stored) < far
+    return out

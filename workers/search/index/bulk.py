@@ -1,0 +1,94 @@
+"""Searches an array of queries on all cores, without returning to the interpreter in between.
+
+Each thread has some slots and feeds, its share of the queries. Results are those of the same
+queries searched one by one, whatever the number of slots and threads.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from workers.search.index import ways
+from workers.search.index.query import Effort
+from workers.search.index.view import IndexView, address
+from workers.search.kernels.parallel import over_rows
+from workers.search.walk import fields, steps
+from workers.search.walk.slots import Slots
+
+Array = np.ndarray[Any, Any]
+
+SLOTS_PER_THREAD = 2  # more would take turns in the first cache
+_FEEDS_PER_THREAD = 2  # each begins with empty slots and ends with some idle
+_WHOLE = 1 << 60
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Found:
+    """Results of many queries; places beyond the last hit hold row -1 at infinity."""
+
+    rows: Array  # (queries, k), int64
+    distances: Array  # (queries, k), float32, as kernels give them
+    extends: int
+    computed: int
+
+
+def feed(queries: Array, rows: Array, distances: Array, first: int, last: int) -> Array:
+    """A feed of queries `first` to `last`; all three arrays must outlive it."""
+    row = np.zeros(fields.FEED_COUNT, np.int64)
+    row[fields.FEED_NEXT], row[fields.FEED_LAST] = first, last
+    row[fields.FEED_QUERIES], row[fields.FEED_QUERY_BYTES] = address(queries), queries.strides[0]
+    row[fields.FEED_ROWS], row[fields.FEED_DISTANCES] = address(rows), address(distances)
+    return row
+
+
+def take(slots: Slots, slot: int, search: ways.Search, source: Array) -> bool:
+    """Put a search of a feed's next query into a slot; False where the feed is at its end."""
+    place = int(source[fields.FEED_NEXT])
+    if place >= source[fields.FEED_LAST]:
+        return False
+    source[fields.FEED_NEXT] += 1
+    row = slots.fields[slot]
+    row[:] = search.row
+    row[fields.FEED], row[fields.FEED_PLACE] = address(source), place
+    row[fields.QUERY] = source[fields.FEED_QUERIES] + place * source[fields.FEED_QUERY_BYTES]
+    return True
+
+
+def search_all(
+    effort: Effort, queries: Array, view: IndexView, *, threads: int = 0,
+    slots_per_thread: int = SLOTS_PER_THREAD, scanned_rows_max: int = ways.SCANNED_ROWS_MAX,
+) -> Found:  # fmt: skip
+    """The nearest rows of prepared queries; the effort is checked already."""
+    search = ways.admission(effort, queries, view, scanned_rows_max=scanned_rows_max)
+    rows = np.empty((len(queries), effort.k), np.int64)
+    distances = np.empty((len(queries), effort.k), np.float32)
+
+    def run(first: int, last: int) -> Array:
+        source = feed(queries, rows, distances, first, last)
+        run_feed(search, source, slots_per_thread)
+        return source
+
+    sums = sum(over_rows(run, len(queries), threads=threads, chunks_per_thread=_FEEDS_PER_THREAD))
+    extends, computed = int(sums[fields.FEED_EXTENDS]), int(sums[fields.FEED_COMPUTED])
+    short = np.flatnonzero(rows[:, min(effort.k, search.allowed) - 1] < 0)
+    if len(short) and not search.exact:
+        picked = np.ascontiguousarray(queries[short])
+        again = search_all(effort, picked, view, threads=threads, scanned_rows_max=view.count)
+        rows[short], distances[short] = again.rows, again.distances
+        extends, computed = extends + again.extends, computed + again.computed
+    return Found(rows, distances, extends, computed)
+
+
+def run_feed(search: ways.Search, source: Array, slot_count: int) -> None:
+    """All queries of a feed, on some slots of this thread."""
+    top_m = int(search.row[fields.TOP_M])
+    slots = Slots(slot_count, top_m_max=top_m, k_max=search.k)
+    active = np.array([i for i in range(slot_count) if take(slots, i, search, source)], np.int64)
+    finished = np.empty(slot_count, np.int64)
+    while len(active):
+        ended, _ = steps.advance(
+            slots.fields, slots.top, slots.found, slots.visited, active, len(active), slots.tasks,
+            finished, _WHOLE, slots.attention,
+        )  # fmt: skip
+        active = np.setdiff1d(active, finished[:ended])

@@ -1,0 +1,158 @@
+"""Filters over metadata: which rows a search may return.
+
+`Equal("language", "it") & Range("year", low=2020) & ~OneOf("source", ["a", "b"])`. Filters are
+values: equal ones are the same filter, so that a snapshot compiles each once. A compiled filter is
+a bit set, and the list of its rows where a search scans them (`ways.py`).
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from workers.search.index.columns import Columns, Value
+
+Array = np.ndarray[Any, Any]
+
+
+class Filter:
+    """A condition on the metadata of a row."""
+
+    def mask(self, columns: Columns, count: int) -> Array:
+        """Which of the first `count` rows it holds for; raises UnknownFilterField."""
+        raise NotImplementedError
+
+    @property
+    def values_count(self) -> int:
+        """Values that each row is compared with."""
+        return 1
+
+    def __and__(self, other: "Filter") -> "Filter":
+        return Both(self, other)
+
+    def __or__(self, other: "Filter") -> "Filter":
+        return Either(self, other)
+
+    def __invert__(self) -> "Filter":
+        return Other(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Equal(Filter):
+    """A field has a value."""
+
+    field: str
+    value: Value
+
+    def mask(self, columns: Columns, count: int) -> Array:
+        return columns.equal(self.field, [self.value], count)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class OneOf(Filter):
+    """A field has one of several values."""
+
+    field: str
+    values: tuple[Value, ...]
+
+    def __init__(self, field: str, values: Any) -> None:
+        object.__setattr__(self, "field", field)
+        object.__setattr__(self, "values", tuple(values))
+
+    def mask(self, columns: Columns, count: int) -> Array:
+        return columns.equal(self.field, self.values, count)
+
+    @property
+    def values_count(self) -> int:
+        return len(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Range(Filter):
+    """A number is in [low, high]; None leaves a side open."""
+
+    field: str
+    low: float | None = None
+    high: float | None = None
+
+    def mask(self, columns: Columns, count: int) -> Array:
+        return columns.between(self.field, self.low, self.high, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Both(Filter):
+    """Two filters hold."""
+
+    one: Filter
+    two: Filter
+
+    def mask(self, columns: Columns, count: int) -> Array:
+        return self.one.mask(columns, count) & self.two.mask(columns, count)
+
+    @property
+    def values_count(self) -> int:
+        return self.one.values_count + self.two.values_count
+
+
+@dataclass(frozen=True, slots=True)
+class Either(Filter):
+    """One of two filters holds, or both do."""
+
+    one: Filter
+    two: Filter
+
+    def mask(self, columns: Columns, count: int) -> Array:
+        return self.one.mask(columns, count) | self.two.mask(columns, count)
+
+    @property
+    def values_count(self) -> int:
+        return self.one.values_count + self.two.values_count
+
+
+@dataclass(frozen=True, slots=True)
+class Other(Filter):
+    """A filter does not hold."""
+
+    inner: Filter
+
+    def mask(self, columns: Columns, count: int) -> Array:
+        return ~self.inner.mask(columns, count)
+
+    @property
+    def values_count(self) -> int:
+        return self.inner.values_count
+
+
+@dataclass(frozen=True, eq=False)
+class Allowed:
+    """A filter compiled for a snapshot: the live rows that it allows."""
+
+    bits: Array  # uint32, one bit a row
+    count: int
+    total: int  # rows of the snapshot
+
+    @cached_property
+    def rows(self) -> Array:
+        """The allowed rows, ascending, int64."""
+        return np.flatnonzero(unpacked(self.bits, self.total))
+
+
+def compiled(where: Filter, columns: Columns, alive: Array | None, count: int) -> Allowed:
+    """`where` for the first `count` rows; `alive` is a bit set, or None where all rows live."""
+    mask = where.mask(columns, count)
+    if alive is not None:
+        mask = mask & unpacked(alive, count)
+    return Allowed(packed(mask), int(np.count_nonzero(mask)), count)
+
+
+def packed(mask: Array) -> Array:
+    """A bit set: shape (ceil(len / 32),), uint32; row r is bit r % 32 of word r // 32."""
+    padded = np.zeros(-(-len(mask) // 32) * 32, bool)
+    padded[: len(mask)] = mask
+    return np.packbits(padded, bitorder="little").view("<u4")
+
+
+def unpacked(bits: Array, count: int) -> Array:
+    """The first `count` bits of a bit set: shape (count,), bool."""
+    return np.unpackbits(bits.view(np.uint8), count=count, bitorder="little").astype(bool)

@@ -1,0 +1,252 @@
+"""An index: rows, the graph over those that are linked, and the snapshots that searches read.
+
+Upserts and deletes are visible in the next `view` at once: rows without edges are scanned, deleted
+ones are walked through and not returned. `link` gives edges to some of the new rows and `compact`
+drops the deleted ones; both may run on another thread, one at a time, while all else goes on.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from threading import Lock
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from schemas.errors import InvalidRequest, WrongDimension
+from workers.search.graph import entry_points, linking
+from workers.search.graph.build import CANDIDATES, GraphOf, own_graph
+from workers.search.index import bulk, inputs, ways
+from workers.search.index.audit import Neighbours, audited, tried
+from workers.search.index.columns import Columns, Value
+from workers.search.index.inputs import Metric, Storage
+from workers.search.index.query import Effort, ExternalId
+from workers.search.index.rows import Rows, check_ids
+from workers.search.index.view import IndexView
+from workers.search.kernels import codes
+
+if TYPE_CHECKING:
+    from workers.search.index.audit import Audit
+    from workers.search.kernels.codes import Codes
+
+Array = np.ndarray[Any, Any]
+
+DEGREE = 32
+DEGREE_MAX = int(ways.K_MAX / CANDIDATES)  # a link searches for a row's candidates
+LINK_BATCH = 1_024  # rows that are linked together are compared each with each
+_LINK_TOP_M = 96
+_ENTRIES_GROWN = 2  # times as many as the last audit left: they are chosen anew
+
+
+class Index:
+    """Vectors of one dimension and metric, with ids and metadata."""
+
+    def __init__(
+        self, dim: int, *, metric: Metric = Metric.SQEUCLIDEAN,
+        storage: Storage = Storage.FLOAT32, degree: int = DEGREE, seed: int = 0, threads: int = 0,
+        graph_of: GraphOf = own_graph,
+    ) -> None:  # fmt: skip
+        if dim < 1 or not 2 <= degree <= DEGREE_MAX:
+            raise InvalidRequest(
+                f"expected dim >= 1 and degree from 2 to {DEGREE_MAX}, found {dim} and {degree}"
+            )
+        self.dim, self.metric, self.storage = dim, metric, storage
+        self.degree, self.seed, self.threads = degree, seed, threads
+        self.graph_of = graph_of  # of a build; rows that come later are linked on cores
+        self.epoch = 0
+        empty = inputs.prepared(np.empty((0, dim), np.float32), dim, metric, storage)
+        self.rows = Rows(empty, [], Columns())
+        self.graph: Array = np.empty((0, degree), np.uint32)
+        self.entries: Array = np.empty(0, np.int64)
+        self.codes: Codes | None = None  # of the rows that have edges
+        self.audit: Audit | None = None
+        self._view: IndexView | None = None
+        self._lock = Lock()  # rows, and what points to them
+        self._upkeep = Lock()  # link and compact, one at a time
+
+    @classmethod
+    def build(
+        cls, vectors: Any, ids: Sequence[ExternalId] | None = None,
+        metadata: Sequence[Mapping[str, Value]] | None = None, **settings: Any,
+    ) -> "Index":  # fmt: skip
+        """An index of `vectors`, shape (count, dim), all linked; by default row numbers are ids."""
+        given = inputs.numbers(vectors)
+        if given.ndim != 2:
+            raise WrongDimension(f"expected vectors in rows, found shape {given.shape}")
+        index = cls(given.shape[1], **settings)
+        index.upsert(range(len(given)) if ids is None else ids, given, metadata)
+        index.link()
+        return index
+
+    def __len__(self) -> int:
+        return self.rows.count - len(self.rows.dead)
+
+    @property
+    def loose(self) -> int:
+        """Rows that are scanned because they have no edges yet."""
+        return self.rows.count - len(self.graph)
+
+    @property
+    def dead_share(self) -> float:
+        """Share of rows that are deleted and not compacted yet."""
+        return len(self.rows.dead) / max(1, self.rows.count)
+
+    def upsert(
+        self, ids: Sequence[ExternalId], vectors: Any,
+        metadata: Sequence[Mapping[str, Value]] | None = None,
+    ) -> None:  # fmt: skip
+        """Add rows, in place of those that have these ids; all or, on an error, none."""
+        stored = inputs.prepared(vectors, self.dim, self.metric, self.storage)
+        check_ids(ids, len(stored))
+        given = [{}] * len(stored) if metadata is None else metadata
+        if len(given) != len(stored):
+            raise InvalidRequest(f"expected {len(stored)} metadata, found {len(given)}", "metadata")
+        with self._lock:
+            self.rows.columns.check(given)
+            self.rows.append(stored, ids, given)
+            self._changed()
+
+    def delete(self, ids: Sequence[ExternalId]) -> int:
+        """Delete rows; how many there were."""
+        with self._lock:
+            deleted = sum([self.rows.delete(external) for external in ids])
+            self._changed()
+        return deleted
+
+    def view(self) -> IndexView:
+        """The index as it is now."""
+        if (known := self._view) is not None:
+            return known
+        with self._lock:
+            if self._view is None:
+                rows = self.rows
+                self._view = IndexView(
+                    dim=self.dim, metric=self.metric, storage=self.storage, count=rows.count,
+                    linked=len(self.graph), live=len(self), vectors=rows.vectors, graph=self.graph,
+                    alive=rows.alive(), entries=self.entries, ids=rows.ids, columns=rows.columns,
+                    epoch=self.epoch, codes=self.codes, audit=self.audit,
+                )  # fmt: skip
+            return self._view
+
+    def search(self, queries: Any, effort: Effort | None = None) -> tuple[Array, Array]:
+        """Rows and distances of the nearest to each query: shapes (queries, k).
+
+        Blocks, on all cores; `SearchEngine` is for callers that come one by one. Places beyond the
+        last hit hold row -1 at infinity. `ids_of` names rows.
+        """
+        view, effort = self.view(), effort or Effort()
+        ways.way(effort, view)  # raises
+        prepared = inputs.prepared(queries, self.dim, self.metric)
+        found = bulk.search_all(effort, prepared, view, threads=self.threads)
+        return found.rows, self.metric.shown(found.distances)
+
+    def missed_share(self) -> float:
+        """Of some rows, which are searched for now: who finds nothing as near as itself."""
+        view = self.view()
+        return tried(view, self._searched, np.random.default_rng(self.seed))[1]
+
+    def ids_of(self, rows: Array) -> list[ExternalId]:
+        """External ids of rows of the present view."""
+        ids = self.view().ids
+        return [ids[row] for row in rows.tolist()]
+
+    def link(self, batch: int = LINK_BATCH, neighbours: Neighbours | None = None) -> int:
+        """Give edges to the first `batch` rows without; how many are left.
+
+        Where many rows have none, compared with those that have some, all get a new graph. Else
+        `neighbours` searches for the new ones', an engine's lowest class for one; by default it is
+        done here, on all threads. What it raises is raised, and nothing is changed.
+        """
+        with self._upkeep:
+            view = self.view()
+            loose = view.count - view.linked
+            if loose == 0:
+                return 0
+            neighbours = neighbours or self._searched
+            if loose > view.linked // 2:
+                made, entries = self._built(view.vectors[: view.count])
+                known, before = None, None
+            else:
+                last = view.linked + min(loose, batch)
+                made, entries = self._extended(view, last, neighbours)
+                known, before = view.codes, self.audit
+                if before is None or len(entries) > _ENTRIES_GROWN * before.entries:
+                    entries, before = self._entries(view.vectors[:last], made), None
+            kernel = self.metric.kernel
+            coded = codes.extended(known, view.vectors[: len(made)], kernel, threads=self.threads)
+            if before is None or before.is_old(len(made)):
+                now = view.linked_part(made, entries, coded)
+                entries, before = audited(now, neighbours, seed=self.seed)
+            with self._lock:
+                self.graph, self.entries, self.codes, self.audit = made, entries, coded, before
+                self._changed()
+                return self.loose
+
+    def compact(self) -> None:
+        """Drop deleted rows: the rest is renumbered, and the graph mended."""
+        with self._upkeep:
+            view = self.view()
+            live = view.live_rows()
+            linked = live[live < view.linked]
+            vectors = inputs.aligned(len(live), view.vectors.shape[1], view.vectors.dtype)
+            vectors[:] = view.vectors[live]
+            if len(linked) < view.linked // 2:
+                made, entries = self._built(vectors[: len(linked)])
+            else:
+                kernel = (self.metric.kernel, self.storage.kernel)
+                made = linking.mended(
+                    view.graph, view.vectors, linked, *kernel, threads=self.threads
+                )
+                entries = self._entries(vectors[: len(linked)], made)
+            coded = codes.coded(vectors[: len(linked)], self.metric.kernel, threads=self.threads)
+            now = replace(view, vectors=vectors).linked_part(made, entries, coded)
+            entries, audit = audited(now, self._searched, seed=self.seed)
+            with self._lock:
+                self._replace(view, live, vectors)
+                self.graph, self.entries, self.codes, self.audit = made, entries, coded, audit
+                self._changed()
+
+    def _replace(self, view: IndexView, live: Array, vectors: Array) -> None:
+        """Put compacted rows in place, then what came and went since `view`."""
+        old = self.rows
+        since = old.row_of
+        late = np.arange(view.count, old.count)
+        kept = np.concatenate([live, late])
+        ids = [old.ids[row] for row in kept.tolist()]
+        rows = Rows(vectors, ids[: len(live)], old.columns.taken(kept))
+        gone = [i for i, row in enumerate(live.tolist()) if since.get(ids[i]) != row]
+        for i in gone:
+            rows.delete(ids[i])
+        if len(late):
+            rows.append(old.vectors[late], ids[len(live) :], [{}] * len(late))
+        for external in ids[len(live) :]:
+            if external not in since:
+                rows.delete(external)
+        self.rows = rows
+
+    def _built(self, vectors: Array) -> tuple[Array, Array]:
+        kernel = (self.metric.kernel, self.storage.kernel)
+        if not len(vectors):
+            return np.empty((0, self.degree), np.uint32), np.empty(0, np.int64)
+        made = self.graph_of(vectors, self.degree, *kernel, seed=self.seed, threads=self.threads)
+        return made, self._entries(vectors, made)
+
+    def _entries(self, vectors: Array, made: Array) -> Array:
+        kernel = (self.metric.kernel, self.storage.kernel)
+        return entry_points.representatives(vectors, made, *kernel, seed=self.seed)
+
+    def _searched(self, view: IndexView, queries: Array, effort: Effort) -> Array:
+        return bulk.search_all(effort, queries, view, threads=self.threads).rows
+
+    def _extended(self, view: IndexView, last: int, neighbours: Neighbours) -> tuple[Array, Array]:
+        kernel = (self.metric.kernel, self.storage.kernel)
+        vectors, first = view.vectors[:last], view.linked
+        linked = view.linked_part(view.graph, view.entries, view.codes)
+        effort = Effort(k=int(self.degree * CANDIDATES), top_m=_LINK_TOP_M)
+        queries = vectors[first:last].astype(np.float32)
+        found = neighbours(linked, queries, effort)
+        made = linking.extended(view.graph, vectors, found, *kernel, threads=self.threads)
+        return made, entry_points.extended(view.entries, first, vectors, made, *kernel)
+
+    def _changed(self) -> None:
+        self.epoch += 1
+        self._view = None

@@ -1,0 +1,70 @@
+"""What a search is asked and what it answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from workers.search.index.filters import Filter
+from workers.search.kernels.keys import held
+
+Array = np.ndarray[Any, Any]
+ExternalId = int | str | bytes
+
+
+class Kind(StrEnum):
+    """Who waits for a search."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    LINK = "link"  # the index itself: lowest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How a search is done; the same for all queries of a bulk call."""
+
+    k: int = 10
+    top_m: int = 64  # entries of the routing list: more of them, more recall and more time
+    width: int = 1  # entries expanded per extend: more of them, fewer extends
+    patience: int = 0  # stop after so many extends without change; 0: when nothing is left
+    where: Filter | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Query(Effort):
+    """One search."""
+
+    vector: Any  # shape (dim,), anything that NumPy takes
+    seeds: Sequence[int] | Array = ()  # `Answer.top` of the probe before
+    kind: Kind = Kind.DECODE
+    deadline_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answer:
+    """The nearest rows that a search found, nearest first; equal distances by row."""
+
+    rows: Array  # int64
+    distances: Array  # float32; see `inputs.py` for their meaning
+    extends: int
+    computed: int  # distances
+    exact: bool  # every row that may be returned was looked at
+    top_keys: Array  # the whole routing list, as keys
+    names: list[ExternalId]  # of all rows, in the snapshot that was searched
+
+    @property
+    def ids(self) -> list[ExternalId]:
+        """External ids of `rows`."""
+        return [self.names[row] for row in self.rows.tolist()]
+
+    @property
+    def top(self) -> Array:
+        """Rows of the whole routing list, int64: seeds of the next probe."""
+        return self.rows if self.exact else held(self.top_keys)[0]
+
+    def top_ids(self) -> list[ExternalId]:
+        """External ids of `top`: seeds that stay right when rows are renumbered."""
+        return [self.names[row] for row in self.top.tolist()]

@@ -1,0 +1,231 @@
+"""An index as one file: written atomically, checked on load, mapped into memory, no pickle.
+
+Layout: 8 bytes of magic, format version and header length (uint32 each), SHA-256 of the header, the
+header in JSON, then sections that begin at pages. The header names each section's kind, place and
+BLAKE2b sum. All numbers are little-endian. Whoever wrote a file, nothing of it is used before
+`snapshot_checks.py` has looked at it. A loaded index reads vectors and graph from the mapped
+file; the first upsert copies the vectors.
+"""
+
+import hashlib
+import json
+import math
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from schemas.errors import InvalidRequest, SnapshotError
+from workers.search.index import snapshot_checks
+from workers.search.index.audit import Audit
+from workers.search.index.columns import Columns
+from workers.search.index.index import Index
+from workers.search.index.inputs import Metric, Storage
+from workers.search.index.query import ExternalId
+from workers.search.index.rows import Rows
+from workers.search.index.view import IndexView
+from workers.search.kernels import codes
+
+Array = np.ndarray[Any, Any]
+
+MAGIC = b"TRIVIDX\n"
+VERSION = 1
+_HEAD = struct.Struct("<8sII32s")
+_PAGE = snapshot_checks.PAGE
+_CRAFTED = (KeyError, TypeError, ValueError, AttributeError, RecursionError, InvalidRequest)
+
+
+def save(index: Index, path: Path, notes: Mapping[str, Any] | None = None) -> None:
+    """Write the index as it is now; `notes` (JSON) come back from `info`, for the caller's use."""
+    view = index.view()
+    arrays = _arrays(view)
+    sections, offset = [], 0
+    for name, array in arrays.items():
+        sections.append(
+            {
+                "name": name,
+                "dtype": array.dtype.str,
+                "shape": list(array.shape),
+                "offset": offset,
+                "sum": _sum(array),
+            }
+        )
+        offset += -(-array.nbytes // _PAGE) * _PAGE
+    header = {
+        "dim": view.dim,
+        "metric": view.metric.value,
+        "storage": view.storage.value,
+        "degree": index.degree,
+        "seed": index.seed,
+        "epoch": view.epoch,
+        "rows": view.count,
+        "live": view.live,
+        "audit": view.audit and asdict(view.audit),
+        "labels": {field: list(labels) for field, labels in view.columns.labels.copy().items()},
+        "notes": dict(notes or {}),
+        "sections": sections,
+    }
+    _write(path, json.dumps(header).encode(), list(arrays.values()))
+
+
+def info(path: Path) -> dict[str, Any]:
+    """The header of a snapshot; raises SnapshotError. Sections are not looked at."""
+    return _header(path)[0]
+
+
+def load(path: Path, *, verify: bool = True, threads: int = 0) -> Index:
+    """The index of a file; raises SnapshotError. `verify` reads all of it once, for the sums."""
+    header, begin = _header(path)
+    try:
+        arrays = {each["name"]: _section(path, begin, each, verify) for each in header["sections"]}
+        return _index(header, arrays, threads)
+    except _CRAFTED as error:
+        raise _refused(path, f"it does not make sense: {error!r}") from error
+
+
+def _arrays(view: IndexView) -> dict[str, Array]:
+    ids, blob = _packed_ids(view.ids[: view.count])
+    arrays = {
+        "vectors": view.vectors[: view.count],
+        "graph": view.graph,
+        "entries": view.entries,
+        "dead": np.setdiff1d(np.arange(view.count), view.live_rows()),
+        "ids": ids,
+        "id_bytes": blob,
+    }
+    for name, columns in (("number", view.columns.numbers), ("code", view.columns.codes)):
+        for field, column in columns.copy().items():
+            arrays[f"{name}:{field}"] = column[: view.count]
+    return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+
+
+def _packed_ids(ids: list[ExternalId]) -> tuple[Array, Array]:
+    """(kind and end of each id in a row of bytes): numbers are 8 bytes."""
+    kinds = {int: 0, str: 1, bytes: 2}
+    parts = [
+        each.to_bytes(8, "little", signed=True)
+        if isinstance(each, int)
+        else each.encode()
+        if isinstance(each, str)
+        else each
+        for each in ids
+    ]
+    table = np.empty((2, len(ids)), np.int64)
+    table[0] = [kinds[type(each)] for each in ids]
+    table[1] = np.cumsum([len(part) for part in parts]) if parts else 0
+    return table, np.frombuffer(b"".join(parts), np.uint8)
+
+
+def _unpacked_ids(table: Array, blob: Array) -> list[ExternalId]:
+    data, begin = blob.tobytes(), 0
+    ids: list[ExternalId] = []
+    for kind, end in table.T.tolist():
+        part = data[begin:end]
+        begin = end
+        if kind == 0:
+            ids.append(int.from_bytes(part, "little", signed=True))
+        else:
+            ids.append(part.decode() if kind == 1 else part)
+    return ids
+
+
+def _write(path: Path, header: bytes, arrays: list[Array]) -> None:
+    """All of it beside its place, then in its place in one step."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            digest = hashlib.sha256(header).digest()
+            file.write(_HEAD.pack(MAGIC, VERSION, len(header), digest))
+            file.write(header)
+            for array in arrays:
+                file.write(bytes(-file.tell() % _PAGE))
+                file.write(array.reshape(-1).view(np.uint8).data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header, and where the sections begin."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size or head[:8] != MAGIC:
+            raise _refused(path, f"it does not begin with {MAGIC!r}")
+        _, version, length, digest = _HEAD.unpack(head)
+        length = min(length, path.stat().st_size)
+        if version != VERSION:
+            raise _refused(path, f"expected format version {VERSION}, found {version}")
+        text = file.read(length)
+    if len(text) < length or hashlib.sha256(text).digest() != digest:
+        raise _refused(path, "its header is damaged or cut off")
+    try:
+        header: dict[str, Any] = json.loads(text)
+        snapshot_checks.header(header)
+    except _CRAFTED as error:
+        raise _refused(path, f"its header does not make sense: {error!r}") from error
+    return header, -(-(_HEAD.size + length) // _PAGE) * _PAGE
+
+
+def _section(path: Path, begin: int, section: dict[str, Any], verify: bool) -> Array:
+    dtype, shape = np.dtype(section["dtype"]), tuple(section["shape"])
+    first, size = begin + section["offset"], math.prod(shape) * dtype.itemsize
+    if not size:
+        return np.empty(shape, dtype)
+    found = path.stat().st_size
+    if found < first + size:
+        raise _refused(
+            path, f"expected {first + size} bytes up to section {section['name']}, found {found}"
+        )
+    array: Array = np.memmap(path, dtype, "r", first, shape).view(np.ndarray)
+    if verify and _sum(array) != section["sum"]:
+        raise _refused(path, f"the sum of section {section['name']} is wrong")
+    return array
+
+
+def _index(header: dict[str, Any], arrays: dict[str, Array], threads: int) -> Index:
+    snapshot_checks.arrays(header, arrays)
+    index = Index(
+        header["dim"], metric=Metric(header["metric"]), storage=Storage(header["storage"]),
+        degree=header["degree"], seed=header["seed"], threads=threads,
+    )  # fmt: skip
+    columns = Columns()
+    for name, array in arrays.items():
+        kind, _, field = name.partition(":")
+        if kind == "number":
+            columns.numbers[field] = np.array(array)
+        elif kind == "code":
+            columns.codes[field] = np.array(array)
+    for field, labels in header["labels"].items():
+        columns.labels[field] = {label: code for code, label in enumerate(labels)}
+    ids = _unpacked_ids(arrays["ids"], arrays["id_bytes"])
+    dead = arrays["dead"].tolist()
+    snapshot_checks.ids(ids, dead)
+    index.rows = Rows(arrays["vectors"], ids, columns, dead)
+    index.graph, index.entries = arrays["graph"], arrays["entries"]
+    linked = index.rows.vectors[: len(index.graph)]
+    index.codes = codes.coded(linked, index.metric.kernel, threads=threads)
+    index.audit = Audit(**found) if (found := header.get("audit")) else None
+    index.epoch = header["epoch"]
+    return index
+
+
+def _sum(array: Array) -> str:
+    data = array.reshape(-1).view(np.uint8).data
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _refused(path: Path, why: str) -> SnapshotError:
+    return SnapshotError(
+        f"{path} is no snapshot that can be read: {why}; take an older one, or rebuild the index"
+    )

@@ -1,0 +1,122 @@
+"""A snapshot of an index: what a search reads, from its first extend to its last.
+
+Nothing in a view changes once it is made. Upserts, deletes, linking and compaction make new views;
+searches that run keep theirs, and with it the memory that their slots point to.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workers.search.index.columns import Columns
+from workers.search.index.filters import Allowed, Filter, compiled, packed, unpacked
+from workers.search.index.inputs import Metric, Storage
+from workers.search.index.query import ExternalId
+from workers.search.kernels.codes import Codes
+from workers.search.walk import fields
+
+if TYPE_CHECKING:
+    from workers.search.index.audit import Audit
+
+Array = np.ndarray[Any, Any]
+
+COMPILED_MAX = 64  # filters that a view remembers, and ways to search it
+LONG = 10_000_000  # comparisons of a filter, about 10 ms
+
+
+@dataclass(frozen=True, eq=False)
+class IndexView:
+    """Rows 0 to `count`; those from `linked` on have no edges and are scanned."""
+
+    dim: int
+    metric: Metric
+    storage: Storage
+    count: int
+    linked: int
+    live: int
+    vectors: Array  # (at least count, padded dim)
+    graph: Array  # (linked, degree), uint32
+    alive: Array | None  # bit set of live rows; None: all
+    entries: Array  # rows where searches begin, int64
+    ids: list[ExternalId]
+    columns: Columns
+    epoch: int
+    codes: Codes | None = None  # of the linked rows
+    audit: "Audit | None" = None  # of the entry points; None: not made yet
+    ways: dict[Any, Any] = field(default_factory=dict)  # of `ways.py`
+    _filters: dict[str, Allowed] = field(default_factory=dict)
+
+    @cached_property
+    def entry_vectors(self) -> Array:
+        """Vectors of `entries`, side by side."""
+        return np.ascontiguousarray(self.vectors[self.entries])
+
+    @cached_property
+    def entry_codes(self) -> Array:
+        """Codes of `entries`, side by side."""
+        assert self.codes is not None
+        return np.ascontiguousarray(self.codes.codes[self.entries])
+
+    @cached_property
+    def template(self) -> Array:
+        """A slot's row with all that concerns the index."""
+        row = np.zeros(fields.COUNT, np.int64)
+        row[fields.STATUS] = fields.FRESH
+        row[fields.VECTORS], row[fields.ROW_BYTES] = address(self.vectors), self.vectors.strides[0]
+        row[fields.LENGTH] = self.vectors.shape[1]
+        row[fields.METRIC], row[fields.STORED] = self.metric.kernel, self.storage.kernel
+        row[fields.GRAPH], row[fields.DEGREE] = address(self.graph), self.graph.shape[1]
+        row[fields.LOOSE_FIRST], row[fields.LOOSE_LAST] = self.linked, self.count
+        row[fields.REPS], row[fields.REPS_COUNT] = address(self.entries), len(self.entries)
+        row[fields.REPS_VECTORS] = address(self.entry_vectors)
+        row[fields.SCREENED] = self.alive is not None or self.linked < self.count
+        if self.codes is not None:
+            row[fields.CODES], row[fields.CODE_BYTES] = (
+                address(self.codes.codes), self.codes.codes.shape[1]
+            )  # fmt: skip
+            row[fields.RULER] = address(self.codes.ruler)
+            row[fields.REPS_CODES] = address(self.entry_codes)
+        if self.alive is not None:
+            row[fields.ALIVE] = address(self.alive)
+        return row
+
+    def linked_part(self, graph: Array, entries: Array, coded: Codes | None) -> "IndexView":
+        """Nothing but the first rows, deleted or not, with this graph over them."""
+        return replace(
+            self, count=len(graph), linked=len(graph), live=len(graph), graph=graph, alive=None,
+            entries=entries, ids=[], columns=Columns(), codes=coded, ways={}, _filters={},
+        )  # fmt: skip
+
+    def takes_long(self, where: Filter) -> bool:
+        """Whether `allowed` would hold up whoever else waits for this thread."""
+        return where.values_count * self.count > LONG and repr(where) not in self._filters
+
+    def allowed(self, where: Filter) -> Allowed:
+        """A filter compiled for these rows."""
+        key = repr(where)  # equal values of different kinds, as 1 and True, are different filters
+        if (known := self._filters.get(key)) is None:
+            known = compiled(where, self.columns, self.alive, self.count)
+            while len(self._filters) >= COMPILED_MAX:
+                self._filters.pop(next(iter(self._filters)), None)
+            self._filters[key] = known
+        return known
+
+    def live_rows(self) -> Array:
+        """Rows that are not deleted, ascending, int64."""
+        if self.alive is None:
+            return np.arange(self.count)
+        return np.flatnonzero(unpacked(self.alive, self.count))
+
+
+def address(array: Array) -> int:
+    """Where an array begins."""
+    return int(array.ctypes.data)
+
+
+def all_but(dead: Array, count: int) -> Array:
+    """The bit set of the first `count` rows without the dead ones."""
+    mask = np.ones(count, bool)
+    mask[dead] = False
+    return packed(mask)

@@ -1,0 +1,249 @@
+"""Fills in a slot for a search: which way it goes, what it may return, where it begins.
+
+Three ways. A *scan of a list* where a filter allows so few rows that a walk would cost more. A
+*scan of all rows* where the index is small. Otherwise a *walk*, with a routing list that is longer
+the more rows a filter excludes, so that twice as many hits as are wanted are to be expected in it.
+A walk may end with fewer hits than there are, or with hits that it met by chance far outside of its
+routing list, because what is near the query is excluded: `rescanned` then makes it a scan. So no
+search silently returns fewer than min(k, rows allowed), and a wrong guess costs at most the scan
+that it was to save. Which way depends on the request and the snapshot alone.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from schemas.errors import EmptyIndex, InvalidRequest
+from workers.search.index.filters import Allowed
+from workers.search.index.query import Answer, Effort
+from workers.search.index.view import COMPILED_MAX, IndexView, address
+from workers.search.kernels.keys import EMPTY, FLAG
+from workers.search.walk import fields
+from workers.search.walk.results import Reader
+from workers.search.walk.slots import ROWS_A_STEP, TASKS_MAX, Slots, fill, hash_places
+
+Array = np.ndarray[Any, Any]
+
+SCANNED_ROWS_MAX = 1_024  # smaller indexes are scanned whole
+ENTRIES = 16  # representatives that a walk begins at
+_MARGIN = 2  # times as many rows in the routing list as would hold the wanted hits on average
+_SCANNED_PER_MEASURED = 2  # rows of a list in the time in which a walk meets a row
+TOP_M_MAX, K_MAX = 512, 512
+
+
+class Limits(NamedTuple):
+    """What searches may ask for, and how small an index is scanned whole."""
+
+    top_m_max: int = TOP_M_MAX
+    k_max: int = K_MAX
+    tasks_max: int = TASKS_MAX  # width times degree
+    dim_max: int = 2**31 - 1
+    scanned_rows_max: int = SCANNED_ROWS_MAX
+
+
+_LIMITS = Limits()
+_NO_ROWS: Array = np.empty(0, np.int64)
+
+
+class Way(NamedTuple):
+    """How searches of one effort go in one snapshot; nothing of a request."""
+
+    row: Array  # int64, `fields.COUNT`, without what is a request's own
+    place: int  # address of `row`
+    k: int
+    top_m: int
+    wanted: int  # hits; where a walk finds fewer, all rows are scanned
+    extends: int  # about how many it takes
+    exact: bool  # it scans all rows that it may return
+    allowed: int  # live rows that it may return
+    where: Allowed | None
+
+
+@dataclass(slots=True, eq=False)
+class Search:
+    """A search that is ready for a slot, with all that the slot will point to."""
+
+    view: IndexView
+    way: Way
+    query: Array  # (1 or more, padded dim), float32
+    warm: Array | None = None
+    warm_place: tuple[int, int] = (0, 0)  # its address and length
+
+    def enter(self, slots: Slots, slot: int) -> None:
+        """Fill in a slot's row."""
+        fill(slots.addresses[slot], self.way.place, self.query, *self.warm_place)
+
+    @property
+    def row(self) -> Array:
+        """Of a slot, int64, `fields.COUNT`."""
+        row = self.way.row.copy()
+        row[fields.QUERY] = address(self.query)
+        row[fields.WARM], row[fields.WARM_COUNT] = self.warm_place
+        return row
+
+    @property
+    def k(self) -> int:
+        """Hits that are asked for."""
+        return self.way.k
+
+    @property
+    def exact(self) -> bool:
+        """Whether it scans all rows that it may return."""
+        return self.way.exact
+
+    @property
+    def where(self) -> Allowed | None:
+        """The filter, as far as it has one."""
+        return self.way.where
+
+    @property
+    def allowed(self) -> int:
+        """Live rows that it may return."""
+        return self.way.allowed
+
+    @property
+    def extends(self) -> int:
+        """About how many extends it takes."""
+        return self.way.extends
+
+
+def admission(
+    effort: Effort, query: Array, view: IndexView, *, seeds: Any = (),
+    scanned_rows_max: int = SCANNED_ROWS_MAX, top_m_max: int = TOP_M_MAX,
+) -> Search:  # fmt: skip
+    """A search of prepared queries (`metrics.prepared`); raises what `way` does."""
+    limits = Limits(scanned_rows_max=scanned_rows_max, top_m_max=top_m_max)
+    return begun(view, way(effort, view, limits), query, seeds)
+
+
+def way(effort: Effort, view: IndexView, limits: Limits = _LIMITS) -> Way:
+    """How searches of an effort go; raises InvalidRequest, UnknownFilterField or EmptyIndex."""
+    if effort.where is not None:
+        return _way(effort, view, limits)
+    ways, key = view.ways, (effort.k, effort.top_m, effort.width, effort.patience, limits)
+    known: Way | None = ways.get(key)
+    if known is None:
+        while len(ways) >= COMPILED_MAX:
+            ways.pop(next(iter(ways)), None)
+        ways[key] = known = _way(effort, view, limits)
+    return known
+
+
+def begun(view: IndexView, way: Way, query: Array, seeds: Any = ()) -> Search:
+    """A search that goes that way, from rows that may be near if there are `seeds`."""
+    search = Search(view, way, query)
+    if len(seeds) and way.row[fields.REPS_COUNT]:
+        warm = np.asarray(seeds, np.int64)[: way.top_m]
+        search.warm = warm = np.ascontiguousarray(warm[(warm >= 0) & (warm < view.linked)])
+        search.warm_place = address(warm), len(warm)
+    return search
+
+
+def _check(effort: Effort, view: IndexView, limits: Limits) -> None:
+    for name, value, most in (
+        ("k", effort.k, limits.k_max),
+        ("top_m", effort.top_m, limits.top_m_max),
+        ("width", effort.width, limits.tasks_max // view.graph.shape[1]),
+    ):
+        if not 1 <= value <= most:
+            raise InvalidRequest(f"expected {name} from 1 to {most}, found {value}", name)
+    if effort.patience < 0:
+        raise InvalidRequest(f"expected patience >= 0, found {effort.patience}", "patience")
+    if view.live == 0:
+        raise EmptyIndex("expected an index with rows, found an empty one; upsert some first")
+    if view.vectors.shape[1] > limits.dim_max:
+        raise InvalidRequest(
+            f"expected vectors of up to {limits.dim_max} values, found {view.dim}; raise the "
+            "engine's cuda.dim_max, or choose device cpu"
+        )
+
+
+def _way(effort: Effort, view: IndexView, limits: Limits) -> Way:
+    _check(effort, view, limits)
+    row = view.template.copy()
+    row[fields.K], row[fields.WIDTH] = effort.k, effort.width
+    row[fields.PATIENCE] = effort.patience
+    top_m, allowed, where = max(effort.top_m, effort.k), view.live, None
+    if effort.where is not None:
+        where = view.allowed(effort.where)
+        row[fields.SCREENED], row[fields.ALLOWED] = 1, address(where.bits)
+        allowed = where.count
+        longer = _longer(top_m, effort.k, where.count / view.count)
+        met = longer * view.graph.shape[1]
+        if longer > limits.top_m_max or where.count <= _SCANNED_PER_MEASURED * met:
+            _list(row, where.rows)
+        else:
+            top_m = longer
+    row[fields.TOP_M], row[fields.HASH_MASK] = top_m, hash_places(top_m) - 1
+    row[fields.ENTRIES] = min(ENTRIES, top_m)
+    if allowed < view.count:
+        row[fields.NEEDED] = min(effort.k, int(top_m * allowed / view.count / _MARGIN))
+    if view.linked == 0 or view.count <= max(limits.scanned_rows_max, effort.k):
+        _scan(row, view, where)
+    exact = bool(row[fields.LIST_COUNT]) or not row[fields.REPS_COUNT]
+    seeds = row[fields.LIST_COUNT] or (
+        row[fields.REPS_COUNT] + row[fields.LOOSE_LAST] - row[fields.LOOSE_FIRST]
+    )
+    extends = -(-seeds // ROWS_A_STEP) + (0 if exact else top_m // effort.width + 3)
+    return Way(
+        row, address(row), effort.k, top_m, 0 if exact else min(effort.k, allowed),
+        int(extends), exact, allowed, where,
+    )  # fmt: skip
+
+
+def _longer(top_m: int, k: int, share: float) -> int:
+    """A routing list for a walk in which only this share of rows may be returned."""
+    return math.ceil(max(top_m * share**-0.5, _MARGIN * k / share)) if share else top_m
+
+
+def _list(row: Array, rows: Array) -> None:
+    row[fields.LIST], row[fields.LIST_COUNT] = address(rows), len(rows)
+    row[fields.REPS_COUNT] = row[fields.LOOSE_LAST] = row[fields.LOOSE_FIRST] = 0
+    row[fields.WARM_COUNT] = row[fields.NEEDED] = 0
+
+
+def _scan(row: Array, view: IndexView, where: Allowed | None) -> None:
+    _list(row, _NO_ROWS if where is None else where.rows)
+    if not row[fields.LIST_COUNT]:
+        row[fields.LOOSE_LAST], row[fields.SCREENED] = view.count, 1
+
+
+def rescanned(search: Search, slots: Slots, slot: int) -> bool:
+    """Whether a search that ended has too few hits, and was made a scan of all rows instead."""
+    row = slots.fields[slot]
+    wanted = search.way.wanted
+    if not wanted or keys_of(slots, slot)[wanted - 1] < EMPTY - FLAG:
+        return False
+    _scan(row, search.view, search.where)
+    row[fields.STATUS] = fields.FRESH
+    return True
+
+
+def keys_of(slots: Slots, slot: int) -> Array:
+    """Keys of a slot's hits, ascending."""
+    row = slots.fields[slot]
+    lists = slots.found if row[fields.SCREENED] else slots.top
+    found: Array = lists[slot, : row[fields.K]]
+    return found
+
+
+def answered(search: Search, slots: Slots, slot: int, reader: Reader) -> Answer | None:
+    """The answer of a search that is done, whose slot is free then; None if it is to be run again,
+    as a scan."""
+    view, way = search.view, search.way
+    found = reader.read(slot, way.k, way.top_m, way.wanted)
+    if found is None:
+        assert rescanned(search, slots, slot)
+        return None
+    rows, distances, top_keys, extends, computed, is_scan = found
+    return Answer(
+        rows=rows,
+        distances=view.metric.shown(distances),
+        extends=extends,
+        computed=computed,
+        exact=bool(is_scan),
+        top_keys=top_keys,
+        names=view.ids,
+    )

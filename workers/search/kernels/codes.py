@@ -1,0 +1,200 @@
+"""Short codes of vectors, which say that a row is too far without a look at its vector.
+
+Theory of operation. A search spends its time on reading vectors, most of them of rows that turn out
+to be too far for its list. A code is one byte per value: the nearest of 256 levels, one step for
+all dimensions, from the least value of each (the approximation of a VA-file: Weber, Schek and
+Blott, VLDB 1998). How far a row can be from what its code stands for is known, and the query is
+coded too. By the triangle inequality (for inner products, Cauchy and Schwarz's) a row whose code is
+farther than the worst of a list by more than both is itself farther. It is left out, and no result
+changes: codes say which vectors need not be read, never how far a row is. Distances of codes are
+sums of integers, and a fifth of the work.
+
+A ruler says what codes stand for: the least value of each dimension, then constants. A coded query
+is constants, then an int16 per value. All bounds are widened by more than float32 is rounded.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from workers.search.index.inputs import aligned
+from workers.search.kernels.distances import INNER_PRODUCT, LANES, SINGLE, SQUARED_L2, distance
+from workers.search.kernels.integers import INTEGER_LANES, product_sum, square_sum
+from workers.search.kernels.jit import inlined, kernel
+from workers.search.kernels.memory import get_f32, get_i64, put_f32, put_i16, put_i64
+from workers.search.kernels.parallel import over_rows
+
+Array = np.ndarray[Any, Any]
+
+CODED_DIM_MAX = 4_096  # beyond it sums would not fit 32 bits
+_CODED_BYTES_MIN = 256  # of a vector: shorter ones are read as fast as codes
+_LEVELS, _QUERY_LEVELS = 255, 2_047  # the latter of inner products
+_STEP, _ERROR, _RADIUS, _LEAST = 0, 1, 2, 3  # of a ruler, after the least values
+_SCALE, _SHIFT, _BEYOND = 0, 1, 2  # of a coded query
+_HEADER_BYTES = 64
+CODED_QUERY_BYTES = _HEADER_BYTES + 2 * CODED_DIM_MAX
+_WIDER = np.float32(1.001)
+_ROUNDED = np.float32(1e-4)
+_SUM_MAX = 2.0**31 - 256
+_VALUE_MAX, _STEP_MIN = 1e15, 1e-15  # float32 holds their squares
+_LENGTH_MAX = 1e30  # of vectors of larger values, which get no codes
+_BLOCK_ROWS = 512
+_RECODED = 1.5  # times the error, at which rows that came later are worth a new ruler
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Codes:
+    """Codes of rows, and what they stand for."""
+
+    codes: Array  # (rows, code bytes), uint8
+    ruler: Array  # (padded dim + LANES,), float32
+
+    @property
+    def error(self) -> float:
+        """The farthest that a row is from what its code stands for."""
+        return float(self.ruler[len(self.ruler) - LANES + _ERROR])
+
+
+def coded(vectors: Array, metric: int, *, threads: int = 0) -> Codes | None:
+    """Codes of `vectors`, shape (rows, padded dim); None where they would not help."""
+    rows, length = vectors.shape
+    if not rows or vectors.strides[0] < _CODED_BYTES_MIN or length > CODED_DIM_MAX:
+        return None
+    low, high = (edge.astype(np.float32) for edge in (vectors.min(0), vectors.max(0)))
+    if max(-low.min(), high.max()) > _VALUE_MAX:
+        return None
+    constants = np.zeros(LANES, np.float32)
+    constants[_STEP] = max(float((high - low).max()) / _LEVELS, _STEP_MIN)
+    constants[_LEAST] = np.linalg.norm(low.astype(np.float64))
+    return _coded(vectors, np.concatenate([low, constants]), None, metric, threads)
+
+
+def extended(known: Codes | None, vectors: Array, metric: int, *, threads: int = 0) -> Codes | None:
+    """Codes of `vectors`, of whose first rows the codes are known.
+
+    The ruler stays, unless some of the other rows fit it badly.
+    """
+    if known is None:
+        return coded(vectors, metric, threads=threads)
+    more = _coded(vectors, known.ruler, known, metric, threads)
+    if more.error > _RECODED * known.error:
+        return coded(vectors, metric, threads=threads)
+    return more
+
+
+def _coded(vectors: Array, ruler: Array, known: Codes | None, metric: int, threads: int) -> Codes:
+    rows, length = vectors.shape
+    codes = aligned(rows, -(-length // INTEGER_LANES) * INTEGER_LANES, np.uint8)
+    first = 0 if known is None else len(known.codes)
+    if known is not None:
+        codes[:first] = known.codes
+    codes[first:, length:] = 0
+
+    def encode(begin: int, end: int) -> Array:
+        blocks = range(first + begin, first + end, _BLOCK_ROWS)
+        most: Array = np.max(
+            [_encode(vectors, codes, ruler, b, min(first + end, b + _BLOCK_ROWS)) for b in blocks],
+            axis=0, initial=0,
+        )  # fmt: skip
+        return most
+
+    found = over_rows(encode, rows - first, threads=threads) if first < rows else [np.zeros(3)]
+    error, radius, size = (min(float(each), _LENGTH_MAX) for each in np.max(found, axis=0))
+    if metric == INNER_PRODUCT:
+        error += float(_ROUNDED) * size
+    ruler = ruler.copy()
+    constants = ruler[length:]
+    constants[_ERROR] = max(float(constants[_ERROR]), error * float(_WIDER))
+    constants[_RADIUS] = max(float(constants[_RADIUS]), radius * float(_WIDER))
+    return Codes(codes, ruler)
+
+
+def _encode(vectors: Array, codes: Array, ruler: Array, first: int, last: int) -> Array:
+    """The largest error, distance of a code from the least values, and length of a vector."""
+    length = vectors.shape[1]
+    exact = vectors[first:last].astype(np.float32)
+    size = np.einsum("ij,ij->i", exact, exact, dtype=np.float64).max()
+    exact -= ruler[:length]
+    step = ruler[length + _STEP]
+    levels = np.clip(np.rint(exact / step), 0, _LEVELS)
+    codes[first:last, :length] = levels
+    levels *= step
+    radius = np.einsum("ij,ij->i", levels, levels, dtype=np.float64).max()
+    exact -= levels
+    error = np.einsum("ij,ij->i", exact, exact, dtype=np.float64).max()
+    lengths: Array = np.sqrt([error, radius, size])
+    return lengths
+
+
+@kernel
+def encode_query(query: int, ruler: int, length: int, metric: int, out: int, room: int) -> None:
+    """Write the code of a query to `out`; all are addresses, `room` of `length` float32."""
+    step, error = get_f32(ruler, length + _STEP), get_f32(ruler, length + _ERROR)
+    low, high, unit = np.float32(-_LEVELS), np.float32(2 * _LEVELS), step
+    if metric != SQUARED_L2:
+        largest = np.float32(0)
+        for i in range(length):
+            largest = max(largest, abs(get_f32(query, i)))
+        unit = max(largest / np.float32(_QUERY_LEVELS), np.float32(_STEP_MIN))
+        low, high = np.float32(-_QUERY_LEVELS), np.float32(_QUERY_LEVELS)
+    codes, begins = out + _HEADER_BYTES, np.float32(metric == SQUARED_L2)
+    for i in range(length):
+        exact = get_f32(query, i) - begins * get_f32(ruler, i)
+        level = np.floor(min(high, max(low, exact / unit + np.float32(0.5))))
+        put_i16(codes, i, np.int16(level))
+        put_f32(room, i, exact - level * unit)
+    for i in range(length, -(-length // INTEGER_LANES) * INTEGER_LANES):
+        put_i16(codes, i, np.int16(0))
+    missed = np.sqrt(_square(room, length)) * _WIDER
+    put_f32(out, _SCALE, step)
+    put_f32(out, _BEYOND, error + missed)
+    if metric != SQUARED_L2:
+        size = np.sqrt(_square(query, length)) * _WIDER
+        most = size * error + missed * get_f32(ruler, length + _RADIUS)
+        put_f32(out, _SCALE, step * unit)
+        put_f32(out, _SHIFT, -distance(query, ruler, length, INNER_PRODUCT, SINGLE))
+        put_f32(out, _BEYOND, most + size * get_f32(ruler, length + _LEAST) * _ROUNDED)
+
+
+@inlined
+def _square(vector: int, length: int) -> Any:
+    return -distance(vector, vector, length, INNER_PRODUCT, SINGLE)
+
+
+@inlined
+def code_limit(worst: Any, query: int, metric: int) -> Any:
+    """The largest distance of codes that a row may have which is as near as `worst`; int64."""
+    scale = np.float64(get_f32(query, _SCALE))
+    beyond = np.float64(get_f32(query, _BEYOND))
+    if metric == SQUARED_L2:
+        reach = (np.sqrt(np.float64(worst)) * (1 + _ROUNDED) + beyond) / scale
+        reach *= reach
+    else:
+        reach = (np.float64(worst) + get_f32(query, _SHIFT) + beyond) / scale
+    if not np.isfinite(reach):  # float32 cannot tell how far rows are
+        return np.int64(_SUM_MAX)
+    return np.int64(min(_SUM_MAX, max(-_SUM_MAX, reach + 1)))
+
+
+@inlined
+def sifted(rows: int, count: int, worst: Any, codes: int, code_bytes: int, query: int,
+           metric: int) -> int:  # fmt: skip
+    """Drop those of `count` rows, int64 at an address, that are farther than `worst`.
+
+    The first ones are left, in order; how many. `codes` and the coded `query` are addresses.
+    """
+    kept, limit = 0, code_limit(worst, query, metric)
+    for i in range(count):
+        row = get_i64(rows, i)
+        put_i64(rows, kept, row)  # no branch: which are near enough cannot be predicted
+        kept += code_distance(codes + row * code_bytes, query, code_bytes, metric) <= limit
+    return kept
+
+
+@inlined
+def code_distance(codes: int, query: int, code_bytes: int, metric: int) -> Any:
+    """Of a row's code from a coded query; int64."""
+    if metric == SQUARED_L2:
+        return np.int64(square_sum(codes, query + _HEADER_BYTES, code_bytes))
+    return -np.int64(product_sum(codes, query + _HEADER_BYTES, code_bytes))

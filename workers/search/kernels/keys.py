@@ -1,0 +1,93 @@
+"""Sort keys of neighbours: distance, then row, then a flag, in one unsigned 64-bit number.
+
+Comparing keys compares (distance, row), a total order, so that every merge of lists has one result.
+The lowest bit is free for the owner of the list: `expanded` in a search, `joined` in a build. An
+empty place holds `EMPTY`, which comes after everything.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from workers.search.kernels.jit import inlined, intrinsic, types
+from workers.search.kernels.lists import count_below, move_up
+from workers.search.kernels.memory import get_u64, put_u64
+
+EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
+FLAG = np.uint64(1)
+ROWS_MAX = 2**31 - 1
+_32, _ONE = np.uint64(32), np.uint64(1)
+_LOW = np.uint64(0xFFFFFFFF)
+_SIGN, _ALL = np.uint32(0x80000000), np.uint32(0xFFFFFFFF)
+
+
+@intrinsic
+def _bits(context: Any, value: Any) -> Any:
+    """The bits of a float32."""
+
+    def generate(ctx: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ctx.get_value_type(types.uint32))
+
+    return types.uint32(types.float32), generate
+
+
+@intrinsic
+def _value(context: Any, bits: Any) -> Any:
+    """The float32 with these bits."""
+
+    def generate(ctx: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ctx.get_value_type(types.float32))
+
+    return types.float32(types.uint32), generate
+
+
+@inlined
+def key_of(distance: Any, row: int) -> Any:
+    """The key of a row at a distance (float32, not NaN), flag clear."""
+    bits = _bits(distance + np.float32(0.0))  # no negative zero
+    ordered = np.uint64((bits ^ _ALL) if bits & _SIGN else (bits | _SIGN))
+    return (ordered << _32) | (np.uint64(row) << _ONE)
+
+
+@inlined
+def row_of(key: Any) -> Any:
+    """The row of a key that is not empty."""
+    return np.intp((key & _LOW) >> _ONE)
+
+
+@inlined
+def distance_of(key: Any) -> Any:
+    """The distance of a key that is not empty."""
+    ordered = np.uint32(key >> _32)
+    return _value((ordered ^ _SIGN) if ordered & _SIGN else (ordered ^ _ALL))
+
+
+@inlined
+def insert(keys: int, count: int, key: Any) -> int:
+    """Insert into `count` ascending keys at an address, dropping the last; the place, or -1.
+
+    A row that is there already (same distance) is not inserted again. Flags do not count.
+    """
+    if key >= (get_u64(keys, count - 1) & ~FLAG):
+        return -1
+    place: int = count_below(keys, count, key)
+    if (get_u64(keys, place) & ~FLAG) == key:
+        return -1
+    move_up(keys, count, place)
+    put_u64(keys, place, key)
+    return place
+
+
+def rows_and_distances(keys: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+    """Rows (int64) and distances (float32) of keys; -1 and infinity for empty ones."""
+    rows, distances = held(keys)
+    empty = (keys | FLAG) == EMPTY
+    rows[empty], distances[empty] = -1, np.inf
+    return rows, distances
+
+
+def held(keys: np.ndarray[Any, Any]) -> tuple[Any, Any]:
+    """Rows (int64) and distances (float32) of keys of which none is empty."""
+    ordered = (keys >> _32).astype(np.uint32)
+    ordered ^= _SIGN | ((ordered >> np.uint32(31)) - np.uint32(1))
+    return ((keys & _LOW) >> _ONE).astype(np.int64), ordered.view(np.float32)

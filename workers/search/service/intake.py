@@ -1,0 +1,135 @@
+"""Takes retrievals from the log and gives hits back; what the Faust agents hand their events to.
+
+A retrieval is acknowledged when the broker has acknowledged its hits, and after all earlier ones of
+its partition; whoever takes the partition next answers the rest again, and the asker keeps the
+first answer.
+"""
+
+import asyncio
+from typing import Any
+
+from schemas.codec import Codec
+from schemas.errors import RecordError, RecordTooLarge
+from schemas.log.clients import Ack, LogProducer, bury
+from schemas.log.faust.app import consumer_record
+from schemas.records import Hits, RetrievalRequest
+from schemas.rules.sizes import check_size
+from schemas.settings import LogSettings
+from schemas.topics import check_record
+from workers.search.index.query import Kind
+from workers.search.service.receipts import Place, Receipts
+from workers.search.service.responder import Serving
+
+TOPICS = {"retrieval.prefill": Kind.PREFILL, "retrieval.decode": Kind.DECODE}
+
+
+class Taking:
+    """Retrievals under way; bounded, so that the rest waits in the log."""
+
+    def __init__(
+        self,
+        settings: LogSettings,
+        codec: Codec,
+        producer: LogProducer,
+        serving: Serving,
+        pending_max: int,
+    ) -> None:
+        self._settings = settings
+        self._codec = codec
+        self._producer = producer
+        self._serving = serving
+        self._room = asyncio.Semaphore(pending_max)
+        self._receipts = Receipts()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.draining = False
+        self.read: dict[Place, int] = {}  # offset after the last record taken
+
+    async def take(self, topic: str, event: Any) -> None:
+        """One record, from an agent. Nothing leaves it: Faust would acknowledge and go on."""
+        try:
+            await self._room.acquire()
+            if not self.draining and not self._failed.done():
+                await self._take(topic, event)
+                return
+        except Exception as error:
+            self._fail(error)
+        await asyncio.Event().wait()  # the process ends; whoever is next reads it again
+
+    async def _take(self, topic: str, event: Any) -> None:
+        record = consumer_record(event.message)
+        place = (topic, record.partition)
+        self.read[place] = record.offset + 1
+        receipt = self._receipts.open(place, event.ack)
+        try:
+            request = self._decoded(topic, record.value)
+        except RecordError as error:
+            await bury(self._producer, record, error)
+            self._receipts.close(place, receipt)
+            self._room.release()
+            return
+
+        async def answer() -> None:
+            hits = await self._serving.hits(request, TOPICS[topic])
+            try:
+                ack = await self._send(request, hits)
+            except RecordTooLarge as error:
+                ack = await self._send(request, self._serving.refused(request, error))
+            await ack
+            self._receipts.close(place, receipt)
+
+        task = asyncio.create_task(answer())
+        self._tasks.add(task)
+        task.add_done_callback(self._answered)
+
+    async def _send(self, request: RetrievalRequest, hits: Hits) -> Ack:
+        key = request.request_id or request.retrieval_id
+        return await self._producer.send("hits", hits, key=key, partition=request.reply_partition)
+
+    def _answered(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        self._room.release()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def _decoded(self, topic: str, value: bytes | None) -> RetrievalRequest:
+        request = self._codec.decode(value)
+        check_record(topic, request)
+        assert isinstance(request, RetrievalRequest)
+        check_size(request, len(value or b""))
+        count = self._settings.asker_partitions
+        if not 0 <= request.reply_partition < count:
+            raise RecordError(
+                f"{topic}: expected a reply_partition below {count}, "
+                f"found {request.reply_partition}"
+            )
+        if len(request.vector) % 4:
+            raise RecordError(
+                f"{topic}: expected a vector of float32, found {len(request.vector)} bytes"
+            )
+        return request
+
+    def revoked(self) -> None:
+        """The partitions were taken away: what is under way is answered, not acknowledged."""
+        self._receipts.drop()
+        self.read.clear()
+
+    async def drain(self) -> None:
+        """Take no more, and wait for what is under way."""
+        self.draining = True
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    async def cancel(self) -> None:
+        """Give up what is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._failed.done():
+            self._failed.set_exception(error)
+
+    async def failure(self) -> None:
+        """Wait for a failure, and raise it."""
+        await asyncio.shield(self._failed)

@@ -1,0 +1,115 @@
+"""Documents that cannot be used, on their way to the dead letters: each once, whoever reads it.
+
+All replicas of a shard read all documents of it, again at every start, and some while others are
+away. What a replica refuses waits here until it stands among the dead letters. The first of those
+that live writes it there; should it die, another is the first.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from aiokafka import ConsumerRecord
+from aiokafka.errors import KafkaError
+
+from schemas.errors import TriviumError
+from schemas.fleet import FleetView
+from schemas.log.clients import AssignedReader, LogProducer, bury
+from schemas.records import MemberKind
+from schemas.settings import LogSettings
+from schemas.topics import DEAD_LETTER_SUFFIX
+from workers.search.service.settings import ShardPlace
+
+log = logging.getLogger("trivium.retrieval")
+WAITING_MAX = 1_000
+_LOOK_S = 2.0
+_CLOCKS_APART_MS = 600_000  # of who wrote a document and who buried it
+_Place = tuple[str, str, str]  # partition, offset and timestamp, as dead letters tell them
+
+
+class Refusals:
+    """`add` what was refused, `run` until cancelled, and `look` once more before the end."""
+
+    def __init__(
+        self,
+        settings: LogSettings,
+        producer: LogProducer,
+        *,
+        is_first: Callable[[], bool],
+        client_id: str,
+    ) -> None:
+        self._settings = settings
+        self._producer = producer
+        self._is_first = is_first
+        self._client_id = f"{client_id}-refusals"
+        self._waiting: dict[_Place, tuple[ConsumerRecord, TriviumError]] = {}
+        self._added = asyncio.Event()
+        self._looking = asyncio.Lock()
+
+    async def add(self, record: ConsumerRecord, error: TriviumError) -> None:
+        """A record that cannot be used; beyond `WAITING_MAX` whoever is first has to do."""
+        where = f"{record.topic}[{record.partition}] {record.offset}"
+        log.warning("%s: not taken: %s", where, error.message)
+        if len(self._waiting) >= WAITING_MAX:
+            await self.look()
+        while len(self._waiting) >= WAITING_MAX:
+            del self._waiting[next(iter(self._waiting))]
+        place = (str(record.partition), str(record.offset), str(record.timestamp))
+        self._waiting[place] = (record, error)
+        self._added.set()
+
+    async def run(self) -> None:
+        """Look when there is something, until it is buried."""
+        while True:
+            await self._added.wait()
+            self._added.clear()
+            await self.look()
+            if self._waiting:
+                self._added.set()
+                await asyncio.sleep(_LOOK_S)
+
+    async def look(self) -> None:
+        """Forget what is buried; bury the rest, if this replica is the first."""
+        async with self._looking:
+            try:
+                if self._waiting:
+                    await self._look()
+            except (TriviumError, KafkaError) as error:
+                log.warning("%d refused documents are buried later: %s", len(self._waiting), error)
+
+    async def _look(self) -> None:
+        for buried in await self._buried():
+            self._waiting.pop(_origin(buried), None)
+        if self._is_first():
+            for place, (record, error) in list(self._waiting.items()):
+                await bury(self._producer, record, error)
+                self._waiting.pop(place, None)
+
+    async def _buried(self) -> list[ConsumerRecord]:
+        """Dead letters that may be of what waits."""
+        topic = "documents" + DEAD_LETTER_SUFFIX
+        reader = AssignedReader(self._settings, topic, [0], client_id=self._client_id)
+        await reader.start("earliest")
+        try:
+            oldest_ms = min(record.timestamp for record, _ in self._waiting.values())
+            since_ms = max(0, oldest_ms - _CLOCKS_APART_MS)
+            await reader.seek(await reader.offsets_at(since_ms))
+            return await reader.read_to_end()
+        finally:
+            await reader.stop()
+
+
+def _origin(record: ConsumerRecord) -> Any:
+    told = dict(record.headers)
+    names = ("x-dlq-partition", "x-dlq-offset", "x-dlq-timestamp")
+    return tuple((told.get(name) or b"").decode(errors="replace") for name in names)
+
+
+def is_first(view: FleetView, place: ShardPlace, member_id: str, now_ms: int) -> bool:
+    """Whether no replica of a shard that lives has a smaller id."""
+    for member in view.living(MemberKind.WORKER, now_ms):
+        search = member.registration.search
+        if search is not None and (search.shard, search.shards) == (place.shard, place.shards):
+            return member.member_id >= member_id
+    return True

@@ -1,0 +1,289 @@
+"""A retrieval worker process: one shard of all collections, between Kafka and the search engine.
+
+Theory of operation. The worker joins the fleet, loads its snapshots if it has any, reads the rest
+of `documents` and links what is new; then its Faust agents join the group of the shard's replicas
+and hand retrievals to the engine in the same process. It is ready once the group has given it
+partitions. Documents go on coming in, rows without edges are linked in the background, and the
+control loop moves the scheduler. To drain is to take no more, to answer what is under way, and to
+leave. Where the log or the lease is lost, the worker joins again with all documents that it holds,
+and reads on where it stood.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+from schemas.codec import Codec
+from schemas.log.clients import LogProducer
+from schemas.log.clock import wall_ms
+from schemas.log.faust.app import add_agents, make_app, run_app
+from schemas.log.membership import Membership
+from schemas.log.patience import outlive
+from schemas.records import (
+    Heartbeat,
+    MemberKind,
+    MemberState,
+    Registration,
+    Role,
+    SearchCapability,
+    SearchLoad,
+)
+from schemas.settings import LogSettings
+from workers import tasks
+from workers.search.engine.engine import EngineSettings, SearchEngine
+from workers.search.index.query import Kind
+from workers.search.service import group
+from workers.search.service.collections import Collections
+from workers.search.service.control_loop import Steering
+from workers.search.service.documents import DocumentFeed
+from workers.search.service.fleet_figures import FleetFigures
+from workers.search.service.intake import TOPICS, Taking
+from workers.search.service.responder import Server, Serving
+from workers.search.service.settings import RetrievalSettings, ShardPlace
+from workers.search.service.snapshots import AGE_MAX_MS, Snapshots
+from workers.search.service.upkeep import Upkeep
+from workers.search.service.watchdog import watch
+
+log = logging.getLogger("trivium.retrieval")
+_BUFFERED_MAX = 64  # records that Faust holds for each agent; the rest stays in the log
+
+
+async def run_retrieval(
+    log_settings: LogSettings,
+    settings: RetrievalSettings,
+    place: ShardPlace,
+    *,
+    worker_id: str,
+    stop: asyncio.Event,
+    codec: Codec | None = None,
+) -> None:
+    """Serve until `stop` is set and what is under way is answered; raises what ended it else."""
+    worker = RetrievalWorker(log_settings, settings, place, worker_id, codec or Codec())
+    await worker.run(stop)
+
+
+class RetrievalWorker:
+    """The documents and the engine of one process, and its life in the fleet; `run` once."""
+
+    def __init__(
+        self,
+        log_settings: LogSettings,
+        settings: RetrievalSettings,
+        place: ShardPlace,
+        worker_id: str,
+        codec: Codec,
+    ) -> None:
+        self._log = log_settings
+        self._settings = settings
+        self._place = place
+        self._worker_id = worker_id
+        self._codec = codec
+        self._producer = LogProducer(log_settings, codec, durable=True, client_id=worker_id)
+        self._figures = FleetFigures()
+        self.collections = Collections(settings)
+        self.engine = SearchEngine(
+            EngineSettings(
+                places=settings.places,
+                slots=settings.slots,
+                device=settings.device,
+                scheduler=settings.scheduler(),
+            )  # fmt: skip
+        )
+        server = Server(worker_id=worker_id, place=place)
+        self.serving = Serving(self.engine, self.collections, settings, server)
+        self._snapshots = Snapshots(
+            settings, self.collections, place, worker_id, lambda: dict(self._feed.offsets)
+        )
+        self._upkeep = Upkeep(settings, self.collections, self.engine.neighbours)
+        self.membership = self._new_membership()
+        self._feed = DocumentFeed(
+            log_settings, codec, self._producer, self.collections, place, self.membership
+        )
+        self._steady = tasks.Tasks()  # what goes on from life to life
+        self._left_ms = 0  # when the last life ended
+        self._tasks = tasks.Tasks()
+
+    def _new_membership(self, former_epoch: int = 0) -> Membership:
+        return Membership(
+            self._log,
+            self._codec,
+            self._producer,
+            member_id=self._worker_id,
+            kind=MemberKind.WORKER,
+            roles=[Role.RETRIEVAL],
+            on_record=self._fleet_record,
+            former_epoch=former_epoch,
+        )
+
+    def _begin(self) -> None:
+        """Make what belongs to one life."""
+        self.membership = self._feed.membership = self._new_membership(self.membership.epoch)
+        self._taking = Taking(
+            self._log, self._codec, self._producer, self.serving, self._settings.pending_max
+        )
+        self._steering = Steering(
+            self._settings.control(),
+            self.engine,
+            self._settings.share,
+            self._settings.flush_ms,
+            self._figures,
+            self.membership,
+            self._producer,
+        )
+        self._app = make_app(
+            self._log,
+            group=group.group_id(self._log, self._place),
+            member_id=self._worker_id,
+            buffer_max=_BUFFERED_MAX,
+            leaves_group=True,
+        )
+        add_agents(self._app, self._log.topic_prefix, "retrieval", tuple(TOPICS), self._taking)
+        self._owned: set[tuple[str, int]] = set()  # topic and partition
+        self._tasks = tasks.Tasks()
+        self._drained = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Life after life, with the same documents and engine, until one is drained."""
+        try:
+            await outlive(self._worker_id, lambda: self._live(stop), stop)
+        finally:
+            await self._steady.cancel()
+            await tasks.close("engine", self.engine.close(), self._settings.close_timeout_ms)
+
+    async def _live(self, stop: asyncio.Event) -> None:
+        self._begin()
+        try:
+            await self._join()
+            if not await self._load_unless(stop):
+                return
+            self._serve()
+            await self._tasks.until(stop.wait())
+            await self._drain()
+            await self._snapshots.save_if_wanted()
+        finally:
+            await self._close()
+
+    async def _join(self) -> None:
+        load = self.engine.load()
+        self.membership.search = SearchCapability(
+            shard=self._place.shard, shards=self._place.shards, backend=self.engine.backend,
+            slots=load.places,
+        )  # fmt: skip
+        self.membership.search_source = self._load_now
+        await self._producer.start()
+        await self.membership.join()
+        self._tasks.spawn("membership", self.membership.run())
+
+    async def _load_unless(self, stop: asyncio.Event) -> bool:
+        """Whether all was loaded before the worker was stopped."""
+        loading = asyncio.ensure_future(self._load())
+        stopped = asyncio.ensure_future(stop.wait())
+        try:
+            either = asyncio.wait([loading, stopped], return_when=asyncio.FIRST_COMPLETED)
+            await self._tasks.until(either)
+        finally:
+            await tasks.cancel(loading, stopped)
+        if loading.cancelled():
+            return False
+        loading.result()
+        return True
+
+    async def _load(self) -> None:
+        """Read what is missing: all but a snapshot the first time, what came since the next ones.
+
+        Too long after a life the log may have forgotten what was deleted.
+        """
+        offsets: dict[int, int] | None = dict(self._feed.offsets)
+        if not any(self._feed.offsets.values()):
+            offsets = await asyncio.to_thread(self._snapshots.load)
+        elif wall_ms() - self._left_ms > AGE_MAX_MS:
+            offsets = None
+        if offsets is not None and not await self._feed.fits(offsets):
+            log.warning("what is held is dropped: the topic `documents` is another one")
+            offsets = None
+        if offsets is None:
+            self.collections.indexes.clear()
+        await self._feed.start(offsets)
+        if not self._steady.names:
+            await self._upkeep.finish()
+            self._steady.spawn("snapshots", self._snapshots.run())
+            self._steady.spawn("upkeep", self._upkeep.run())
+        await group.begin(self._log, self._place)
+
+    def _serve(self) -> None:
+        self._app.on_partitions_assigned.connect(self._assigned)
+        self._app.on_partitions_revoked.connect(self._revoked)
+        self._tasks.spawn("documents", self._feed.run())
+        self._tasks.spawn("refusals", self._feed.refusals.run())
+        self._tasks.spawn("steady", self._steady.until(_for_ever()))
+        self._tasks.spawn("control", self._steering.run())
+        watching = watch(self._log, lambda: self._owned, self._taking.read)
+        self._tasks.spawn("watchdog", watching)
+        self._tasks.spawn("failure", self._taking.failure())
+        self._tasks.spawn("agents", run_app(self._app))
+
+    async def _assigned(self, sender: Any, assigned: Any, **_: Any) -> None:
+        prefix = self._log.topic_prefix
+        self._owned = {(each.topic.removeprefix(prefix), each.partition) for each in assigned}
+        own = sorted({partition for _, partition in self._owned})
+        log.info("shard %s: serves partitions %s", self._place, own)
+        if self.membership.state is MemberState.STARTING:
+            self.membership.set_state(MemberState.READY)
+
+    async def _revoked(self, sender: Any, revoked: Any, **_: Any) -> None:
+        self._owned = set()
+        self._taking.revoked()
+
+    def _fleet_record(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:
+        if isinstance(record, Heartbeat):
+            self._figures.fold(record)
+        else:
+            self.membership.check_name(record)
+
+    def _load_now(self) -> SearchLoad:
+        load, now_ms = self.engine.load(), wall_ms()
+        shares = (0.5, 0.95)
+        prefill = self.engine.waits_ms(Kind.PREFILL, shares, now_ms) or [0.0, 0.0]
+        decode = self.engine.waits_ms(Kind.DECODE, shares, now_ms) or [0.0, 0.0]
+        return SearchLoad(
+            running=load.running,
+            parked=load.parked,
+            occupancy=load.running / load.places,
+            waiting_prefill=load.waiting[Kind.PREFILL],
+            waiting_decode=load.waiting[Kind.DECODE],
+            ms_per_extend=load.ms_per_extend,
+            prefill_wait_ms_p50=prefill[0],
+            prefill_wait_ms_p95=prefill[1],
+            decode_wait_ms_p50=decode[0],
+            decode_wait_ms_p95=decode[1],
+            share=self._steering.share,
+            flush_ms=self._steering.flush_ms,
+            searches_total=self.serving.searches_total,
+            misses_total=self.serving.misses_total,
+            collections=self.collections.states(),
+        )
+
+    async def _drain(self) -> None:
+        self.membership.set_state(MemberState.DRAINING)
+        try:
+            async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
+                await self._tasks.until(self._taking.drain())
+        except TimeoutError:
+            log.warning("%s: retrievals left after the drain", self.membership.member_id)
+        self._drained = True
+
+    async def _close(self) -> None:
+        """Commit and stop reading first, say goodbye last. A lost life writes no more hits."""
+        close_ms = self._settings.close_timeout_ms
+        await tasks.close("agents", self._app.stop(), close_ms)
+        await self._taking.cancel()
+        await self._tasks.cancel()
+        await tasks.close("reader of documents", self._feed.stop(), close_ms)
+        await tasks.close("membership", self.membership.leave(), close_ms)
+        closing = self._producer.stop() if self._drained else self._producer.discard()
+        await tasks.close("producer", closing, close_ms)
+        self._left_ms = wall_ms()
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()

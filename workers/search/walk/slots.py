@@ -1,0 +1,64 @@
+"""The state of running searches: one row of each array per slot, for the CPU.
+
+A slot is FREE, FRESH (its row is filled in, its lists are not cleared yet), SEEDING (rows from
+lists: entry points, a warm start, rows without edges, or all that a filter allows), WALKING
+(expanding the graph) or DONE. A parked slot is one that the caller leaves out of a step: it keeps
+its state, so taking the place of a search for a while costs it nothing but time. All that a step
+needs to know of an index stands in the slot as addresses: searches of several indexes, and of
+several snapshots of one, share a batch. `steps.py` advances slots; who fills them keeps what they
+point to alive.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from workers.search.index.inputs import aligned
+from workers.search.kernels.codes import CODED_QUERY_BYTES
+from workers.search.kernels.jit import kernel
+from workers.search.kernels.keys import EMPTY
+from workers.search.kernels.memory import address, get_i64, put_i64
+from workers.search.walk import fields
+
+Array = np.ndarray[Any, Any]
+
+ROWS_A_STEP = 64  # of the lists that a seeding slot works through
+_APART = 64  # bytes between slots: powers of two would share the places of a cache
+TASKS_MAX = 4_096  # rows that one extend of one slot can measure: width times degree at most
+
+
+class Slots:
+    """Room for `count` searches with at most `top_m_max` routing entries and `k_max` results."""
+
+    def __init__(self, count: int, *, top_m_max: int, k_max: int) -> None:
+        self.count, self.top_m_max, self.k_max = count, top_m_max, k_max
+        self.fields: Array = np.zeros((count, fields.COUNT), np.int64)
+        self.top: Array = np.full((count, top_m_max + _APART // 8), EMPTY, np.uint64)
+        self.found: Array = np.full((count, k_max + _APART // 8), EMPTY, np.uint64)  # returnable
+        self.visited: Array = np.full(
+            (count, hash_places(top_m_max) + _APART // 4), 0xFFFFFFFF, np.uint32
+        )
+        # rows that a slot is about to measure, then its coded query
+        self.tasks: Array = aligned(count, TASKS_MAX + -(-CODED_QUERY_BYTES // 8), np.int64)
+        self.addresses = addresses(self.fields)
+        self.attention: Array = np.zeros(1, np.int64)  # set it to end a step early
+
+
+def addresses(rows: Array) -> list[int]:
+    """Of the rows of a matrix."""
+    return [int(row.ctypes.data) for row in rows]
+
+
+def hash_places(top_m: int) -> int:
+    """Size of the visited table of a search: a power of two, about a third full at its end."""
+    return 1 << max(11, (top_m * 96 - 1).bit_length())
+
+
+@kernel
+def fill(row: int, like: int, query: Array, warm: int, warm_count: int) -> None:
+    """Make the row at an address one like another, of a search of the first query."""
+    for field in range(fields.COUNT):
+        put_i64(row, field, get_i64(like, field))
+    put_i64(row, fields.QUERY, address(query))
+    put_i64(row, fields.WARM, warm)
+    put_i64(row, fields.WARM_COUNT, warm_count)

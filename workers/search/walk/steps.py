@@ -1,0 +1,369 @@
+"""One extend of all active searches: emit tasks, compute distances, merge.
+
+Theory of operation. `advance` makes every active slot take one step after the other. In a step a
+slot emits its tasks, the rows whose distances it needs: while seeding, the next rows of its lists;
+while walking, those neighbours of its nearest unexpanded entries that it has not met. It drops
+those that are too far by their codes (`codes.py`), computes the distances of the others and merges
+them into its routing list. Each of these is a pass over all slots, so that what a slot has asked
+for is on its way from memory meanwhile. Keys are totally ordered and each slot reads only its own
+state, so a search's result does not depend on what else is in the batch, on parking, or on how many
+extends a call makes. The walk is CAGRA's (see `graph/build.py`) without random entry points, with a
+visited table that fails open: a row whose place another one took is measured again and dropped as
+equal in the merge, never lost.
+
+Rows that a filter or a tombstone excludes are walked through, and kept out of `found`, the list of
+results; scanned rows go there only. Where all rows are walked and may be returned, the routing list
+has the results and `found` is not kept. A slot with a feed takes its next query by itself, so that
+a bulk search returns to the interpreter once. `reference.py`, in the tests, is the same search in
+NumPy, one at a time.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from workers.search.kernels.codes import encode_query, sifted
+from workers.search.kernels.distances import distance
+from workers.search.kernels.jit import inlined, kernel
+from workers.search.kernels.keys import EMPTY, FLAG, distance_of, insert, key_of, row_of
+from workers.search.kernels.memory import (
+    address,
+    get_i64,
+    get_u32,
+    get_u64,
+    prefetch_row,
+    put_f32,
+    put_i64,
+    put_u32,
+    put_u64,
+)
+from workers.search.walk import fields
+from workers.search.walk.slots import ROWS_A_STEP, TASKS_MAX
+
+Array = np.ndarray[Any, Any]
+
+_SCATTER, _40 = np.uint64(0x9E3779B97F4A7C15), np.uint64(40)
+_LIMIT = EMPTY - FLAG
+_AHEAD = 6  # rows that are on their way from memory
+_ROWS_AHEAD = 12  # of those that codes let through
+_CODED_QUERY = 8 * TASKS_MAX
+_INFINITY = np.float32(np.inf)
+
+
+@kernel
+def advance(
+    rows: Array, top: Array, found: Array, visited: Array, active: Array, count: int, tasks: Array,
+    finished: Array, extends_max: int, attention: Array,
+) -> tuple[int, int]:  # fmt: skip
+    """Up to `extends_max` extends of the first `count` slots in `active`.
+
+    `rows` is `Slots.fields`. Returns how many slots are in `finished` now, and how many extends
+    each active slot made. Returns after an extend in which a slot ended, or at which `attention[0]`
+    is set.
+    """
+    ended, extends = 0, 0
+    while extends < extends_max:
+        extends += 1
+        for i in range(count):
+            f, keys, hits, seen, work = _places(rows, top, found, visited, tasks, active[i])
+            put_i64(f, fields.TASKS, -1)
+            if get_i64(f, fields.STATUS) == fields.FRESH:
+                _clear(f, keys, hits, seen, work)
+            if get_i64(f, fields.STATUS) == fields.WALKING:
+                _expand(f, keys, seen, work)
+            else:
+                _seed(f, keys, hits, seen, work)
+        for i in range(count):
+            f, keys, hits, seen, work = _places(rows, top, found, visited, tasks, active[i])
+            if get_i64(f, fields.CODES) and get_i64(f, fields.TASKS) > 0:
+                _sift(f, keys, hits, work)
+        for i in range(count):
+            f, keys, hits, seen, work = _places(rows, top, found, visited, tasks, active[i])
+            if get_i64(f, fields.TASKS) >= 0:
+                _merge(f, keys, hits, work)
+            if get_i64(f, fields.STATUS) == fields.DONE:
+                _doubt(f, keys, hits)
+                if not _fed(f, keys, hits):
+                    finished[ended] = active[i]
+                    ended += 1
+        if ended > 0 or attention[0] != 0:
+            break
+    return ended, extends
+
+
+@inlined
+def _places(rows: Array, top: Array, found: Array, visited: Array, tasks: Array, slot: int) -> Any:
+    """Addresses of what a slot has."""
+    return (
+        address(rows) + slot * rows.strides[0], address(top) + slot * top.strides[0],
+        address(found) + slot * found.strides[0], address(visited) + slot * visited.strides[0],
+        address(tasks) + slot * tasks.strides[0],
+    )  # fmt: skip
+
+
+@kernel
+def _clear(f: int, keys: int, hits: int, seen: int, tasks: int) -> None:
+    """Make an admitted slot ready for its first step."""
+    for i in range(get_i64(f, fields.TOP_M)):
+        put_u64(keys, i, EMPTY)
+    for i in range(get_i64(f, fields.K)):
+        put_u64(hits, i, EMPTY)
+    for i in range((get_i64(f, fields.HASH_MASK) + 1) >> 1):
+        put_u64(seen, i, EMPTY)
+    for field in range(fields.NEXT, fields.LOOSE_DONE + 1):
+        put_i64(f, field, 0)
+    put_i64(f, fields.STATUS, fields.SEEDING)
+    if get_i64(f, fields.CODES):
+        encode_query(
+            get_i64(f, fields.QUERY), get_i64(f, fields.RULER), get_i64(f, fields.LENGTH),
+            get_i64(f, fields.METRIC), tasks + _CODED_QUERY, tasks,
+        )  # fmt: skip
+
+
+@kernel
+def _doubt(f: int, keys: int, hits: int) -> None:
+    """Forget hits that were met by chance: too few of them are nearer than the list's end."""
+    needed = get_i64(f, fields.NEEDED)
+    if needed and get_u64(hits, needed - 1) > get_u64(keys, get_i64(f, fields.TOP_M) - 1):
+        for i in range(get_i64(f, fields.K)):
+            put_u64(hits, i, EMPTY)
+
+
+@kernel
+def _fed(f: int, keys: int, hits: int) -> bool:
+    """Hand the slot's result to its feed and take the next query, if it has one."""
+    feed, k = get_i64(f, fields.FEED), get_i64(f, fields.K)
+    if feed == 0:
+        return False
+    source, limit = keys, get_i64(f, fields.TOP_M)
+    if get_i64(f, fields.SCREENED):
+        source, limit = hits, k
+    place = get_i64(f, fields.FEED_PLACE) * k
+    rows, far = get_i64(feed, fields.FEED_ROWS), get_i64(feed, fields.FEED_DISTANCES)
+    for i in range(k):
+        key = get_u64(source, i) if i < limit else EMPTY
+        if key >= _LIMIT:
+            put_i64(rows, place + i, -1)
+            put_f32(far, place + i, _INFINITY)
+        else:
+            put_i64(rows, place + i, row_of(key))
+            put_f32(far, place + i, distance_of(key))
+    _add(feed, fields.FEED_EXTENDS, get_i64(f, fields.EXTENDS))
+    _add(feed, fields.FEED_COMPUTED, get_i64(f, fields.DISTANCES))
+    place = get_i64(feed, fields.FEED_NEXT)
+    if place >= get_i64(feed, fields.FEED_LAST):
+        return False
+    put_i64(feed, fields.FEED_NEXT, place + 1)
+    put_i64(f, fields.FEED_PLACE, place)
+    offset = place * get_i64(feed, fields.FEED_QUERY_BYTES)
+    put_i64(f, fields.QUERY, get_i64(feed, fields.FEED_QUERIES) + offset)
+    put_i64(f, fields.STATUS, fields.FRESH)
+    return True
+
+
+@inlined
+def _add(base: int, field: int, amount: int) -> None:
+    put_i64(base, field, get_i64(base, field) + amount)
+
+
+@kernel
+def _seed(f: int, keys: int, hits: int, seen: int, tasks: int) -> None:
+    """The next rows of the slot's lists, in order: filter, warm start, representatives, loose."""
+    m, k = get_i64(f, fields.TOP_M), get_i64(f, fields.K)
+    vectors, row_bytes = get_i64(f, fields.VECTORS), get_i64(f, fields.ROW_BYTES)
+    room, listed, done, beside = 0, 0, fields.LOOSE_DONE, False
+    last = get_i64(f, fields.LOOSE_LAST) - get_i64(f, fields.LOOSE_FIRST)
+    lists, warm, reps = (
+        get_i64(f, fields.LIST_COUNT), get_i64(f, fields.WARM_COUNT), get_i64(f, fields.REPS_COUNT)
+    )  # fmt: skip
+    if lists > 0:
+        listed, last, done = get_i64(f, fields.LIST), lists, fields.LIST_DONE
+    elif get_i64(f, fields.WARM_DONE) < warm:
+        listed, last, done, room = get_i64(f, fields.WARM), warm, fields.WARM_DONE, m
+    elif get_i64(f, fields.REPS_DONE) < reps:
+        listed, last, done = get_i64(f, fields.REPS), reps, fields.REPS_DONE
+        room, beside = max(get_i64(f, fields.ENTRIES), warm), True
+        vectors = get_i64(f, fields.REPS_VECTORS)
+    first = get_i64(f, done)
+    last = min(last, first + ROWS_A_STEP)
+    offset = get_i64(f, fields.LOOSE_FIRST)
+    screened = get_i64(f, fields.SCREENED) != 0
+    query, length = get_i64(f, fields.QUERY), get_i64(f, fields.LENGTH)
+    metric, stored = get_i64(f, fields.METRIC), get_i64(f, fields.STORED)
+    for i in range(first, last):
+        put_i64(tasks, i - first, i)
+    total = last - first
+    if beside and get_i64(f, fields.REPS_CODES):
+        total = _sifted(f, keys, hits, room, tasks, total, get_i64(f, fields.REPS_CODES))
+    for task in range(total):
+        i = get_i64(tasks, task)
+        row = get_i64(listed, i) if listed else offset + i
+        if listed and not beside and i + _AHEAD < last:
+            prefetch_row(vectors + get_i64(listed, i + _AHEAD) * row_bytes, row_bytes)
+        at = vectors + (i if beside else row) * row_bytes
+        key = key_of(distance(at, query, length, metric, stored), row)
+        if screened and _may_return(f, row):
+            insert(hits, k, key)
+        if room > 0:
+            insert(keys, room, key)
+    put_i64(f, done, last)
+    _add(f, fields.EXTENDS, 1)
+    _add(f, fields.DISTANCES, last - first)
+    _seeded(f, keys, seen)
+
+
+@kernel
+def _seeded(f: int, keys: int, seen: int) -> None:
+    """Whether the slot has more lists, walks, or is done."""
+    if get_i64(f, fields.LIST_COUNT) > 0:
+        if get_i64(f, fields.LIST_DONE) >= get_i64(f, fields.LIST_COUNT):
+            put_i64(f, fields.STATUS, fields.DONE)
+        return
+    loose = get_i64(f, fields.LOOSE_LAST) - get_i64(f, fields.LOOSE_FIRST)
+    if (
+        get_i64(f, fields.WARM_DONE) < get_i64(f, fields.WARM_COUNT)
+        or get_i64(f, fields.REPS_DONE) < get_i64(f, fields.REPS_COUNT)
+        or get_i64(f, fields.LOOSE_DONE) < loose
+    ):
+        return
+    mask, m = np.uint64(get_i64(f, fields.HASH_MASK)), get_i64(f, fields.TOP_M)
+    for place in range(m):  # the walk has met these; what fell out of the list may come again
+        key = get_u64(keys, place)
+        if key < _LIMIT:
+            _visit(seen, mask, np.uint32(row_of(key)))
+    _settle(f, keys, 0, m)
+    if get_i64(f, fields.STATUS) != fields.DONE:
+        put_i64(f, fields.STATUS, fields.WALKING)
+
+
+@kernel
+def _expand(f: int, keys: int, seen: int, tasks: int) -> None:
+    """Mark the nearest unexpanded entries as expanded; their neighbours that are new are tasks."""
+    m, width, degree = (
+        get_i64(f, fields.TOP_M), get_i64(f, fields.WIDTH), get_i64(f, fields.DEGREE)
+    )  # fmt: skip
+    graph, place, mask = (
+        get_i64(f, fields.GRAPH), get_i64(f, fields.NEXT), get_i64(f, fields.HASH_MASK)
+    )  # fmt: skip
+    total = 0
+    codes, code_bytes = get_i64(f, fields.CODES), get_i64(f, fields.CODE_BYTES)
+    while place < m:
+        key = get_u64(keys, place)
+        if key >= _LIMIT:
+            break
+        if not key & FLAG:
+            if width == 0:  # the next to be expanded, unless a nearer one is found now
+                prefetch_row(graph + 4 * degree * row_of(key), 4 * degree)
+                break
+            put_u64(keys, place, key | FLAG)
+            width -= 1
+            edges = graph + 4 * degree * row_of(key)
+            for edge in range(degree):
+                row = get_u32(edges, edge)
+                put_i64(tasks, total, np.int64(row))
+                prefetch_row(codes + np.int64(row) * code_bytes, code_bytes)  # none: no bytes
+                total += _visit(seen, np.uint64(mask), row)
+        place += 1
+    put_i64(f, fields.PLACE, place)
+    put_i64(f, fields.TASKS, total)
+    _add(f, fields.EXTENDS, 1)
+    _add(f, fields.DISTANCES, total)
+    if not codes:
+        _request(f, tasks, min(total, _AHEAD))
+
+
+@inlined
+def _request(f: int, tasks: int, count: int) -> None:
+    """Ask for the vectors of the first tasks."""
+    vectors, row_bytes = get_i64(f, fields.VECTORS), get_i64(f, fields.ROW_BYTES)
+    for i in range(count):
+        prefetch_row(vectors + get_i64(tasks, i) * row_bytes, row_bytes)
+
+
+@kernel
+def _sift(f: int, keys: int, hits: int, tasks: int) -> None:
+    """Drop the tasks whose codes say that no list would take them."""
+    m, total = get_i64(f, fields.TOP_M), get_i64(f, fields.TASKS)
+    total = _sifted(f, keys, hits, m, tasks, total, get_i64(f, fields.CODES))
+    put_i64(f, fields.TASKS, total)
+    _request(f, tasks, min(total, _ROWS_AHEAD))
+
+
+@inlined
+def _sifted(
+    f: int, keys: int, hits: int, room: int, tasks: int, total: int, codes: int
+) -> int:  # fmt: skip
+    """How many tasks are left; each is a row of `codes`."""
+    last = get_u64(keys, room - 1)
+    if get_i64(f, fields.SCREENED):
+        last = max(last, get_u64(hits, get_i64(f, fields.K) - 1))
+    if last >= _LIMIT:
+        return total
+    return sifted(
+        tasks, total, distance_of(last), codes, get_i64(f, fields.CODE_BYTES),
+        tasks + _CODED_QUERY, get_i64(f, fields.METRIC),
+    )  # fmt: skip
+
+
+@kernel
+def _merge(f: int, keys: int, hits: int, tasks: int) -> None:
+    """Measure the tasks, and merge them into the lists."""
+    m, k, total = get_i64(f, fields.TOP_M), get_i64(f, fields.K), get_i64(f, fields.TASKS)
+    vectors, row_bytes = get_i64(f, fields.VECTORS), get_i64(f, fields.ROW_BYTES)
+    query, length = get_i64(f, fields.QUERY), get_i64(f, fields.LENGTH)
+    metric, stored = get_i64(f, fields.METRIC), get_i64(f, fields.STORED)
+    screened = get_i64(f, fields.SCREENED) != 0
+    lowest = m
+    for i in range(total):
+        if i + _AHEAD < total:
+            prefetch_row(vectors + get_i64(tasks, i + _AHEAD) * row_bytes, row_bytes)
+        row = get_i64(tasks, i)
+        key = key_of(distance(vectors + row * row_bytes, query, length, metric, stored), row)
+        if screened and _may_return(f, row):
+            insert(hits, k, key)
+        at = insert(keys, m, key)
+        if at >= 0:
+            lowest = min(lowest, at)
+    put_i64(f, fields.STABLE, 0 if lowest < m else get_i64(f, fields.STABLE) + 1)
+    patience = get_i64(f, fields.PATIENCE)
+    if patience > 0 and get_i64(f, fields.STABLE) >= patience:
+        put_i64(f, fields.STATUS, fields.DONE)
+        return
+    _settle(f, keys, min(get_i64(f, fields.PLACE), lowest), m)
+
+
+@inlined
+def _visit(seen: int, mask: Any, row: Any) -> bool:
+    """Whether a row is met for the first time, as far as the table tells."""
+    place = np.intp(((np.uint64(row) * _SCATTER) >> _40) & mask)
+    new: bool = get_u32(seen, place) != row
+    put_u32(seen, place, row)
+    return new
+
+
+@inlined
+def _settle(f: int, keys: int, place: int, m: int) -> None:
+    """Find the next entry to expand; without one the search is done."""
+    while place < m and get_u64(keys, place) < _LIMIT and get_u64(keys, place) & FLAG:
+        place += 1
+    put_i64(f, fields.NEXT, place)
+    if place >= m or get_u64(keys, place) >= _LIMIT:
+        put_i64(f, fields.STATUS, fields.DONE)
+        return
+    edges_bytes = 4 * get_i64(f, fields.DEGREE)
+    nearest = edges_bytes * row_of(get_u64(keys, place))
+    prefetch_row(get_i64(f, fields.GRAPH) + nearest, edges_bytes)
+
+
+@inlined
+def _may_return(f: int, row: int) -> bool:
+    alive, allowed = get_i64(f, fields.ALIVE), get_i64(f, fields.ALLOWED)
+    if alive != 0 and not _has_bit(alive, row):
+        return False
+    return allowed == 0 or _has_bit(allowed, row)
+
+
+@inlined
+def _has_bit(bits: int, row: int) -> bool:
+    bit: bool = (get_u32(bits, row >> 5) >> np.uint32(row & 31)) & np.uint32(1) != np.uint32(0)
+    return bit
