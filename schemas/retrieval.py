@@ -24,10 +24,9 @@ from schemas.errors import (
 from schemas.fleet import FleetView
 from schemas.records import Hits, MemberKind, MemberState, WireError
 from schemas.rules.numbers import check_numbers
+from schemas.rules.sizes import SHARDS_MAX
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
-SHARDS_MAX = 1_024
-DIM_MAX = 65_536  # values of a document's vector
 # A shard that says so has nothing to find where another shard may have.
 _HAS_NONE = {UnknownCollection.code, EmptyIndex.code, UnknownFilterField.code}
 

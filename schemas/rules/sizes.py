@@ -40,6 +40,9 @@ JOURNAL_LINES_MAX = 10_000  # of a batch; with topics' names of 249 characters, 
 FLEET_BYTES_MAX = 256 << 10  # of a member's words, most of which are its collections
 RETRIEVAL_BYTES_MAX = 512 << 10  # of a retrieval, or of its hits
 NAME_CHARS_MAX = 1_024  # of each id and name in a record about a request, a handle's worker too
+SHARDS_MAX = 1_024  # of the documents
+DIM_MAX = 65_536  # values of a document's vector
+SEEDS_MAX = 4_096  # of a retrieval
 
 _BYTES_MAX: dict[type, int] = {
     Request: REQUEST_BYTES_MAX,

@@ -22,7 +22,8 @@ from schemas.records import (
     Document,
     RetrievalRequest,
 )
-from schemas.retrieval import DIM_MAX, pack_vector
+from schemas.retrieval import pack_vector
+from schemas.rules.sizes import DIM_MAX
 from schemas.settings import LogSettings
 from schemas.topics import collection_key, document_key
 from tests.fuzz.drawn import CODEC, JSON, examples, record_bytes, text_of, unstalled

@@ -11,7 +11,7 @@ from infra.cli.options import AsJson
 from infra.cli.retrieve.arrays import read_rows
 from infra.terminal.output import print_json
 from schemas.errors import ConfigError
-from workers.search.service.settings import DEGREE_MAX
+from workers.search.limits import DEGREE_MAX
 
 app = typer.Typer(help="Build, look at and check index files.", no_args_is_help=True)
 Target = Annotated[Path, typer.Argument(help="The index file.", dir_okay=False)]
@@ -35,7 +35,7 @@ def build(
     from workers.search.engine import backend
     from workers.search.index import snapshot
     from workers.search.index.index import Index
-    from workers.search.index.inputs import Metric, Storage
+    from workers.search.kernels.metrics import Metric, Storage
 
     kinds = {"metric": (metric, Metric), "storage": (storage, Storage)}
     for option, (value, kind) in kinds.items():

@@ -35,6 +35,7 @@ from schemas.log.membership import Membership
 from schemas.log.retrieval.pending import Pending
 from schemas.records import RetrievalRequest
 from schemas.retrieval import Found, check_hits, layout_of, merged, pack_vector
+from schemas.rules.sizes import SEEDS_MAX
 from schemas.settings import LogSettings
 from schemas.topics import check_record
 
@@ -44,7 +45,6 @@ SENT_AGAIN_AFTER = 0.4  # of the time that a retrieval has, at the earliest
 SILENT_FOR = 0.2  # of that time
 LOOK_EVERY = 0.1  # of that time, from then on
 AVOIDED_MS = 10_000  # the session of the workers' groups
-SEEDS_MAX = 4_096
 
 
 class Asker:

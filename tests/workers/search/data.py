@@ -4,7 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from workers.search.graph import knn
 from workers.search.index.index import Index
+from workers.search.index.inputs import prepared
+from workers.search.kernels.metrics import Metric, Storage
 
 Array = np.ndarray[Any, Any]
 
@@ -55,3 +58,11 @@ def clustered_index(rows: int = 3_000, dim: int = 20) -> Index:
     """A linked index with metadata: `part` is one of 0 to 9, `kind` even or odd."""
     metadata = [{"part": i % 10, "kind": "even" if i % 2 == 0 else "odd"} for i in range(rows)]
     return Index.build(overlapping(rows, 0, dim)[0], metadata=metadata, degree=16)
+
+
+def neighbour_lists(vectors: Any, count: int = 24, seed: int = 0) -> Any:
+    """Lists as keys that a build begins with, shape (rows, count)."""
+    rows = prepared(vectors, vectors.shape[1], Metric.SQEUCLIDEAN, Storage.FLOAT32)
+    return knn.neighbours(
+        rows, count, Metric.SQEUCLIDEAN.number, Storage.FLOAT32.number, seed=seed, threads=1
+    )

@@ -20,8 +20,9 @@ from workers.search.cuda.copies import Copies
 from workers.search.cuda.device import Device, Event, Launch, pinned, uploaded
 from workers.search.cuda.rings import DEPTH, Admission, Rings
 from workers.search.kernels.keys import EMPTY
+from workers.search.limits import K_MAX, TASKS_MAX, TOP_M_MAX
 from workers.search.walk import fields
-from workers.search.walk.slots import TASKS_MAX, hash_places
+from workers.search.walk.slots import hash_places
 
 Array = np.ndarray[Any, Any]
 
@@ -36,8 +37,8 @@ class BatchSettings:
     slots: int = 2_048
     sizes: tuple[int, ...] = (64, 256, 1_024)  # slots that a turn can step, ascending
     steps: tuple[int, ...] = (4, 16)  # extends of a turn, ascending
-    top_m_max: int = 512
-    k_max: int = 512
+    top_m_max: int = TOP_M_MAX
+    k_max: int = K_MAX
     dim_max: int = 4_096
     tasks_max: int = TASKS_MAX  # of one slot in an extend
     seed_rows: int = 256  # of a list, that a seeding slot takes in an extend

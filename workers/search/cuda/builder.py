@@ -12,8 +12,9 @@ import numpy as np
 from workers.search.cuda import layout
 from workers.search.cuda.device import Device, Launch, Memory, uploaded
 from workers.search.graph import build, knn, trees
-from workers.search.kernels.distances import stored_bits
+from workers.search.kernels.arrays import stored_bits
 from workers.search.kernels.keys import EMPTY
+from workers.search.limits import CANDIDATES
 
 Array = np.ndarray[Any, Any]
 
@@ -28,7 +29,7 @@ def graph_on(device: Device) -> build.GraphOf:
     def graph_of(
         vectors: Array, degree: int, metric: int, stored: int, *, seed: int, threads: int
     ) -> Array:
-        count = int(degree * build.CANDIDATES)
+        count = int(degree * CANDIDATES)
         keys = neighbours(device, vectors, count, metric, stored, seed=seed)
         return build.optimised(keys, degree, threads=threads)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import ConfigError, InvalidRequest
-from workers.search.kernels.distances import SQUARED_L2
+from workers.search.kernels.metrics import SQUARED_L2
 
 Array = np.ndarray[Any, Any]
 

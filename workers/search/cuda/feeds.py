@@ -15,6 +15,7 @@ from workers.search.index import ways
 from workers.search.index.bulk import Found
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
+from workers.search.limits import SCANNED_ROWS_MAX
 from workers.search.walk import fields
 
 Array = np.ndarray[Any, Any]
@@ -49,7 +50,7 @@ class Feed:
 
 def search_all(
     batch: Batch, effort: Effort, queries: Array, view: IndexView, *,
-    scanned_rows_max: int = ways.SCANNED_ROWS_MAX,
+    scanned_rows_max: int = SCANNED_ROWS_MAX,
 ) -> Found:  # fmt: skip
     """The nearest rows of prepared queries, as `bulk.search_all`; the batch must be idle."""
     rows = np.empty((len(queries), effort.k), np.int64)

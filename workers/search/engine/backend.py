@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import ConfigError
 from workers.search.graph.build import GraphOf, own_graph
-from workers.search.service.settings import DEVICES
+from workers.search.limits import DEVICES
 
 if TYPE_CHECKING:
     from workers.search.cuda.device import Device

@@ -15,10 +15,11 @@ import numpy as np
 
 from schemas.errors import ConfigError
 from workers.search.engine import lane_loop
-from workers.search.index.view import address
 from workers.search.index.ways import Search
+from workers.search.kernels.arrays import address_of
+from workers.search.limits import CORES_DIM_MAX, TASKS_MAX
 from workers.search.walk import fields
-from workers.search.walk.slots import TASKS_MAX, Slots
+from workers.search.walk.slots import Slots
 
 Array = np.ndarray[Any, Any]
 
@@ -38,7 +39,7 @@ class Lanes:
     `bell` becomes readable when slots have ended that `ended` has not returned yet.
     """
 
-    backend, dim_max, tasks_max = "cpu", 2**31 - 1, TASKS_MAX
+    backend, dim_max, tasks_max = "cpu", CORES_DIM_MAX, TASKS_MAX
 
     def __init__(self, slots: Slots, count: int, *, extends_max: int, name: str) -> None:
         self.count, self.slots_each = count, slots.count // count
@@ -56,10 +57,10 @@ class Lanes:
         self._blocks = np.zeros((count, lane_loop.block_size(self.slots_each)), np.int64)
         self._blocks[:, lane_loop.BELL] = self._bells
         self._blocks[:, lane_loop.OWNER_BELL] = self.bell
-        self._blocks[:, lane_loop.OWNER_CALLED] = address(self._owner)
+        self._blocks[:, lane_loop.OWNER_CALLED] = address_of(self._owner)
         self._attention = np.zeros((count, 8), np.int64)
         self._places = [
-            (address(self._blocks[i]), self.slots_each, address(self._attention[i]))
+            (address_of(self._blocks[i]), self.slots_each, address_of(self._attention[i]))
             for i in range(count)
             for _ in range(self.slots_each)
         ]  # by slot
@@ -78,8 +79,8 @@ class Lanes:
         """All that an event loop calls, here and not in that loop."""
         spare, attention = self._blocks[0].copy(), np.zeros(8, np.int64)
         row, query = np.zeros(fields.COUNT, np.int64), np.zeros((1, 1), np.float32)
-        place = address(spare), self.slots_each, address(attention)
-        lane_loop.start(*place, 0, address(row), address(row), query, 0, 0)
+        place = address_of(spare), self.slots_each, address_of(attention)
+        lane_loop.start(*place, 0, address_of(row), address_of(row), query, 0, 0)
         self._tell(0, lane_loop.CLOSE)
         self._run(0)
 

@@ -22,8 +22,9 @@ from workers.search.cuda.feeds import Feed
 from workers.search.cuda.rings import DEPTH
 from workers.search.engine.core_lanes import Figures
 from workers.search.index.ways import Search
+from workers.search.kernels.arrays import row_addresses
 from workers.search.walk import fields
-from workers.search.walk.slots import Slots, addresses
+from workers.search.walk.slots import Slots
 
 Array = np.ndarray[Any, Any]
 
@@ -39,7 +40,7 @@ class CudaSlots(Slots):
         self.count, self.top_m_max, self.k_max = sizes.slots, sizes.top_m_max, sizes.k_max
         self.fields = np.zeros((self.count, fields.COUNT), np.int64)
         self.top, self.found = batch.top, batch.found
-        self.addresses = addresses(self.fields)
+        self.addresses = row_addresses(self.fields)
 
 
 class CudaLanes:

@@ -25,7 +25,7 @@ from schemas.errors import DeadlineExceeded, EngineDead, QueueFull, TriviumError
 from workers.search.engine.queues import NEVER_MS, Deadlines, Item
 from workers.search.engine.scheduler import Drop, Running, Scheduler, SchedulerSettings
 from workers.search.index import bulk, ways
-from workers.search.index.query import Kind
+from workers.search.index.kinds import Kind
 from workers.search.walk import fields
 from workers.search.walk.results import Reader
 from workers.search.walk.slots import Slots

@@ -26,9 +26,12 @@ from workers.search.engine.queues import NEVER_MS
 from workers.search.engine.scheduler import SchedulerSettings
 from workers.search.index import bulk, inputs, ways
 from workers.search.index.index import Index
-from workers.search.index.query import Answer, Effort, Kind, Query
+from workers.search.index.kinds import Kind
+from workers.search.index.query import Answer, Effort, Query
 from workers.search.index.view import IndexView
+from workers.search.kernels.metrics import Metric
 from workers.search.kernels.parallel import thread_count
+from workers.search.limits import K_MAX, PLACES, SCANNED_ROWS_MAX, SLOTS, TOP_M_MAX
 from workers.search.walk.slots import Slots
 
 Array = np.ndarray[Any, Any]
@@ -43,13 +46,13 @@ class EngineSettings:
     """Sizes of an engine."""
 
     lanes: int = 0  # threads; 0: as many as there are cores
-    places: Positive = 12  # searches that a lane advances together
-    slots: int = 32  # of a lane: places, and room for searches that gave theirs away
+    places: Positive = PLACES  # searches that a lane advances together
+    slots: int = SLOTS  # of a lane: places, and room for searches that gave theirs away
     extends_max: Positive = 64  # of a lane, before it looks what it has been told
     inbox_max: Positive = 8_192  # searches that wait, over all lanes
-    top_m_max: Positive = ways.TOP_M_MAX
-    k_max: Positive = ways.K_MAX
-    scanned_rows_max: int = ways.SCANNED_ROWS_MAX
+    top_m_max: Positive = TOP_M_MAX
+    k_max: Positive = K_MAX
+    scanned_rows_max: int = SCANNED_ROWS_MAX
     device: str = "cpu"  # or cuda, or auto
     cuda: BatchSettings = field(default_factory=BatchSettings)  # in place of lanes, places, slots
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
@@ -85,7 +88,7 @@ class SearchEngine:
     ) -> None:
         self.settings = settings = settings or EngineSettings()
         slots, lanes, places = _lanes(settings)
-        inputs.prepared(np.zeros(1), 1, inputs.Metric.SQEUCLIDEAN)  # compiled here, as lanes are
+        inputs.prepared(np.zeros(1), 1, Metric.SQEUCLIDEAN)  # compiled here, as lanes are
         self._clock_ms, self._lanes, self._places = clock_ms, lanes.count, places * lanes.count
         self._inbox_max = settings.inbox_max
         self._limits = ways.Limits(

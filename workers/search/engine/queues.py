@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from workers.search.index.query import Kind
+from workers.search.index.kinds import Kind
 
 NEVER_MS = math.inf
 _STALE_MIN = 64  # fewer are not worth a sweep

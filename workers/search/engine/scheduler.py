@@ -25,7 +25,7 @@ from enum import StrEnum
 
 from schemas.sections import Natural, NonNegative, Positive, Share, section
 from workers.search.engine.queues import NEVER_MS, BySlack, Deadlines, InOrder, Item
-from workers.search.index.query import Kind
+from workers.search.index.kinds import Kind
 
 _SWEPT_MIN = 64  # cancelled searches; fewer are not worth a sweep
 _SMOOTHING = 0.1  # weight of the latest measurement in the time of an extend

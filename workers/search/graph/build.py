@@ -13,13 +13,11 @@ import numpy as np
 
 from workers.search.graph import knn
 from workers.search.kernels.jit import kernel
-from workers.search.kernels.keys import EMPTY, FLAG, row_of
+from workers.search.kernels.keys import LIMIT, NOWHERE, row_of
 from workers.search.kernels.parallel import over_rows
+from workers.search.limits import CANDIDATES
 
 Array = np.ndarray[Any, Any]
-
-CANDIDATES = 1.5  # times the degree, among which edges are chosen
-_NOWHERE = np.uint32(0xFFFFFFFF)
 
 
 class GraphOf(Protocol):
@@ -62,7 +60,7 @@ def _lists(first: int, last: int, keys: Array, lists: Array) -> None:
     for row in range(first, last):
         for rank in range(keys.shape[1]):
             key = keys[row, rank]
-            lists[row, rank] = _NOWHERE if key >= EMPTY - FLAG else row_of(key)
+            lists[row, rank] = NOWHERE if key >= LIMIT else row_of(key)
 
 
 @kernel
@@ -73,13 +71,13 @@ def _pruned(first: int, last: int, lists: Array, forward: Array) -> None:
     detours = np.empty(size, np.int32)
     for row in range(first, last):
         found = 0
-        while found < size and lists[row, found] != _NOWHERE:
+        while found < size and lists[row, found] != NOWHERE:
             rank_of[lists[row, found]], owner[lists[row, found]] = found, row
             detours[found] = 0
             found += 1
         for rank in range(found):
             for far in lists[lists[row, rank]]:
-                if far != _NOWHERE and owner[far] == row and rank_of[far] > rank:
+                if far != NOWHERE and owner[far] == row and rank_of[far] > rank:
                     detours[rank_of[far]] += 1
         kept, fewest = 0, 0
         while kept < degree and kept < found:
@@ -88,7 +86,7 @@ def _pruned(first: int, last: int, lists: Array, forward: Array) -> None:
                     forward[row, kept] = lists[row, rank]
                     kept += 1
             fewest += 1
-        forward[row, kept:] = _NOWHERE
+        forward[row, kept:] = NOWHERE
 
 
 @kernel
@@ -98,7 +96,7 @@ def _reverse(forward: Array, backward: Array, counts: Array) -> None:
     for place in range(degree):
         for row in range(len(forward)):
             other = forward[row, place]
-            if other != _NOWHERE and counts[other] < degree:
+            if other != NOWHERE and counts[other] < degree:
                 backward[other, counts[other]] = row
                 counts[other] += 1
 
@@ -117,7 +115,7 @@ def _merged(
             source = backward[row, : counts[row]] if turn == 1 else forward[row]
             for place in range(len(source)):
                 other = source[place]
-                if other == _NOWHERE or owner[other] == row:
+                if other == NOWHERE or owner[other] == row:
                     continue
                 if kept < degree and (turn > 0 or place < degree // 2):
                     owner[other] = row

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from workers.search.graph.build import components
-from workers.search.kernels.distances import distance, load, stored_bits
+from workers.search.kernels.arrays import stored_bits
+from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.memory import address
 

@@ -17,10 +17,20 @@ import numpy as np
 
 from workers.search.graph import trees
 from workers.search.kernels import codes
+from workers.search.kernels.arrays import stored_bits
 from workers.search.kernels.codes import CODED_QUERY_BYTES, encode_query, sifted
-from workers.search.kernels.distances import distance, load, stored_bits
+from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import inlined, kernel
-from workers.search.kernels.keys import EMPTY, FLAG, distance_of, insert, key_of, row_of
+from workers.search.kernels.keys import (
+    EMPTY,
+    FLAG,
+    LIMIT,
+    NOWHERE,
+    distance_of,
+    insert,
+    key_of,
+    row_of,
+)
 from workers.search.kernels.memory import address, get_i64, get_u32, prefetch_row, put_i64, put_u32
 from workers.search.kernels.parallel import over_rows
 
@@ -36,7 +46,6 @@ _BLOCK_ROWS = 1_024
 _SIFTED_ROWS = 64  # between two looks at how far the end of a list is
 _AHEAD = 6  # rows that are on their way from memory
 _NO_CODES = codes.Codes(np.empty((0, 0), np.uint8), np.empty(0, np.float32))
-_NOWHERE = np.uint32(0xFFFFFFFF)
 
 
 def neighbours(
@@ -130,7 +139,7 @@ def turn_round(keys: Array, reverse: Array) -> None:
     for rank in range(min(SAMPLE, keys.shape[1])):
         for row in range(rows):
             key = keys[row, rank]
-            if key >= EMPTY - FLAG:
+            if key >= LIMIT:
                 continue
             other = row_of(key)
             if counts[other] < SAMPLE:
@@ -149,7 +158,7 @@ def _sampled(
             for source in (keys, reverse):
                 for rank in range(min(SAMPLE, source.shape[1])):
                     key = source[row, rank]
-                    if key < EMPTY - FLAG and np.int64(key & FLAG) == old:
+                    if key < LIMIT and np.int64(key & FLAG) == old:
                         near[row, total] = row_of(key)
                         total += 1
             counts[row, old] = total
@@ -162,7 +171,7 @@ def _round(
 ) -> int:  # fmt: skip
     """Rows first to last gather from their neighbours' lists; how many entries are new."""
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
-    seen = np.full(len(keys), _NOWHERE, np.uint32)
+    seen = np.full(len(keys), NOWHERE, np.uint32)
     query, pending = np.empty(length, np.float32), np.empty(4 * SAMPLE * SAMPLE, np.int64)
     room, coded = np.empty(length, np.float32), np.empty(CODED_QUERY_BYTES, np.uint8)
     size, changed = keys.shape[1], 0
@@ -173,12 +182,12 @@ def _round(
             encode_query(address(query), ruled, length, metric, address(coded), address(room))
         seen[row] = row
         for key in keys[row]:
-            if key < EMPTY - FLAG:
+            if key < LIMIT:
                 seen[row_of(key)] = row
         found = _gathered(row, near, counts, address(seen), address(pending))
         for begin in range(0, found, _SIFTED_ROWS):
             rows, total = address(pending) + 8 * begin, min(_SIFTED_ROWS, found - begin)
-            if len(known) and after[row, size - 1] < EMPTY - FLAG:
+            if len(known) and after[row, size - 1] < LIMIT:
                 worst = distance_of(after[row, size - 1])
                 total = _sifted(rows, total, worst, known, address(coded), metric)
             for i in range(total):

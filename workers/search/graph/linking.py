@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from workers.search.kernels.distances import distance, load, stored_bits
+from workers.search.kernels.arrays import stored_bits
+from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import kernel
-from workers.search.kernels.keys import EMPTY, FLAG, insert, key_of, row_of
+from workers.search.kernels.keys import EMPTY, LIMIT, insert, key_of, row_of
 from workers.search.kernels.memory import address
 from workers.search.kernels.parallel import over_rows
 
@@ -67,7 +68,7 @@ def _forward(first: int, last: int, keys: Array, graph: Array, linked: int) -> N
     detours = np.empty(size, np.int64)
     for i in range(first, last):
         found = 0
-        while found < size and keys[i, found] < EMPTY - FLAG:
+        while found < size and keys[i, found] < LIMIT:
             detours[found] = 0
             found += 1
         for rank in range(found):
@@ -75,7 +76,7 @@ def _forward(first: int, last: int, keys: Array, graph: Array, linked: int) -> N
             for place in range(degree if between < linked else size):
                 if between < linked:
                     far = np.int64(graph[between, place])
-                elif keys[between - linked, place] < EMPTY - FLAG:
+                elif keys[between - linked, place] < LIMIT:
                     far = np.int64(row_of(keys[between - linked, place]))
                 else:
                     break
@@ -166,7 +167,7 @@ def _mend(
                     insert(address(spare), degree, far_key)
         live_edges = kept
         for key in spare:
-            if key >= EMPTY - FLAG or kept == degree:
+            if key >= LIMIT or kept == degree:
                 break
             new, known = renumbered[row_of(key)], False
             for place in range(live_edges):

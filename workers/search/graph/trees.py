@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from workers.search.kernels.distances import INNER_PRODUCT, distance, load
+from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.keys import insert, key_of
 from workers.search.kernels.memory import address
+from workers.search.kernels.metrics import INNER_PRODUCT
 
 Array = np.ndarray[Any, Any]
 

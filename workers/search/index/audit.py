@@ -15,7 +15,8 @@ import numpy as np
 
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
-from workers.search.kernels.distances import distance, load, stored_bits
+from workers.search.kernels.arrays import stored_bits
+from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.memory import address
 
@@ -65,7 +66,7 @@ def tried(
     rows = np.sort(random.choice(live, count, replace=False))
     found = neighbours(view, view.vectors[rows].astype(np.float32), _EFFORT)[:, 0]
     bits = stored_bits(view.vectors)
-    missed = rows[_missed(bits, rows, found, view.metric.kernel, view.storage.kernel)]
+    missed = rows[_missed(bits, rows, found, view.metric.number, view.storage.number)]
     return missed, len(missed) / count
 
 

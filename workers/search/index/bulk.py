@@ -11,8 +11,10 @@ import numpy as np
 
 from workers.search.index import ways
 from workers.search.index.query import Effort
-from workers.search.index.view import IndexView, address
+from workers.search.index.view import IndexView
+from workers.search.kernels.arrays import address_of
 from workers.search.kernels.parallel import over_rows
+from workers.search.limits import SCANNED_ROWS_MAX
 from workers.search.walk import fields, steps
 from workers.search.walk.slots import Slots
 
@@ -37,8 +39,8 @@ def feed(queries: Array, rows: Array, distances: Array, first: int, last: int) -
     """A feed of queries `first` to `last`; all three arrays must outlive it."""
     row = np.zeros(fields.FEED_COUNT, np.int64)
     row[fields.FEED_NEXT], row[fields.FEED_LAST] = first, last
-    row[fields.FEED_QUERIES], row[fields.FEED_QUERY_BYTES] = address(queries), queries.strides[0]
-    row[fields.FEED_ROWS], row[fields.FEED_DISTANCES] = address(rows), address(distances)
+    row[fields.FEED_QUERIES], row[fields.FEED_QUERY_BYTES] = address_of(queries), queries.strides[0]
+    row[fields.FEED_ROWS], row[fields.FEED_DISTANCES] = address_of(rows), address_of(distances)
     return row
 
 
@@ -50,14 +52,14 @@ def take(slots: Slots, slot: int, search: ways.Search, source: Array) -> bool:
     source[fields.FEED_NEXT] += 1
     row = slots.fields[slot]
     row[:] = search.row
-    row[fields.FEED], row[fields.FEED_PLACE] = address(source), place
+    row[fields.FEED], row[fields.FEED_PLACE] = address_of(source), place
     row[fields.QUERY] = source[fields.FEED_QUERIES] + place * source[fields.FEED_QUERY_BYTES]
     return True
 
 
 def search_all(
     effort: Effort, queries: Array, view: IndexView, *, threads: int = 0,
-    slots_per_thread: int = SLOTS_PER_THREAD, scanned_rows_max: int = ways.SCANNED_ROWS_MAX,
+    slots_per_thread: int = SLOTS_PER_THREAD, scanned_rows_max: int = SCANNED_ROWS_MAX,
 ) -> Found:  # fmt: skip
     """The nearest rows of prepared queries; the effort is checked already."""
     search = ways.admission(effort, queries, view, scanned_rows_max=scanned_rows_max)

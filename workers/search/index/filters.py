@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from workers.search.index.columns import Columns, Value
+from workers.search.kernels.arrays import packed, unpacked
 
 Array = np.ndarray[Any, Any]
 
@@ -144,15 +145,3 @@ def compiled(where: Filter, columns: Columns, alive: Array | None, count: int) -
     if alive is not None:
         mask = mask & unpacked(alive, count)
     return Allowed(packed(mask), int(np.count_nonzero(mask)), count)
-
-
-def packed(mask: Array) -> Array:
-    """A bit set: shape (ceil(len / 32),), uint32; row r is bit r % 32 of word r // 32."""
-    padded = np.zeros(-(-len(mask) // 32) * 32, bool)
-    padded[: len(mask)] = mask
-    return np.packbits(padded, bitorder="little").view("<u4")
-
-
-def unpacked(bits: Array, count: int) -> Array:
-    """The first `count` bits of a bit set: shape (count,), bool."""
-    return np.unpackbits(bits.view(np.uint8), count=count, bitorder="little").astype(bool)

@@ -14,15 +14,16 @@ import numpy as np
 
 from schemas.errors import InvalidRequest, WrongDimension
 from workers.search.graph import entry_points, linking
-from workers.search.graph.build import CANDIDATES, GraphOf, own_graph
+from workers.search.graph.build import GraphOf, own_graph
 from workers.search.index import bulk, inputs, ways
 from workers.search.index.audit import Neighbours, audited, tried
 from workers.search.index.columns import Columns, Value
-from workers.search.index.inputs import Metric, Storage
 from workers.search.index.query import Effort, ExternalId
 from workers.search.index.rows import Rows, check_ids
 from workers.search.index.view import IndexView
 from workers.search.kernels import codes
+from workers.search.kernels.metrics import Metric, Storage
+from workers.search.limits import CANDIDATES, DEGREE, DEGREE_MAX
 
 if TYPE_CHECKING:
     from workers.search.index.audit import Audit
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-DEGREE = 32
-DEGREE_MAX = int(ways.K_MAX / CANDIDATES)  # a link searches for a row's candidates
 LINK_BATCH = 1_024  # rows that are linked together are compared each with each
 _LINK_TOP_M = 96
 _ENTRIES_GROWN = 2  # times as many as the last audit left: they are chosen anew
@@ -171,7 +170,7 @@ class Index:
                 known, before = view.codes, self.audit
                 if before is None or len(entries) > _ENTRIES_GROWN * before.entries:
                     entries, before = self._entries(view.vectors[:last], made), None
-            kernel = self.metric.kernel
+            kernel = self.metric.number
             coded = codes.extended(known, view.vectors[: len(made)], kernel, threads=self.threads)
             if before is None or before.is_old(len(made)):
                 now = view.linked_part(made, entries, coded)
@@ -192,12 +191,12 @@ class Index:
             if len(linked) < view.linked // 2:
                 made, entries = self._built(vectors[: len(linked)])
             else:
-                kernel = (self.metric.kernel, self.storage.kernel)
+                kernel = (self.metric.number, self.storage.number)
                 made = linking.mended(
                     view.graph, view.vectors, linked, *kernel, threads=self.threads
                 )
                 entries = self._entries(vectors[: len(linked)], made)
-            coded = codes.coded(vectors[: len(linked)], self.metric.kernel, threads=self.threads)
+            coded = codes.coded(vectors[: len(linked)], self.metric.number, threads=self.threads)
             now = replace(view, vectors=vectors).linked_part(made, entries, coded)
             entries, audit = audited(now, self._searched, seed=self.seed)
             with self._lock:
@@ -224,21 +223,21 @@ class Index:
         self.rows = rows
 
     def _built(self, vectors: Array) -> tuple[Array, Array]:
-        kernel = (self.metric.kernel, self.storage.kernel)
+        kernel = (self.metric.number, self.storage.number)
         if not len(vectors):
             return np.empty((0, self.degree), np.uint32), np.empty(0, np.int64)
         made = self.graph_of(vectors, self.degree, *kernel, seed=self.seed, threads=self.threads)
         return made, self._entries(vectors, made)
 
     def _entries(self, vectors: Array, made: Array) -> Array:
-        kernel = (self.metric.kernel, self.storage.kernel)
+        kernel = (self.metric.number, self.storage.number)
         return entry_points.representatives(vectors, made, *kernel, seed=self.seed)
 
     def _searched(self, view: IndexView, queries: Array, effort: Effort) -> Array:
         return bulk.search_all(effort, queries, view, threads=self.threads).rows
 
     def _extended(self, view: IndexView, last: int, neighbours: Neighbours) -> tuple[Array, Array]:
-        kernel = (self.metric.kernel, self.storage.kernel)
+        kernel = (self.metric.number, self.storage.number)
         vectors, first = view.vectors[:last], view.linked
         linked = view.linked_part(view.graph, view.entries, view.codes)
         effort = Effort(k=int(self.degree * CANDIDATES), top_m=_LINK_TOP_M)

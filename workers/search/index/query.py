@@ -2,24 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
 
 from workers.search.index.filters import Filter
+from workers.search.index.kinds import Kind
 from workers.search.kernels.keys import held
 
 Array = np.ndarray[Any, Any]
 ExternalId = int | str | bytes
-
-
-class Kind(StrEnum):
-    """Who waits for a search."""
-
-    PREFILL = "prefill"
-    DECODE = "decode"
-    LINK = "link"  # the index itself: lowest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,9 @@ import numpy as np
 
 from schemas.errors import InvalidRequest
 from workers.search.index.columns import Columns, Value
-from workers.search.index.inputs import aligned
 from workers.search.index.query import ExternalId
-from workers.search.index.view import all_but
-from workers.search.kernels.keys import ROWS_MAX
+from workers.search.kernels.arrays import aligned, all_but
+from workers.search.limits import ROWS_MAX
 
 Array = np.ndarray[Any, Any]
 

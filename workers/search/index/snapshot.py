@@ -24,11 +24,11 @@ from workers.search.index import snapshot_checks
 from workers.search.index.audit import Audit
 from workers.search.index.columns import Columns
 from workers.search.index.index import Index
-from workers.search.index.inputs import Metric, Storage
 from workers.search.index.query import ExternalId
 from workers.search.index.rows import Rows
 from workers.search.index.view import IndexView
 from workers.search.kernels import codes
+from workers.search.kernels.metrics import Metric, Storage
 
 Array = np.ndarray[Any, Any]
 
@@ -214,7 +214,7 @@ def _index(header: dict[str, Any], arrays: dict[str, Array], threads: int) -> In
     index.rows = Rows(arrays["vectors"], ids, columns, dead)
     index.graph, index.entries = arrays["graph"], arrays["entries"]
     linked = index.rows.vectors[: len(index.graph)]
-    index.codes = codes.coded(linked, index.metric.kernel, threads=threads)
+    index.codes = codes.coded(linked, index.metric.number, threads=threads)
     index.audit = Audit(**found) if (found := header.get("audit")) else None
     index.epoch = header["epoch"]
     return index

@@ -13,14 +13,11 @@ import numpy as np
 
 from workers.search.index.query import ExternalId
 from workers.search.kernels.distances import padded
-from workers.search.kernels.keys import ROWS_MAX
-from workers.search.walk.slots import TASKS_MAX
+from workers.search.limits import DEGREE_MAX, DIM_MAX, ROWS_MAX, SQUARES_MAX
 
 Array = np.ndarray[Any, Any]
 
-DIM_MAX = 2**20
 PAGE = 4_096
-_SQUARES_MAX = float(np.finfo(np.float32).max) / 4
 _BLOCK_ROWS = 4_096
 _DTYPES = {  # of sections, and how many axes they have
     "graph": ("<u4", 2), "entries": ("<i8", 1), "dead": ("<i8", 1), "ids": ("<i8", 2),
@@ -33,8 +30,8 @@ def header(found: Any) -> None:
     """The numbers of a header, and the places of its sections."""
     expect(isinstance(found, dict), "a header that is an object", found)
     for name, least, most in (
-        ("dim", 1, DIM_MAX), ("degree", 2, TASKS_MAX), ("rows", 0, ROWS_MAX), ("live", 0, ROWS_MAX),
-        ("seed", 0, 2**63), ("epoch", 0, 2**63),
+        ("dim", 1, DIM_MAX), ("degree", 2, DEGREE_MAX), ("rows", 0, ROWS_MAX),
+        ("live", 0, ROWS_MAX),        ("seed", 0, 2**63), ("epoch", 0, 2**63),
     ):  # fmt: skip
         _whole(found[name], name, least, most)
     expect(isinstance(found["notes"], dict), "notes that are an object", found["notes"])
@@ -90,7 +87,7 @@ def arrays(header: Mapping[str, Any], found: Mapping[str, Array]) -> None:
     for first in range(0, rows, _BLOCK_ROWS):
         block = found["vectors"][first : first + _BLOCK_ROWS].astype(np.float64)
         squares = np.einsum("ij,ij->i", block, block)
-        expect(bool((squares <= _SQUARES_MAX).all()), "finite vectors", f"rows from {first} on")
+        expect(bool((squares <= SQUARES_MAX).all()), "finite vectors", f"rows from {first} on")
 
 
 def ids(found: list[ExternalId], dead: list[int]) -> None:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from workers.search.index.columns import Columns
-from workers.search.index.filters import Allowed, Filter, compiled, packed, unpacked
-from workers.search.index.inputs import Metric, Storage
+from workers.search.index.filters import Allowed, Filter, compiled
 from workers.search.index.query import ExternalId
+from workers.search.kernels.arrays import address_of, unpacked
 from workers.search.kernels.codes import Codes
+from workers.search.kernels.metrics import Metric, Storage
 from workers.search.walk import fields
 
 if TYPE_CHECKING:
@@ -64,22 +65,25 @@ class IndexView:
         """A slot's row with all that concerns the index."""
         row = np.zeros(fields.COUNT, np.int64)
         row[fields.STATUS] = fields.FRESH
-        row[fields.VECTORS], row[fields.ROW_BYTES] = address(self.vectors), self.vectors.strides[0]
+        row[fields.VECTORS], row[fields.ROW_BYTES] = (
+            address_of(self.vectors),
+            self.vectors.strides[0],
+        )
         row[fields.LENGTH] = self.vectors.shape[1]
-        row[fields.METRIC], row[fields.STORED] = self.metric.kernel, self.storage.kernel
-        row[fields.GRAPH], row[fields.DEGREE] = address(self.graph), self.graph.shape[1]
+        row[fields.METRIC], row[fields.STORED] = self.metric.number, self.storage.number
+        row[fields.GRAPH], row[fields.DEGREE] = address_of(self.graph), self.graph.shape[1]
         row[fields.LOOSE_FIRST], row[fields.LOOSE_LAST] = self.linked, self.count
-        row[fields.REPS], row[fields.REPS_COUNT] = address(self.entries), len(self.entries)
-        row[fields.REPS_VECTORS] = address(self.entry_vectors)
+        row[fields.REPS], row[fields.REPS_COUNT] = address_of(self.entries), len(self.entries)
+        row[fields.REPS_VECTORS] = address_of(self.entry_vectors)
         row[fields.SCREENED] = self.alive is not None or self.linked < self.count
         if self.codes is not None:
             row[fields.CODES], row[fields.CODE_BYTES] = (
-                address(self.codes.codes), self.codes.codes.shape[1]
+                address_of(self.codes.codes), self.codes.codes.shape[1]
             )  # fmt: skip
-            row[fields.RULER] = address(self.codes.ruler)
-            row[fields.REPS_CODES] = address(self.entry_codes)
+            row[fields.RULER] = address_of(self.codes.ruler)
+            row[fields.REPS_CODES] = address_of(self.entry_codes)
         if self.alive is not None:
-            row[fields.ALIVE] = address(self.alive)
+            row[fields.ALIVE] = address_of(self.alive)
         return row
 
     def linked_part(self, graph: Array, entries: Array, coded: Codes | None) -> "IndexView":
@@ -108,15 +112,3 @@ class IndexView:
         if self.alive is None:
             return np.arange(self.count)
         return np.flatnonzero(unpacked(self.alive, self.count))
-
-
-def address(array: Array) -> int:
-    """Where an array begins."""
-    return int(array.ctypes.data)
-
-
-def all_but(dead: Array, count: int) -> Array:
-    """The bit set of the first `count` rows without the dead ones."""
-    mask = np.ones(count, bool)
-    mask[dead] = False
-    return packed(mask)

@@ -18,19 +18,19 @@ import numpy as np
 from schemas.errors import EmptyIndex, InvalidRequest
 from workers.search.index.filters import Allowed
 from workers.search.index.query import Answer, Effort
-from workers.search.index.view import COMPILED_MAX, IndexView, address
-from workers.search.kernels.keys import EMPTY, FLAG
+from workers.search.index.view import COMPILED_MAX, IndexView
+from workers.search.kernels.arrays import address_of
+from workers.search.kernels.keys import LIMIT
+from workers.search.limits import CORES_DIM_MAX, K_MAX, SCANNED_ROWS_MAX, TASKS_MAX, TOP_M_MAX
 from workers.search.walk import fields
 from workers.search.walk.results import Reader
-from workers.search.walk.slots import ROWS_A_STEP, TASKS_MAX, Slots, fill, hash_places
+from workers.search.walk.slots import ROWS_A_STEP, Slots, fill, hash_places
 
 Array = np.ndarray[Any, Any]
 
-SCANNED_ROWS_MAX = 1_024  # smaller indexes are scanned whole
 ENTRIES = 16  # representatives that a walk begins at
 _MARGIN = 2  # times as many rows in the routing list as would hold the wanted hits on average
 _SCANNED_PER_MEASURED = 2  # rows of a list in the time in which a walk meets a row
-TOP_M_MAX, K_MAX = 512, 512
 
 
 class Limits(NamedTuple):
@@ -39,7 +39,7 @@ class Limits(NamedTuple):
     top_m_max: int = TOP_M_MAX
     k_max: int = K_MAX
     tasks_max: int = TASKS_MAX  # width times degree
-    dim_max: int = 2**31 - 1
+    dim_max: int = CORES_DIM_MAX
     scanned_rows_max: int = SCANNED_ROWS_MAX
 
 
@@ -51,7 +51,7 @@ class Way(NamedTuple):
     """How searches of one effort go in one snapshot; nothing of a request."""
 
     row: Array  # int64, `fields.COUNT`, without what is a request's own
-    place: int  # address of `row`
+    place: int  # address_of of `row`
     k: int
     top_m: int
     wanted: int  # hits; where a walk finds fewer, all rows are scanned
@@ -69,7 +69,7 @@ class Search:
     way: Way
     query: Array  # (1 or more, padded dim), float32
     warm: Array | None = None
-    warm_place: tuple[int, int] = (0, 0)  # its address and length
+    warm_place: tuple[int, int] = (0, 0)  # its address_of and length
 
     def enter(self, slots: Slots, slot: int) -> None:
         """Fill in a slot's row."""
@@ -79,7 +79,7 @@ class Search:
     def row(self) -> Array:
         """Of a slot, int64, `fields.COUNT`."""
         row = self.way.row.copy()
-        row[fields.QUERY] = address(self.query)
+        row[fields.QUERY] = address_of(self.query)
         row[fields.WARM], row[fields.WARM_COUNT] = self.warm_place
         return row
 
@@ -137,7 +137,7 @@ def begun(view: IndexView, way: Way, query: Array, seeds: Any = ()) -> Search:
     if len(seeds) and way.row[fields.REPS_COUNT]:
         warm = np.asarray(seeds, np.int64)[: way.top_m]
         search.warm = warm = np.ascontiguousarray(warm[(warm >= 0) & (warm < view.linked)])
-        search.warm_place = address(warm), len(warm)
+        search.warm_place = address_of(warm), len(warm)
     return search
 
 
@@ -168,7 +168,7 @@ def _way(effort: Effort, view: IndexView, limits: Limits) -> Way:
     top_m, allowed, where = max(effort.top_m, effort.k), view.live, None
     if effort.where is not None:
         where = view.allowed(effort.where)
-        row[fields.SCREENED], row[fields.ALLOWED] = 1, address(where.bits)
+        row[fields.SCREENED], row[fields.ALLOWED] = 1, address_of(where.bits)
         allowed = where.count
         longer = _longer(top_m, effort.k, where.count / view.count)
         met = longer * view.graph.shape[1]
@@ -188,7 +188,7 @@ def _way(effort: Effort, view: IndexView, limits: Limits) -> Way:
     )
     extends = -(-seeds // ROWS_A_STEP) + (0 if exact else top_m // effort.width + 3)
     return Way(
-        row, address(row), effort.k, top_m, 0 if exact else min(effort.k, allowed),
+        row, address_of(row), effort.k, top_m, 0 if exact else min(effort.k, allowed),
         int(extends), exact, allowed, where,
     )  # fmt: skip
 
@@ -199,7 +199,7 @@ def _longer(top_m: int, k: int, share: float) -> int:
 
 
 def _list(row: Array, rows: Array) -> None:
-    row[fields.LIST], row[fields.LIST_COUNT] = address(rows), len(rows)
+    row[fields.LIST], row[fields.LIST_COUNT] = address_of(rows), len(rows)
     row[fields.REPS_COUNT] = row[fields.LOOSE_LAST] = row[fields.LOOSE_FIRST] = 0
     row[fields.WARM_COUNT] = row[fields.NEEDED] = 0
 
@@ -214,7 +214,7 @@ def rescanned(search: Search, slots: Slots, slot: int) -> bool:
     """Whether a search that ended has too few hits, and was made a scan of all rows instead."""
     row = slots.fields[slot]
     wanted = search.way.wanted
-    if not wanted or keys_of(slots, slot)[wanted - 1] < EMPTY - FLAG:
+    if not wanted or keys_of(slots, slot)[wanted - 1] < LIMIT:
         return False
     _scan(row, search.view, search.where)
     row[fields.STATUS] = fields.FRESH

@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from workers.search.index.inputs import aligned
-from workers.search.kernels.distances import INNER_PRODUCT, LANES, SINGLE, SQUARED_L2, distance
+from workers.search.kernels.arrays import aligned
+from workers.search.kernels.distances import LANES, distance
 from workers.search.kernels.integers import INTEGER_LANES, product_sum, square_sum
 from workers.search.kernels.jit import inlined, kernel
 from workers.search.kernels.memory import get_f32, get_i64, put_f32, put_i16, put_i64
+from workers.search.kernels.metrics import INNER_PRODUCT, SINGLE, SQUARED_L2
 from workers.search.kernels.parallel import over_rows
 
 Array = np.ndarray[Any, Any]

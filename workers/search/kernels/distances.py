@@ -11,15 +11,13 @@ metric: inner product is negated; cosine is inner product of vectors that were n
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 
 from workers.search.kernels.jit import inlined, insert_function, intrinsic, types
+from workers.search.kernels.metrics import HALF, INNER_PRODUCT, SINGLE, SQUARED_L2
 
 LANES = 16
 _UNROLLED = 4  # independent sums, or each addition waits for the one before
-SQUARED_L2, INNER_PRODUCT = 0, 1
-SINGLE, HALF = 0, 1  # how rows are stored; queries are always single
 
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _VECTOR = ir.VectorType(_F32, LANES)
@@ -174,8 +172,3 @@ def load(row: int, out: int, length: int, stored: int) -> None:
             _widen_single(row + 4 * i, out + 4 * i)
         else:
             _widen_half(row + 2 * i, out + 4 * i)
-
-
-def stored_bits(vectors: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Vectors as kernels take them, which know no float16: the same memory."""
-    return vectors.view(np.uint16) if vectors.dtype == np.float16 else vectors

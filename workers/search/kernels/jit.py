@@ -1,6 +1,8 @@
 """How functions are compiled for the CPU: the decorators of all kernels, typed.
 
-The only file that imports numba; `distances.py` and `keys.py` write LLVM code through `intrinsic`.
+The only file that imports numba; files that write LLVM code use `intrinsic`. A kernel may call
+kernels of its own file and of the rooms `kernels` and `walk`, and nothing else: compiled code is
+kept on disk until one of these changes.
 """
 
 import hashlib
@@ -18,16 +20,15 @@ AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 types: Any = numba.types
 insert_function: Any = numba.core.cgutils.get_or_insert_function
 
-
-# Whatever a kernel calls lies in these rooms, or in its own file.
-_ROOMS = ("kernels", "walk")
+_SEARCH = Path(__file__).parents[1]
 
 
 @cache
-def _sources_digest() -> str:
-    digest = hashlib.sha256()
-    for room in _ROOMS:
-        for path in sorted((Path(__file__).parents[1] / room).glob("*.py")):
+def sources_digest(search: Path = _SEARCH) -> str:
+    """SHA-256 of all that kernels of other files may call, or take constants from."""
+    digest = hashlib.sha256((search / "limits.py").read_bytes())
+    for room in ("kernels", "walk"):
+        for path in sorted((search / room).glob("*.py")):
             digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -37,7 +38,7 @@ def kernel(function: AnyFunction) -> AnyFunction:
     compiled: Any = numba.njit(nogil=True, cache=True)(function)
     # numba's cache looks at one file only, and would keep what it inlined from a changed one
     cached = compiled._cache._cache_file  # noqa: SLF001 - it has no public name
-    cached._source_stamp = (*cached._source_stamp, _sources_digest())  # noqa: SLF001
+    cached._source_stamp = (*cached._source_stamp, sources_digest())  # noqa: SLF001
     return compiled  # type: ignore[no-any-return]
 
 

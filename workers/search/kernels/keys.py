@@ -15,7 +15,8 @@ from workers.search.kernels.memory import get_u64, put_u64
 
 EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
 FLAG = np.uint64(1)
-ROWS_MAX = 2**31 - 1
+LIMIT = EMPTY - FLAG  # keys from here on are empty, whatever their flag
+NOWHERE = np.uint32(0xFFFFFFFF)  # no row
 _32, _ONE = np.uint64(32), np.uint64(1)
 _LOW = np.uint64(0xFFFFFFFF)
 _SIGN, _ALL = np.uint32(0x80000000), np.uint32(0xFFFFFFFF)

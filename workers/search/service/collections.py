@@ -7,11 +7,11 @@ from typing import Any
 
 from schemas.errors import InvalidRequest, TriviumError, UnknownCollection
 from schemas.records import CollectionMade, CollectionState, Document
-from schemas.retrieval import DIM_MAX, unpack_vector
-from schemas.rules.sizes import FLEET_BYTES_MAX
+from schemas.retrieval import unpack_vector
+from schemas.rules.sizes import DIM_MAX, FLEET_BYTES_MAX
 from workers.search.index.columns import Value
 from workers.search.index.index import Index
-from workers.search.index.inputs import Metric
+from workers.search.kernels.metrics import Metric
 from workers.search.service.settings import RetrievalSettings
 
 NAME_CHARS_MAX = 128

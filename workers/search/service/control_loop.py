@@ -14,7 +14,7 @@ from schemas.log.membership import Membership
 from schemas.records import ControlMoved
 from workers.search.engine import control
 from workers.search.engine.control import ControlSettings, Move, Signals
-from workers.search.index.query import Kind
+from workers.search.index.kinds import Kind
 from workers.search.service.fleet_figures import FleetFigures, stalled_share
 
 

@@ -23,7 +23,8 @@ from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
 from schemas.records import CollectionMade, Document
-from schemas.retrieval import DIM_MAX, shard_of
+from schemas.retrieval import shard_of
+from schemas.rules.sizes import DIM_MAX
 from schemas.settings import LogSettings
 from schemas.topics import check_record, collection_key, document_key
 from workers.search.service.collections import Change, Collections

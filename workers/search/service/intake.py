@@ -16,7 +16,7 @@ from schemas.records import Hits, RetrievalRequest
 from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
 from schemas.topics import check_record
-from workers.search.index.query import Kind
+from workers.search.index.kinds import Kind
 from workers.search.service.receipts import Place, Receipts
 from workers.search.service.responder import Serving
 

@@ -11,14 +11,15 @@ from schemas.errors import DeadlineExceeded, EngineFailed, InvalidRequest, Trivi
 from schemas.log.clock import wall_ms
 from schemas.records import Hits, RetrievalRequest, WireError
 from schemas.retrieval import pack_vector, unpack_vector
+from schemas.rules.sizes import SEEDS_MAX
 from workers.search.index import expressions
 from workers.search.index.index import Index
-from workers.search.index.query import Answer, Kind, Query
+from workers.search.index.kinds import Kind
+from workers.search.index.query import Answer, Query
 from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 
 log = logging.getLogger("trivium.retrieval")
-SEEDS_MAX = 4_096
 
 
 class Searcher(Protocol):

@@ -2,23 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from schemas.errors import ConfigError
+from schemas.rules.sizes import SHARDS_MAX
 from schemas.sections import Natural, NonNegative, Positive, Share, Texts, one_of, section
 from workers.search.engine.control import ControlSettings
-
-if TYPE_CHECKING:
-    from workers.search.engine.scheduler import SchedulerSettings
-
-DEVICES = ("cpu", "cuda", "auto")  # of backend.py, which is slow to import too
-DEGREE_MAX = 341  # of index.py
-TOP_M_MAX = 512  # of ways.py
-SHARDS_MAX = 1_024  # of schemas/retrieval.py
-TASKS_MAX = 4_096  # of slots.py
-METRICS = ("sqeuclidean", "inner_product", "cosine")  # of inputs.py, whose import takes a second
+from workers.search.engine.scheduler import SchedulerSettings
+from workers.search.kernels.metrics import Metric
+from workers.search.limits import DEGREE, DEGREE_MAX, DEVICES, PLACES, SLOTS, TASKS_MAX, TOP_M_MAX
 
 
 @section("retrieval")
@@ -28,7 +22,7 @@ class RetrievalSettings:
     metrics: Texts = ()  # "collection=metric"; other collections are cosine
     # where searches run; cuda needs CuPy, auto takes cuda where it can
     device: Annotated[str, one_of(*DEVICES)] = "cpu"
-    degree: Annotated[int, Field(ge=2, le=DEGREE_MAX)] = 32  # edges of a row in the graph
+    degree: Annotated[int, Field(ge=2, le=DEGREE_MAX)] = DEGREE  # edges of a row in the graph
     # length of the routing list where a retrieval names none
     top_m: Annotated[int, Field(ge=1, le=TOP_M_MAX)] = 64
     width: Positive = 1  # entries expanded per extend where a retrieval names none
@@ -36,8 +30,8 @@ class RetrievalSettings:
     pending_max: Positive = 4_096  # retrievals taken and not acknowledged; then the log waits
     # extends without change after which a search stops, likewise; 0: never
     patience: Natural = 0
-    places: Positive = 12  # searches that a core advances together; of device cpu, as slots are
-    slots: int = 32  # of a core: places, and room for searches that gave theirs away
+    places: Positive = PLACES  # searches that a core advances together; of device cpu, as slots are
+    slots: int = SLOTS  # of a core: places, and room for searches that gave theirs away
     # Half of the places for prefill, and 5 ms, missed four times as many deadlines: a prefill
     # search takes a place in time by its slack (LOG.md, "What the reserved share costs").
     share: Share = 0.0  # of free places, reserved for prefill, until the control loop moves it
@@ -86,10 +80,10 @@ class RetrievalSettings:
             )
         for each in self.metrics:
             name, _, metric = each.partition("=")
-            if not name or metric not in METRICS:
+            if not name or metric not in set(Metric):
                 raise ConfigError(
                     f"retrieval.metrics: expected collection=metric with a metric of "
-                    f"{', '.join(METRICS)}, found {each!r}"
+                    f"{', '.join(Metric)}, found {each!r}"
                 )
         self.control()
 
@@ -98,10 +92,8 @@ class RetrievalSettings:
         named: Mapping[str, str] = dict(each.split("=", 1) for each in self.metrics)
         return named.get(collection, "cosine")
 
-    def scheduler(self) -> "SchedulerSettings":
+    def scheduler(self) -> SchedulerSettings:
         """The queues' part."""
-        from workers.search.engine.scheduler import SchedulerSettings
-
         return SchedulerSettings(**self._like(SchedulerSettings))
 
     def control(self) -> ControlSettings:

@@ -16,7 +16,7 @@ from schemas.errors import QueueFull
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
-from workers.search.index.ways import SCANNED_ROWS_MAX
+from workers.search.limits import SCANNED_ROWS_MAX
 from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings
 

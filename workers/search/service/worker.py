@@ -31,7 +31,7 @@ from schemas.records import (
 from schemas.settings import LogSettings
 from workers import tasks
 from workers.search.engine.engine import EngineSettings, SearchEngine
-from workers.search.index.query import Kind
+from workers.search.index.kinds import Kind
 from workers.search.service import group
 from workers.search.service.collections import Collections
 from workers.search.service.control_loop import Steering

@@ -4,15 +4,14 @@ from typing import Any
 
 import numpy as np
 
+from workers.search.kernels.arrays import row_addresses
 from workers.search.kernels.jit import kernel
-from workers.search.kernels.keys import EMPTY, FLAG, distance_of, row_of
+from workers.search.kernels.keys import LIMIT, distance_of, row_of
 from workers.search.kernels.memory import address, get_i64, get_u64, put_f32, put_i64, put_u64
 from workers.search.walk import fields
-from workers.search.walk.slots import Slots, addresses
+from workers.search.walk.slots import Slots
 
 Array = np.ndarray[Any, Any]
-
-_LIMIT = EMPTY - FLAG
 
 
 # Rows, nearest first, and distances as kernels give them; keys of the whole routing list; extends;
@@ -28,8 +27,8 @@ class Reader:
     def __init__(self, slots: Slots) -> None:
         counts = np.zeros(5, np.int64)
         self._counts = counts.data
-        lists = (addresses(slots.top), addresses(slots.found))
-        ours = addresses(counts[None]) * slots.count
+        lists = (row_addresses(slots.top), row_addresses(slots.found))
+        ours = row_addresses(counts[None]) * slots.count
         self._places = list(zip(slots.addresses, *lists, ours, strict=True))
         self.read(0, 1, 1, 0)  # compile here, not in somebody's event loop
 
@@ -53,11 +52,11 @@ def _read(
     keys: Array,
 ) -> bool:  # fmt: skip
     entries, k, hits = 0, get_i64(f, fields.K), 0
-    while entries < get_i64(f, fields.TOP_M) and get_u64(top, entries) < _LIMIT:
+    while entries < get_i64(f, fields.TOP_M) and get_u64(top, entries) < LIMIT:
         put_u64(address(keys), entries, get_u64(top, entries))
         entries += 1
     source, most = (found, k) if get_i64(f, fields.SCREENED) else (top, min(k, entries))
-    while hits < most and get_u64(source, hits) < _LIMIT:
+    while hits < most and get_u64(source, hits) < LIMIT:
         put_i64(address(rows), hits, row_of(get_u64(source, hits)))
         put_f32(address(distances), hits, distance_of(get_u64(source, hits)))
         hits += 1

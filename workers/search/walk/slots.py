@@ -13,18 +13,18 @@ from typing import Any
 
 import numpy as np
 
-from workers.search.index.inputs import aligned
+from workers.search.kernels.arrays import aligned, row_addresses
 from workers.search.kernels.codes import CODED_QUERY_BYTES
 from workers.search.kernels.jit import kernel
-from workers.search.kernels.keys import EMPTY
+from workers.search.kernels.keys import EMPTY, NOWHERE
 from workers.search.kernels.memory import address, get_i64, put_i64
+from workers.search.limits import TASKS_MAX
 from workers.search.walk import fields
 
 Array = np.ndarray[Any, Any]
 
 ROWS_A_STEP = 64  # of the lists that a seeding slot works through
 _APART = 64  # bytes between slots: powers of two would share the places of a cache
-TASKS_MAX = 4_096  # rows that one extend of one slot can measure: width times degree at most
 
 
 class Slots:
@@ -36,17 +36,12 @@ class Slots:
         self.top: Array = np.full((count, top_m_max + _APART // 8), EMPTY, np.uint64)
         self.found: Array = np.full((count, k_max + _APART // 8), EMPTY, np.uint64)  # returnable
         self.visited: Array = np.full(
-            (count, hash_places(top_m_max) + _APART // 4), 0xFFFFFFFF, np.uint32
+            (count, hash_places(top_m_max) + _APART // 4), NOWHERE, np.uint32
         )
         # rows that a slot is about to measure, then its coded query
         self.tasks: Array = aligned(count, TASKS_MAX + -(-CODED_QUERY_BYTES // 8), np.int64)
-        self.addresses = addresses(self.fields)
+        self.addresses = row_addresses(self.fields)
         self.attention: Array = np.zeros(1, np.int64)  # set it to end a step early
-
-
-def addresses(rows: Array) -> list[int]:
-    """Of the rows of a matrix."""
-    return [int(row.ctypes.data) for row in rows]
 
 
 def hash_places(top_m: int) -> int:

@@ -25,7 +25,7 @@ import numpy as np
 from workers.search.kernels.codes import encode_query, sifted
 from workers.search.kernels.distances import distance
 from workers.search.kernels.jit import inlined, kernel
-from workers.search.kernels.keys import EMPTY, FLAG, distance_of, insert, key_of, row_of
+from workers.search.kernels.keys import EMPTY, FLAG, LIMIT, distance_of, insert, key_of, row_of
 from workers.search.kernels.memory import (
     address,
     get_i64,
@@ -37,13 +37,13 @@ from workers.search.kernels.memory import (
     put_u32,
     put_u64,
 )
+from workers.search.limits import TASKS_MAX
 from workers.search.walk import fields
-from workers.search.walk.slots import ROWS_A_STEP, TASKS_MAX
+from workers.search.walk.slots import ROWS_A_STEP
 
 Array = np.ndarray[Any, Any]
 
 _SCATTER, _40 = np.uint64(0x9E3779B97F4A7C15), np.uint64(40)
-_LIMIT = EMPTY - FLAG
 _AHEAD = 6  # rows that are on their way from memory
 _ROWS_AHEAD = 12  # of those that codes let through
 _CODED_QUERY = 8 * TASKS_MAX
@@ -142,7 +142,7 @@ def _fed(f: int, keys: int, hits: int) -> bool:
     rows, far = get_i64(feed, fields.FEED_ROWS), get_i64(feed, fields.FEED_DISTANCES)
     for i in range(k):
         key = get_u64(source, i) if i < limit else EMPTY
-        if key >= _LIMIT:
+        if key >= LIMIT:
             put_i64(rows, place + i, -1)
             put_f32(far, place + i, _INFINITY)
         else:
@@ -229,7 +229,7 @@ def _seeded(f: int, keys: int, seen: int) -> None:
     mask, m = np.uint64(get_i64(f, fields.HASH_MASK)), get_i64(f, fields.TOP_M)
     for place in range(m):  # the walk has met these; what fell out of the list may come again
         key = get_u64(keys, place)
-        if key < _LIMIT:
+        if key < LIMIT:
             _visit(seen, mask, np.uint32(row_of(key)))
     _settle(f, keys, 0, m)
     if get_i64(f, fields.STATUS) != fields.DONE:
@@ -249,7 +249,7 @@ def _expand(f: int, keys: int, seen: int, tasks: int) -> None:
     codes, code_bytes = get_i64(f, fields.CODES), get_i64(f, fields.CODE_BYTES)
     while place < m:
         key = get_u64(keys, place)
-        if key >= _LIMIT:
+        if key >= LIMIT:
             break
         if not key & FLAG:
             if width == 0:  # the next to be expanded, unless a nearer one is found now
@@ -297,7 +297,7 @@ def _sifted(
     last = get_u64(keys, room - 1)
     if get_i64(f, fields.SCREENED):
         last = max(last, get_u64(hits, get_i64(f, fields.K) - 1))
-    if last >= _LIMIT:
+    if last >= LIMIT:
         return total
     return sifted(
         tasks, total, distance_of(last), codes, get_i64(f, fields.CODE_BYTES),
@@ -344,10 +344,10 @@ def _visit(seen: int, mask: Any, row: Any) -> bool:
 @inlined
 def _settle(f: int, keys: int, place: int, m: int) -> None:
     """Find the next entry to expand; without one the search is done."""
-    while place < m and get_u64(keys, place) < _LIMIT and get_u64(keys, place) & FLAG:
+    while place < m and get_u64(keys, place) < LIMIT and get_u64(keys, place) & FLAG:
         place += 1
     put_i64(f, fields.NEXT, place)
-    if place >= m or get_u64(keys, place) >= _LIMIT:
+    if place >= m or get_u64(keys, place) >= LIMIT:
         put_i64(f, fields.STATUS, fields.DONE)
         return
     edges_bytes = 4 * get_i64(f, fields.DEGREE)

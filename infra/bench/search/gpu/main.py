@@ -40,8 +40,9 @@ from workers.search.cuda.cuvs_graph import Cagra
 from workers.search.cuda.launch import reason_against
 from workers.search.engine import backend
 from workers.search.index import bulk, inputs
-from workers.search.index.index import DEGREE, Index
+from workers.search.index.index import Index
 from workers.search.index.query import Effort
+from workers.search.limits import DEGREE
 
 Array = np.ndarray[Any, Any]
 Search = Callable[[int], Array]  # all queries at an effort: rows

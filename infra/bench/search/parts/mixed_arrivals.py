@@ -17,7 +17,7 @@ from infra.bench.results import median, percentile
 from infra.bench.search.parts.mixed_servers import PLACES, THREADS, TOP_M, Server
 from schemas.errors import TriviumError
 from schemas.log.clock import wall_ms
-from workers.search.index.query import Kind
+from workers.search.index.kinds import Kind
 
 Array = np.ndarray[Any, Any]
 

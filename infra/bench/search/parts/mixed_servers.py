@@ -19,7 +19,8 @@ import numpy as np
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index import inputs, ways
 from workers.search.index.index import Index
-from workers.search.index.query import Kind, Query
+from workers.search.index.kinds import Kind
+from workers.search.index.query import Query
 from workers.search.walk import steps
 from workers.search.walk.results import Reader
 from workers.search.walk.slots import Slots

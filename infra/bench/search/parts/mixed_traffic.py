@@ -23,7 +23,7 @@ from infra.bench.search.parts.mixed_servers import (
 )
 from infra.bench.search.systems import OURS
 from infra.processes import garbage
-from workers.search.index.query import Kind
+from workers.search.index.kinds import Kind
 
 _UNLOADED_PER_S, _WARM_UP_S = 100, 0.3
 _LADDER = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384)

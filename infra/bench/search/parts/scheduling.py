@@ -20,7 +20,7 @@ from infra.bench.search.options import Options, Progress
 from workers.search.engine.control import ControlSettings, Signals, move
 from workers.search.engine.queues import Item
 from workers.search.engine.scheduler import Drop, Plan, Running, Scheduler, SchedulerSettings
-from workers.search.index.query import Kind
+from workers.search.index.kinds import Kind
 from workers.search.service.settings import RetrievalSettings
 
 STEP_MS = 0.2

@@ -17,7 +17,7 @@ from infra.bench.search.systems import OperatingPoint, at_rate, at_recall
 from schemas.settings import LogSettings
 from tests.long_leases import LONG_LEASES, long_leases
 from workers.search.engine.scheduler import Scheduler
-from workers.search.index.query import Kind
+from workers.search.index.kinds import Kind
 from workers.search.service.settings import RetrievalSettings
 
 TOY = replace(

@@ -13,7 +13,7 @@ from workers.search.cuda import cuvs_graph
 from workers.search.cuda.cuvs_graph import Cagra
 from workers.search.graph.build import own_graph
 from workers.search.index.index import Index
-from workers.search.index.inputs import Metric
+from workers.search.kernels.metrics import Metric
 
 
 class Module(ModuleType):

@@ -21,10 +21,10 @@ from workers.search.graph.knn import neighbours
 from workers.search.index import bulk, inputs, ways
 from workers.search.index.filters import Equal, OneOf, Range
 from workers.search.index.index import Index
-from workers.search.index.inputs import Metric, Storage
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
 from workers.search.kernels.keys import rows_and_distances
+from workers.search.kernels.metrics import Metric, Storage
 from workers.search.walk import fields
 
 Array = np.ndarray[Any, Any]
@@ -263,7 +263,7 @@ def test_neighbour_lists_equal_the_cpus(
     """Those of 130 values have codes there."""
     monkeypatch.setattr("workers.search.graph.knn.EXACT_ROWS_MAX", 1_000 if exact else 0)
     monkeypatch.setattr(builder, "THREADS", 32)
-    kind = (Metric.SQEUCLIDEAN.kernel, storage.kernel)
+    kind = (Metric.SQEUCLIDEAN.number, storage.number)
     vectors = inputs.prepared(gaussian(150, dim), dim, Metric.SQEUCLIDEAN, storage)
     cpu = neighbours(vectors, 24, *kind, seed=3, threads=1)
     gpu = builder.neighbours(device, vectors, 24, *kind, seed=3, exact_rows_max=1_000 * exact)

@@ -6,17 +6,17 @@ from collections.abc import AsyncIterator
 import numpy as np
 import pytest
 
-from schemas.errors import ConfigError, DeadlineExceeded, EngineDead, InvalidRequest
+from schemas.errors import DeadlineExceeded, EngineDead, InvalidRequest
 from tests.workers.search.cuda.test_kernels import SIZES
 from tests.workers.search.data import clustered_index, gaussian
 from tests.workers.search.engine.test_engine import assert_nothing_is_left
-from workers.search.cuda import launch
 from workers.search.cuda.device import Device
 from workers.search.engine import backend
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.filters import Equal
 from workers.search.index.index import Index
-from workers.search.index.query import Effort, Kind, Query
+from workers.search.index.kinds import Kind
+from workers.search.index.query import Effort, Query
 
 QUERIES = gaussian(60, 20, seed=6)
 SETTINGS = EngineSettings(device="cuda", cuda=SIZES, top_m_max=96, k_max=200)
@@ -143,14 +143,3 @@ async def test_a_closed_engine_ends_what_waits(
     await engine.close()
     for outcome in await asyncio.gather(*waiting, return_exceptions=True):
         assert not isinstance(outcome, BaseException) or isinstance(outcome, EngineDead)
-
-
-def test_without_a_device_cuda_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "reason_against", lambda: "CuPy is missing")
-    with pytest.raises(ConfigError, match="device cuda: CuPy is missing; or choose device cpu"):
-        SearchEngine(EngineSettings(device="cuda"))
-    assert backend.cuda_device("auto") is None
-    with pytest.raises(ConfigError, match="expected one of cpu, cuda, auto, found 'tpu'"):
-        backend.cuda_device("tpu")
-    with pytest.raises(ConfigError, match="builder cuvs: expected device cuda"):
-        backend.graph_builder("cpu", "cuvs")

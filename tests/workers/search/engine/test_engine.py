@@ -23,7 +23,8 @@ from workers.search.engine.scheduler import SchedulerSettings
 from workers.search.index import view
 from workers.search.index.filters import Equal, OneOf, Range, compiled
 from workers.search.index.index import Index
-from workers.search.index.query import Effort, Kind, Query
+from workers.search.index.kinds import Kind
+from workers.search.index.query import Effort, Query
 
 QUERIES = gaussian(64, 20, seed=2)
 

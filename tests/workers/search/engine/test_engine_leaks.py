@@ -11,7 +11,8 @@ from tests.workers.search.data import clustered_index, gaussian
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.filters import Equal
 from workers.search.index.index import Index
-from workers.search.index.query import Effort, Kind, Query
+from workers.search.index.kinds import Kind
+from workers.search.index.query import Effort, Query
 
 ONE_BY_ONE, IN_BULK, TOGETHER = 12_000, 90_000, 100
 QUERIES = gaussian(TOGETHER, 20, seed=2)

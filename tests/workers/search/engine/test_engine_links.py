@@ -10,11 +10,10 @@ from schemas.errors import ConfigError, EngineDead, InvalidRequest
 from tests.waiting import until
 from tests.workers.search.data import overlapping
 from workers.search.engine.engine import EngineSettings, SearchEngine
-from workers.search.engine.queues import Item
-from workers.search.engine.scheduler import Running, Scheduler, SchedulerSettings
 from workers.search.index.audit import Neighbours
 from workers.search.index.index import Index
-from workers.search.index.query import Kind, Query
+from workers.search.index.kinds import Kind
+from workers.search.index.query import Query
 
 VECTORS, QUERIES = overlapping(3_000, 50, dim=16)
 
@@ -83,60 +82,3 @@ async def test_an_engine_refuses_links_that_its_slots_have_no_room_for() -> None
     for slots in (8, 24):
         with pytest.raises(ConfigError, match=f"engine.slots: .* a power of two.*found {slots}"):
             EngineSettings(places=12, slots=slots)
-
-
-def scheduler() -> Scheduler:
-    """With one link in a place, which is all there are."""
-    to = Scheduler(SchedulerSettings(ms_per_extend=1, flush_ms=1_000))
-    arrive(to, Kind.LINK, "link")
-    assert names(to.plan(0, 1, 9).admit) == ["link"]
-    return to
-
-
-def arrive(to: Scheduler, kind: Kind, name: str) -> None:
-    assert to.arrive(Item(kind=kind, extends=9, arrived_ms=0, search=name), 0) is None
-
-
-def names(items: list[Item]) -> list[Any]:
-    return [item.search for item in items]
-
-
-LINK = Running(slot=4, kind=Kind.LINK, extends_left=500)
-
-
-@pytest.mark.parametrize("kind", [Kind.PREFILL, Kind.DECODE])
-def test_a_link_gives_its_place_at_once(kind: Kind) -> None:
-    to = scheduler()
-    arrive(to, kind, "search")
-    plan = to.plan(0, 0, 9, [LINK])
-    assert (plan.park, names(plan.admit)) == ([4], ["search"])
-
-
-def test_a_link_stays_where_there_is_room_for_others_or_no_slot() -> None:
-    for places, slots in ((1, 9), (0, 0)):
-        to = scheduler()
-        arrive(to, Kind.DECODE, "search")
-        assert to.plan(0, places, slots, [LINK]).park == []
-
-
-def test_a_parked_link_resumes_when_nobody_waits_and_is_not_parked_again() -> None:
-    to = scheduler()
-    for name in ("one", "two"):
-        arrive(to, Kind.DECODE, name)
-    plan = to.plan(0, 0, 9, [LINK])
-    assert (plan.park, names(plan.admit)) == ([4], ["one"])
-    parked = Running(slot=4, kind=Kind.LINK, extends_left=500, may_park=False)
-    plan = to.plan(1, 1, 9, [], [parked])
-    assert (plan.resume, names(plan.admit)) == ([], ["two"])
-    assert to.plan(2, 1, 9, [], [parked]).resume == [4]
-    arrive(to, Kind.DECODE, "three")
-    assert to.plan(3, 0, 9, [parked]).park == []
-
-
-def test_links_wait_for_all_others() -> None:
-    to = Scheduler(SchedulerSettings())
-    arrive(to, Kind.LINK, "link")
-    for kind in (Kind.DECODE, Kind.PREFILL):
-        arrive(to, kind, kind)
-    assert names(to.plan(0, 2, 9).admit) == ["prefill", "decode"]
-    assert names(to.plan(0, 2, 9).admit) == ["link"]

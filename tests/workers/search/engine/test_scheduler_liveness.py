@@ -7,7 +7,8 @@ from tests.workers.search.data import clustered_index, gaussian
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.engine.queues import Item
 from workers.search.engine.scheduler import Running, Scheduler, SchedulerSettings
-from workers.search.index.query import Kind, Query
+from workers.search.index.kinds import Kind
+from workers.search.index.query import Query
 
 PLACES, EXTENDS = 4, 60  # of a decode search
 MS_PER_EXTEND = 0.125

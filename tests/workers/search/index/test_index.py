@@ -9,9 +9,10 @@ import pytest
 from schemas.errors import InvalidRequest, UnknownFilterField
 from tests.workers.search.data import gaussian, nearest, overlapping, recall
 from workers.search.graph import build
-from workers.search.index.filters import Equal, OneOf, Range, packed, unpacked
+from workers.search.index.filters import Equal, OneOf, Range
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
+from workers.search.kernels.arrays import unpacked
 
 VECTORS, QUERIES = overlapping(6_000, 200, dim=24)
 
@@ -192,9 +193,3 @@ def test_bad_documents_change_nothing() -> None:
         with pytest.raises(InvalidRequest, match="expected|holds"):
             index.upsert(ids, one, metadata)
     assert len(index) == index.rows.count == 5
-
-
-def test_bit_sets() -> None:
-    for count in (0, 1, 31, 32, 33, 100):
-        mask = np.random.default_rng(count).random(count) < 0.5
-        assert unpacked(packed(mask), count).tolist() == mask.tolist()

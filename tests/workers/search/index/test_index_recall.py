@@ -8,8 +8,8 @@ from tests.workers.search.data import gaussian, nearest, overlapping, recall, se
 from workers.search.graph import build
 from workers.search.index.filters import Equal
 from workers.search.index.index import Index
-from workers.search.index.inputs import Metric, Storage
 from workers.search.index.query import Effort
+from workers.search.kernels.metrics import Metric, Storage
 
 
 def test_separated_clusters() -> None:

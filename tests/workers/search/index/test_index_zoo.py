@@ -11,8 +11,8 @@ from tests.workers.search.data import gaussian, nearest, overlapping, recall
 from workers.search.index import audit, snapshot, ways
 from workers.search.index.filters import Range
 from workers.search.index.index import Index
-from workers.search.index.inputs import Metric
 from workers.search.index.query import Effort
+from workers.search.kernels.metrics import Metric
 
 USUAL = Effort(k=10, top_m=64)
 

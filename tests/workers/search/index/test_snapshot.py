@@ -11,8 +11,8 @@ from tests.workers.search.data import gaussian
 from workers.search.index import snapshot
 from workers.search.index.filters import Equal, Range
 from workers.search.index.index import Index
-from workers.search.index.inputs import Metric, Storage
 from workers.search.index.query import Effort
+from workers.search.kernels.metrics import Metric, Storage
 
 IDS: list[Any] = [1, "uno", b"\x00\xff", -(2**63)]
 

@@ -12,13 +12,14 @@ from workers.search.graph import knn
 from workers.search.index import bulk, inputs, snapshot, ways
 from workers.search.index.filters import Equal
 from workers.search.index.index import Index
-from workers.search.index.inputs import Metric, Storage
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
-from workers.search.kernels import codes, integers
-from workers.search.kernels.distances import LANES, distance, stored_bits
+from workers.search.kernels import codes
+from workers.search.kernels.arrays import stored_bits
+from workers.search.kernels.distances import LANES, distance
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.memory import address
+from workers.search.kernels.metrics import Metric, Storage
 from workers.search.walk import fields
 
 Array = np.ndarray[Any, Any]
@@ -93,16 +94,16 @@ def test_a_code_is_beyond_the_limit_of_farther_rows_only(
             inputs.prepared(given, 140, metric, storage)
         return
     vectors = inputs.prepared(given, 140, metric, storage)
-    known = codes.coded(vectors, metric.kernel)
+    known = codes.coded(vectors, metric.number)
     assert known is not None
     far, coded_far = np.empty(len(given), np.float32), np.empty(len(given), np.int64)
     coded, room = np.zeros(codes.CODED_QUERY_BYTES, np.uint8), np.empty(144, np.float32)
     for query in inputs.prepared(asked, 140, metric):
-        _encode(query, known.ruler, metric.kernel, coded, room)
-        _of_codes(known.codes, coded, metric.kernel, coded_far)
-        _of_vectors(stored_bits(vectors), query, metric.kernel, storage.kernel, far)
+        _encode(query, known.ruler, metric.number, coded, room)
+        _of_codes(known.codes, coded, metric.number, coded_far)
+        _of_vectors(stored_bits(vectors), query, metric.number, storage.number, far)
         for worst in np.sort(far)[:: len(far) // 20]:
-            limit = _limit(query, coded, worst, metric.kernel)
+            limit = _limit(query, coded, worst, metric.number)
             assert (coded_far[far <= worst] <= limit).all()
 
 
@@ -196,7 +197,7 @@ def test_rows_that_the_ruler_does_not_fit_are_coded_anew() -> None:
     assert again is not None
     assert again.error < 20 * known.error
     wide[300:] *= 2e13  # lengths beyond 1e15, values not: no bound may be cut short
-    far = codes.extended(known, wide, Metric.INNER_PRODUCT.kernel)
+    far = codes.extended(known, wide, Metric.INNER_PRODUCT.number)
     assert far is not None
     size = float(np.linalg.norm(wide.astype(np.float64), axis=1).max())
     assert float(far.ruler[len(far.ruler) - LANES + 2]) >= 0.99 * size
@@ -221,24 +222,6 @@ def test_a_snapshot_has_codes(tmp_path: Any) -> None:
     assert (loaded.ruler == known.ruler).all()
 
 
-def test_sums_are_those_of_plain_integers() -> None:
-    random = np.random.default_rng(0)
-    rows = random.integers(0, 256, 4_096).astype(np.uint8)
-    query = random.integers(-255, 511, 4_096).astype(np.int16)
-    for pairing in (None, *integers.PAIRINGS):
-        for of_differences in (True, False):
-            total = integers.sum_of(of_differences, pairing)
-
-            @kernel
-            def run(rows: Array, query: Array, total: Any = total) -> int:
-                found: int = total(address(rows), address(query), len(rows))
-                return found
-
-            wide, other = rows.astype(np.int64), query.astype(np.int64)
-            expected = ((wide - other) ** 2 if of_differences else wide * other).sum()
-            assert run(rows, query) == expected
-
-
 @pytest.mark.parametrize("storage", Storage)
 @pytest.mark.parametrize("metric", Metric)
 def test_neighbours_are_the_same_without_codes(
@@ -247,8 +230,8 @@ def test_neighbours_are_the_same_without_codes(
     monkeypatch.setattr(knn, "EXACT_ROWS_MAX", 0)
     given, _ = overlapping(3_000, 0, dim=136)
     vectors = inputs.prepared(given, 136, metric, storage)
-    assert codes.coded(vectors, metric.kernel) is not None
-    kernels = (metric.kernel, storage.kernel)
+    assert codes.coded(vectors, metric.number) is not None
+    kernels = (metric.number, storage.number)
     found = knn.neighbours(vectors, 40, *kernels, threads=3)
     monkeypatch.setattr(codes, "coded", lambda *_, **__: None)
     assert (knn.neighbours(vectors, 40, *kernels, threads=1) == found).all()

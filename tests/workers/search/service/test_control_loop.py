@@ -17,7 +17,7 @@ from schemas.records import (
 )
 from tests.waiting import run, until
 from workers.search.engine.control import ControlSettings
-from workers.search.index.query import Kind
+from workers.search.index.kinds import Kind
 from workers.search.service.control_loop import Steering
 from workers.search.service.fleet_figures import FleetFigures
 

@@ -10,23 +10,17 @@ import pytest
 
 from schemas import errors
 from schemas.codec import Codec
-from schemas.fleet import FleetView
 from schemas.log.clock import wall_ms
 from schemas.records import (
     Document,
     Hits,
-    MemberKind,
-    Registration,
     RetrievalRequest,
-    Role,
-    SearchCapability,
 )
 from schemas.retrieval import pack_vector, unpack_vector
 from tests.workers.search.data import gaussian, nearest
 from workers.search.engine.engine import EngineSettings, SearchEngine
-from workers.search.index.query import Kind
+from workers.search.index.kinds import Kind
 from workers.search.service.collections import Change, Collections
-from workers.search.service.refusals import is_first
 from workers.search.service.responder import Server, Serving
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 
@@ -160,19 +154,6 @@ async def test_more_hits_than_documents_are_all_documents(serving: Serving) -> N
     assert sorted(found.document_ids) == sorted(f"f{i}" for i in range(30))
 
 
-def test_an_empty_collection_makes_room_and_may_begin_anew() -> None:
-    held = Collections(RetrievalSettings(collections_max=1))
-    assert held.apply([change("c", "a", [1, 0])]) == []
-    ((_, error),) = held.apply([change("d", "b", [1, 0, 0])])
-    assert "1 collections are held already; raise [retrieval] collections_max" in error.message
-    held.apply([Change("c", "a", None)])
-    assert held.apply([change("c", "b", [1, 0, 0])]) == []
-    assert [(state.name, state.dim) for state in held.states()] == [("c", 3)]
-    held.apply([Change("c", "b", None)])
-    assert held.apply([change("d", "b", [1])]) == []
-    assert [(state.name, state.dim) for state in held.states()] == [("d", 1)]
-
-
 async def test_a_field_that_is_no_utf8_does_no_harm(serving: Serving) -> None:
     """JSON may have half a character; an error that names the field must still reach the asker."""
     odd = Document(
@@ -183,24 +164,6 @@ async def test_a_field_that_is_no_utf8_does_no_harm(serving: Serving) -> None:
     found = await serving.hits(request(filter='{"year": 1}'), Kind.DECODE)
     assert found.error is not None and "fields are: tenant, \\ud800" in found.error.message
     assert Codec().decode(Codec().encode(found)) == found
-
-
-def test_the_first_replica_that_lives_buries_for_its_shard() -> None:
-    view = FleetView()
-    for name, shard, heard_ms in (("a", 0, 0), ("b", 0, 5_000), ("c", 0, 5_000), ("d", 1, 5_000)):
-        capability = SearchCapability(shard=shard, shards=2, backend="cpu", slots=1)
-        member = Registration(
-            member_id=name, epoch=1, kind=MemberKind.WORKER, roles=(Role.RETRIEVAL,), started_ms=0,
-            search=capability,
-        )  # fmt: skip
-        view.apply(member, 0, heard_ms)
-
-    def first(now_ms: int) -> list[str]:
-        places = {"a": 0, "b": 0, "c": 0, "d": 1}
-        return [n for n, s in places.items() if is_first(view, ShardPlace(s, 2), n, now_ms)]
-
-    assert first(1_000) == ["a", "d"]
-    assert first(5_000) == ["a", "b", "d"], "a is lost, and does not know it"
 
 
 async def test_patience_of_a_retrieval_ends_its_search_early(serving: Serving) -> None:

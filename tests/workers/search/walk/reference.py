@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from workers.search.index.filters import unpacked
 from workers.search.index.ways import Search
-from workers.search.kernels.distances import distance, stored_bits
+from workers.search.kernels.arrays import stored_bits, unpacked
+from workers.search.kernels.distances import distance
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.keys import EMPTY, key_of, rows_and_distances
 from workers.search.kernels.memory import address
@@ -82,7 +82,7 @@ class Reference:
     def _measure(self, rows: Array, room: int) -> None:
         view, k = self.view, int(self.row[fields.K])
         keys = _keys(
-            stored_bits(view.vectors), rows, self.query, view.metric.kernel, view.storage.kernel
+            stored_bits(view.vectors), rows, self.query, view.metric.number, view.storage.number
         )
         returned = [key for key in keys.tolist() if self._may_return(_row(key))]
         self.found = sorted({*self.found, *returned})[:k]

@@ -9,8 +9,8 @@ from tests.workers.search.walk.reference import Reference
 from workers.search.index import bulk, inputs, ways
 from workers.search.index.filters import Equal, OneOf, Range
 from workers.search.index.index import Index
-from workers.search.index.inputs import Metric, Storage
 from workers.search.index.query import Effort
+from workers.search.kernels.metrics import Metric, Storage
 
 SIZES = [1, 2, 3, 5, 31, 33, 127, 1_000]
 

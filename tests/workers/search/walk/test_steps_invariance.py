@@ -18,6 +18,7 @@ from workers.search.index import bulk, inputs, ways
 from workers.search.index.filters import Equal, OneOf
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
+from workers.search.kernels.metrics import Metric
 from workers.search.walk import fields, steps
 from workers.search.walk.slots import Slots
 
@@ -25,9 +26,7 @@ Array = np.ndarray[Any, Any]
 
 TOP_M_MAX, K_MAX = 96, 40
 DIMS = (20, 72)  # the longer ones have codes
-QUERIES = {
-    dim: inputs.prepared(gaussian(12, dim, seed=4), dim, inputs.Metric.SQEUCLIDEAN) for dim in DIMS
-}
+QUERIES = {dim: inputs.prepared(gaussian(12, dim, seed=4), dim, Metric.SQEUCLIDEAN) for dim in DIMS}
 QUERY_COUNT = 12
 EFFORTS = st.builds(
     Effort,

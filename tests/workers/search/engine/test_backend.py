@@ -1,0 +1,19 @@
+"""Where searches run: what is said where the device that is asked for is missing."""
+
+import pytest
+
+from schemas.errors import ConfigError
+from workers.search.cuda import launch
+from workers.search.engine import backend
+from workers.search.engine.engine import EngineSettings, SearchEngine
+
+
+def test_without_a_device_cuda_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "reason_against", lambda: "CuPy is missing")
+    with pytest.raises(ConfigError, match="device cuda: CuPy is missing; or choose device cpu"):
+        SearchEngine(EngineSettings(device="cuda"))
+    assert backend.cuda_device("auto") is None
+    with pytest.raises(ConfigError, match="expected one of cpu, cuda, auto, found 'tpu'"):
+        backend.cuda_device("tpu")
+    with pytest.raises(ConfigError, match="builder cuvs: expected device cuda"):
+        backend.graph_builder("cpu", "cuvs")

@@ -1,0 +1,17 @@
+"""Where searches may begin."""
+
+import numpy as np
+
+from tests.workers.search.data import separated
+from workers.search.graph import build, entry_points
+from workers.search.index.index import Index
+
+
+def test_every_component_has_an_entry_point() -> None:
+    vectors, _ = separated(4_000, 0, clusters=150, dim=16)
+    index = Index.build(vectors, degree=8)
+    roots = build.components(index.graph)
+    assert len(np.unique(roots)) >= 100
+    assert set(roots) == set(roots[index.entries])
+    assert len(index.entries) >= entry_points.usual_count(4_000)
+    assert (np.diff(index.entries) > 0).all()

@@ -1,0 +1,49 @@
+"""The collections of a shard, fed with changes."""
+
+from typing import Any
+
+import numpy as np
+
+from schemas.records import (
+    Document,
+)
+from schemas.retrieval import pack_vector
+from workers.search.service.collections import Change, Collections
+from workers.search.service.settings import RetrievalSettings
+
+
+def change(name: str, vector: Any, collection: str = "c", **fields: Any) -> Change:
+    document = Document(
+        document_id=name, collection=collection, vector=pack_vector(vector), at_ms=0, **fields
+    )
+    return Change(collection, name, document)
+
+
+def test_one_wrong_document_of_many_is_left_out_alone() -> None:
+    held = Collections(RetrievalSettings(collections_max=1))
+    wrong = [
+        change("short", [1]),
+        change("nan", [1, np.nan]),
+        change("list", [1, 1], metadata="[1]"),
+        change("slash", [1, 1], "a/b"),
+        change("second", [1, 1], "d"),
+    ]
+    good = [change("a", [1, 0]), change("b", [0, 1]), change("a", [1, 1]), Change("c", "b", None)]
+    failed = held.apply([good[0], *wrong, *good[1:]])
+    assert {each.document_id for each, _ in failed} == {each.document_id for each in wrong}
+    (state,) = held.states()
+    assert (state.name, state.dim, state.documents) == ("c", 2, 1)
+    assert held.apply([Change("nowhere", "x", None)]) == []
+
+
+def test_an_empty_collection_makes_room_and_may_begin_anew() -> None:
+    held = Collections(RetrievalSettings(collections_max=1))
+    assert held.apply([change("a", [1, 0])]) == []
+    ((_, error),) = held.apply([change("b", [1, 0, 0], "d")])
+    assert "1 collections are held already; raise [retrieval] collections_max" in error.message
+    held.apply([Change("c", "a", None)])
+    assert held.apply([change("b", [1, 0, 0])]) == []
+    assert [(state.name, state.dim) for state in held.states()] == [("c", 3)]
+    held.apply([Change("c", "b", None)])
+    assert held.apply([change("b", [1], "d")]) == []
+    assert [(state.name, state.dim) for state in held.states()] == [("d", 1)]

@@ -1,0 +1,29 @@
+"""Who buries the documents that a shard refuses."""
+
+from schemas.fleet import FleetView
+from schemas.records import (
+    MemberKind,
+    Registration,
+    Role,
+    SearchCapability,
+)
+from workers.search.service.refusals import is_first
+from workers.search.service.settings import ShardPlace
+
+
+def test_the_first_replica_that_lives_buries_for_its_shard() -> None:
+    view = FleetView()
+    for name, shard, heard_ms in (("a", 0, 0), ("b", 0, 5_000), ("c", 0, 5_000), ("d", 1, 5_000)):
+        capability = SearchCapability(shard=shard, shards=2, backend="cpu", slots=1)
+        member = Registration(
+            member_id=name, epoch=1, kind=MemberKind.WORKER, roles=(Role.RETRIEVAL,), started_ms=0,
+            search=capability,
+        )  # fmt: skip
+        view.apply(member, 0, heard_ms)
+
+    def first(now_ms: int) -> list[str]:
+        places = {"a": 0, "b": 0, "c": 0, "d": 1}
+        return [n for n, s in places.items() if is_first(view, ShardPlace(s, 2), n, now_ms)]
+
+    assert first(1_000) == ["a", "d"]
+    assert first(5_000) == ["a", "b", "d"], "a is lost, and does not know it"

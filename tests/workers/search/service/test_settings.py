@@ -1,0 +1,92 @@
+"""Section [retrieval]: what is refused, and what reaches the engine."""
+
+from dataclasses import asdict, fields
+from typing import Any
+
+import pytest
+
+from schemas.codec import Codec
+from schemas.errors import ConfigError
+from schemas.settings import LogSettings
+from workers.search.engine.control import ControlSettings
+from workers.search.engine.engine import EngineSettings
+from workers.search.engine.queues import NEVER_MS, Item
+from workers.search.engine.scheduler import Scheduler, SchedulerSettings
+from workers.search.index.kinds import Kind
+from workers.search.kernels.metrics import Metric
+from workers.search.service import worker
+from workers.search.service.settings import RetrievalSettings, ShardPlace
+
+
+def test_settings_are_checked() -> None:
+    settings = RetrievalSettings(metrics=("a=sqeuclidean",), share=0.25, wait_target_ms=7)
+    assert Metric(settings.metric_of("a")) is Metric.SQEUCLIDEAN
+    assert Metric(settings.metric_of("b")) is Metric.COSINE
+    assert settings.scheduler().share == 0.25 and settings.control().wait_target_ms == 7
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"metrics": ("a=euclid",)}, "collection=metric .* found 'a=euclid'"),
+        ({"top_m": 0}, "top_m: expected at least 1"),
+        ({"top_m": 513}, "top_m: expected at most 512, found 513"),
+        ({"degree": 342}, "degree: expected at most 341, found 342"),
+        ({"degree": 64, "width": 65}, "width: expected at most 64 with degree 64, found 65"),
+        ({"share": 2.0}, "share: expected at most 1"),
+        ({"control_interval_ms": 0}, "control_interval_ms: expected at least 1"),
+    ]
+    for wrong, said in cases:
+        with pytest.raises(ConfigError, match=said):
+            RetrievalSettings(**wrong)
+
+
+def test_a_shard_is_named_by_its_number_and_how_many_there_are() -> None:
+    assert ShardPlace.parse("1/3") == ShardPlace(1, 3)
+    assert str(ShardPlace(1, 3)) == "1/3"
+    for text in ("", "1", "3/3", "-1/2", "a/b", "1/0", "0/1025"):
+        with pytest.raises(ConfigError, match="expected SHARD/SHARDS"):
+            ShardPlace.parse(text)
+
+
+def test_every_knob_of_scheduler_and_control_loop_is_a_setting() -> None:
+    """Gains, bounds, dead band, slew, places, slots and gathering, from [retrieval] to where they
+    act; only what is measured is none (issue 10, 27)."""
+    names = {each.name for each in fields(RetrievalSettings)}
+    of_scheduler = {each.name for each in fields(SchedulerSettings)} - {"ms_per_extend"}
+    of_control = {each.name for each in fields(ControlSettings)} - {"interval_ms"}
+    assert of_scheduler | of_control | {"places", "slots", "patience"} <= names
+    changed: dict[str, Any] = {
+        "share_gain": 0.7, "dead_band": 0.4, "share_step_max": 0.2, "share_max": 0.6,
+        "flush_factor_max": 1.5, "parked_max": 3, "drops_late": True,
+    }  # fmt: skip
+    settings = RetrievalSettings(**changed)
+    found = asdict(settings.scheduler()) | asdict(settings.control())
+    assert {name: found[name] for name in changed} == changed
+    for wrong in ({"places": 40}, {"slots": 33}, {"gather_min": 0}, {"share_min": 0.95}):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            RetrievalSettings(**wrong)
+
+
+def test_what_is_set_reaches_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Places, slots and the scheduler's settings (issue 10, 27)."""
+    found: list[EngineSettings] = []
+
+    def engine(settings: EngineSettings) -> None:
+        found.append(settings)
+        raise ConfigError("it was told")
+
+    monkeypatch.setattr(worker, "SearchEngine", engine)
+    settings = RetrievalSettings(places=5, slots=64, gather_min=3, share=0.25)
+    with pytest.raises(ConfigError, match="it was told"):
+        worker.RetrievalWorker(LogSettings(), settings, ShardPlace(0, 1), "r", Codec())
+    (told,) = found
+    assert (told.places, told.slots) == (5, 64)
+    assert (told.scheduler.gather_min, told.scheduler.share) == (3, 0.25)
+
+
+def test_the_global_flush_ends_gathering() -> None:
+    """With `gather_min`, a search waits for others to be admitted with, and at most
+    `global_flush_ms` (issue 10, 27)."""
+    settings = RetrievalSettings(gather_min=3, global_flush_ms=15)
+    queues = Scheduler(settings.scheduler())
+    queues.arrive(Item(kind=Kind.DECODE, extends=10, arrived_ms=0, deadline_ms=NEVER_MS), 0)
+    waits = queues.plan(0, 8, 8)
+    assert (waits.admit, waits.wake_ms) == ([], 15)
+    assert len(queues.plan(15, 8, 8).admit) == 1

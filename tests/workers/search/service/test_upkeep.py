@@ -1,0 +1,63 @@
+"""New documents are linked and deleted ones compacted away, in the background."""
+
+import asyncio
+from typing import Any
+
+from schemas.errors import QueueFull
+from schemas.records import (
+    Document,
+)
+from schemas.retrieval import pack_vector
+from tests.waiting import until
+from tests.workers.search.data import gaussian
+from workers.search.engine.engine import EngineSettings, SearchEngine
+from workers.search.service.collections import Change, Collections
+from workers.search.service.settings import RetrievalSettings
+from workers.search.service.upkeep import Upkeep
+
+
+def change(name: str, vector: Any, collection: str = "c", **fields: Any) -> Change:
+    document = Document(
+        document_id=name, collection=collection, vector=pack_vector(vector), at_ms=0, **fields
+    )
+    return Change(collection, name, document)
+
+
+async def test_new_rows_are_linked_once_they_rest_and_deleted_ones_compacted() -> None:
+    settings = RetrievalSettings(upkeep_interval_ms=1)
+    held = Collections(settings)
+    rows = gaussian(1_500, 4)
+    held.apply([change(str(i), row) for i, row in enumerate(rows)])
+    engine = SearchEngine(EngineSettings(lanes=1))
+    upkeep = Upkeep(settings, held, engine.neighbours)
+    await upkeep.finish()
+    index = held.get("c")
+    assert index.loose == 0
+    held.apply([change(f"new{i}", row) for i, row in enumerate(gaussian(50, 4, seed=1))])
+    assert index.loose == 50
+    running = asyncio.create_task(upkeep.run())
+    await until(lambda: index.loose == 0)
+    assert engine.load().searches_total >= 50 / 8, "the engine searched for their neighbours"
+    held.apply([Change("c", str(i), None) for i in range(600)])
+    await until(lambda: index.rows.count == len(index) == 950)
+    running.cancel()
+    await engine.close()
+
+
+async def test_an_engine_that_is_full_is_asked_to_link_again_later() -> None:
+    settings = RetrievalSettings(upkeep_interval_ms=1)
+    held, refused = Collections(settings), 0
+    held.apply([change(str(i), row) for i, row in enumerate(gaussian(1_500, 4))])
+
+    async def full(*_: Any) -> Any:
+        nonlocal refused
+        refused += 1
+        raise QueueFull("expected fewer than 1 waiting searches")
+
+    upkeep = Upkeep(settings, held, full)
+    await upkeep.finish()
+    held.apply([change("new", [1, 2, 3, 4])])
+    running = asyncio.create_task(upkeep.run())
+    await until(lambda: refused >= 2)
+    assert held.get("c").loose == 1 and not running.done()
+    running.cancel()

@@ -1,0 +1,55 @@
+"""Arrays as kernels want them, made and read with NumPy: aligned matrices, addresses, bit sets.
+
+A bit set of rows is uint32, shape (ceil(rows / 32),): row r is bit r % 32 of word r // 32.
+"""
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+LINE_BYTES = 64  # of the processor's cache
+
+
+def aligned(rows: int, columns: int, dtype: Any) -> Array:
+    """An uninitialised matrix, shape (rows, columns), that begins at a cache line."""
+    size = rows * columns * np.dtype(dtype).itemsize
+    room = np.empty(size + LINE_BYTES, np.uint8)
+    first = -room.ctypes.data % LINE_BYTES
+    matrix: Array = room[first : first + size].view(dtype).reshape(rows, columns)
+    return matrix
+
+
+def address_of(array: Array) -> int:
+    """Where an array begins; whoever keeps the number keeps the array alive."""
+    return int(array.ctypes.data)
+
+
+def row_addresses(matrix: Array) -> list[int]:
+    """Where each row of a matrix begins."""
+    return [int(row.ctypes.data) for row in matrix]
+
+
+def stored_bits(vectors: Array) -> Array:
+    """Vectors as kernels take them, which know no float16: the same memory, uint16 for float16."""
+    return vectors.view(np.uint16) if vectors.dtype == np.float16 else vectors
+
+
+def packed(mask: Array) -> Array:
+    """The bit set of a mask, shape (rows,), bool."""
+    whole = np.zeros(-(-len(mask) // 32) * 32, bool)
+    whole[: len(mask)] = mask
+    return np.packbits(whole, bitorder="little").view("<u4")
+
+
+def unpacked(bits: Array, count: int) -> Array:
+    """The first `count` bits of a bit set: shape (count,), bool."""
+    return np.unpackbits(bits.view(np.uint8), count=count, bitorder="little").astype(bool)
+
+
+def all_but(dead: Array, count: int) -> Array:
+    """The bit set of the first `count` rows without the dead ones, int64."""
+    mask = np.ones(count, bool)
+    mask[dead] = False
+    return packed(mask)

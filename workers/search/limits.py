@@ -1,0 +1,27 @@
+"""Bounds that more than one room keeps. Each is said here and nowhere again.
+
+Imports nothing: a command line checks its settings with these, without waiting for a compiler. A
+bound that one module alone keeps stays in that module.
+"""
+
+DEVICES = ("cpu", "cuda", "auto")  # where searches run; auto takes a CUDA device if it finds one
+
+# Of one search.
+K_MAX = 512  # hits
+TOP_M_MAX = 512  # entries of the routing list
+TASKS_MAX = 4_096  # rows that one extend measures: width times degree at most
+CORES_DIM_MAX = 2**31 - 1  # values of a vector on cores; a CUDA device has a setting for it
+
+# Of one index.
+ROWS_MAX = 2**31 - 1  # a row is 31 bits of a key
+DIM_MAX = 2**20  # values of a vector, in an index file
+SCANNED_ROWS_MAX = 1_024  # smaller indexes are scanned whole, and need no edges
+DEGREE = 32  # edges of a row, unless a caller says otherwise
+CANDIDATES = 1.5  # times the degree: neighbours among which a row's edges are chosen
+DEGREE_MAX = int(K_MAX / CANDIDATES)  # the candidates of a new row come from one search
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127
+SQUARES_MAX = FLOAT32_MAX / 4  # sum over a vector; below it every distance is finite
+
+# Of one lane of cores.
+PLACES = 12  # searches that it advances together
+SLOTS = 32  # places, and room for searches that gave their place away
