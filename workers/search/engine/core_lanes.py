@@ -8,13 +8,13 @@ nor it them. Whoever owns the lanes tells them what to run and hears what ended,
 import contextlib
 import os
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from schemas.errors import ConfigError
 from workers.search.engine import lane_loop
+from workers.search.engine.lanes import LaneFigures
 from workers.search.index.ways import Search
 from workers.search.kernels.arrays import address_of
 from workers.search.limits import CORES_DIM_MAX, TASKS_MAX
@@ -24,20 +24,8 @@ from workers.search.walk.slots import Slots
 Array = np.ndarray[Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What lanes have done since their start."""
-
-    rounds: int
-    places_used: int  # summed over rounds
-    busy_ms: float
-
-
-class Lanes:
-    """`count` threads with `slots` slots each; slot numbers run through.
-
-    `bell` becomes readable when slots have ended that `ended` has not returned yet.
-    """
+class CoreLanes:
+    """`Lanes` of `count` threads, among which `slots` are dealt out; raises ConfigError."""
 
     backend, dim_max, tasks_max = "cpu", CORES_DIM_MAX, TASKS_MAX
 
@@ -85,52 +73,38 @@ class Lanes:
         self._run(0)
 
     def start(self, slot: int, search: Search) -> None:
-        """Fill in a slot's row with a search's, and step it until it ends."""
         row = self._slots.addresses[slot]
         lane_loop.start(
             *self._places[slot], slot, row, search.way.place, search.query, *search.warm_place
         )
 
-    def run(self, slot: int, _search: Search) -> None:
-        """Step a slot whose row is filled in, until it ends."""
+    def run(self, slot: int, search: Search) -> None:
         self._tell(slot, lane_loop.RUN)
 
     def park(self, slot: int) -> None:
-        """Leave a slot out, if it has not ended yet."""
         self._tell(slot, lane_loop.PARK)
 
     def resume(self, slot: int) -> None:
-        """Step a parked slot again."""
         self._tell(slot, lane_loop.RESUME)
 
     def end(self, slot: int) -> None:
-        """Give a slot up; it ends soon, done or free, and is its lane's until then."""
         self._tell(slot, lane_loop.END)
 
     def ended(self) -> list[int]:
-        """Slots that ended since the last call, in order of each lane; the bell is silent then."""
         count = lane_loop.hear(self._owner, self._blocks, self.slots_each, self._ended)
         return self._ended_seen[:count].tolist()
 
     def ms_per_extend(self) -> float | None:
-        """Of what was done between the last two calls of `ended`; None if nothing was."""
-        rounds = self._heard[lane_loop.NEW_ROUNDS]
-        return self._heard[lane_loop.NEW_BUSY_NS] / rounds / 1e6 if rounds else None
+        extends = self._heard[lane_loop.NEW_EXTENDS]
+        return self._heard[lane_loop.NEW_BUSY_NS] / extends / 1e6 if extends else None
 
-    def figures(self) -> Figures:
-        """Sums over lanes."""
-        rounds, used, busy_ns = (
-            self._blocks[:, lane_loop.ROUNDS : lane_loop.BUSY_NS + 1].sum(0).tolist()
+    def figures(self) -> LaneFigures:
+        extends, used, busy_ns = (
+            self._blocks[:, lane_loop.EXTENDS : lane_loop.BUSY_NS + 1].sum(0).tolist()
         )
-        return Figures(rounds, used, busy_ns / 1e6)
-
-    @property
-    def alive(self) -> bool:
-        """Whether any thread runs."""
-        return any(thread.is_alive() for thread in self._threads)
+        return LaneFigures(extends, used, busy_ns / 1e6)
 
     def close(self) -> None:
-        """End the threads, within an extend or so; slots stay as they are. Once."""
         for lane in range(self.count):
             self._tell(lane * self.slots_each, lane_loop.CLOSE)
         for thread in self._threads:

@@ -20,37 +20,25 @@ from workers.search.cuda.batch import Batch, BatchSettings
 from workers.search.cuda.device import Device
 from workers.search.cuda.feeds import Feed
 from workers.search.cuda.rings import DEPTH
-from workers.search.engine.core_lanes import Figures
+from workers.search.engine.lane_loop import CLOSE, END, PARK, RESUME, RUN
+from workers.search.engine.lanes import LaneFigures
 from workers.search.index.ways import Search
-from workers.search.kernels.arrays import row_addresses
 from workers.search.walk import fields
-from workers.search.walk.slots import Slots
+from workers.search.walk.slots import SlotRows
 
 Array = np.ndarray[Any, Any]
 
-_RUN, _PARK, _RESUME, _END, _CLOSE = range(5)
 _NO_WARM = np.empty(0, np.int64)
 
 
-class CudaSlots(Slots):
-    """The host's side of a batch's slots: rows, and the lists that ended slots left."""
-
-    def __init__(self, batch: Batch) -> None:
-        sizes = batch.settings
-        self.count, self.top_m_max, self.k_max = sizes.slots, sizes.top_m_max, sizes.k_max
-        self.fields = np.zeros((self.count, fields.COUNT), np.int64)
-        self.top, self.found = batch.top, batch.found
-        self.addresses = row_addresses(self.fields)
-
-
 class CudaLanes:
-    """One lane; its methods are those of `lane.Lanes`, for one thread, its owner."""
+    """`Lanes` of one device, all of whose slots are one lane's."""
 
     backend, count = "cuda", 1
 
     def __init__(self, device: Device, sizes: BatchSettings, *, name: str) -> None:
         self.batch = Batch(device, sizes)
-        self.slots, self.slots_each = CudaSlots(self.batch), sizes.slots
+        self.slots, self.slots_each = SlotRows(self.batch.top, self.batch.found), sizes.slots
         self.dim_max, self.tasks_max = sizes.dim_max, sizes.tasks_max
         self.bell = os.eventfd(0, os.EFD_NONBLOCK)
         self.failure: BaseException | None = None
@@ -66,28 +54,22 @@ class CudaLanes:
         self._thread.start()
 
     def start(self, slot: int, search: Search) -> None:
-        """Fill in a slot's row with a search's, and step it."""
         search.enter(self.slots, slot)
         self.run(slot, search)
 
     def run(self, slot: int, search: Search) -> None:
-        """Step a slot whose row is filled in, until it ends."""
-        self._told.put((_RUN, slot, (self.slots.fields[slot].copy(), search)))
+        self._told.put((RUN, slot, (self.slots.fields[slot].copy(), search)))
 
     def park(self, slot: int) -> None:
-        """Leave a slot out, if it has not ended yet."""
-        self._told.put((_PARK, slot, None))
+        self._told.put((PARK, slot, None))
 
     def resume(self, slot: int) -> None:
-        """Step a parked slot again."""
-        self._told.put((_RESUME, slot, None))
+        self._told.put((RESUME, slot, None))
 
     def end(self, slot: int) -> None:
-        """Give a slot up; it ends soon, done or free, and is its lane's until then."""
-        self._told.put((_END, slot, None))
+        self._told.put((END, slot, None))
 
     def ended(self) -> list[int]:
-        """Slots that ended since the last call; the bell is silent then."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.bell)
         found = [self._ended.popleft() for _ in range(len(self._ended))]
@@ -97,25 +79,17 @@ class CudaLanes:
         return found
 
     def ms_per_extend(self) -> float | None:
-        """Of what was done between the last two calls; None if nothing was."""
-        rounds, busy_ns = self.batch.extends, self._busy_ns
-        (rounds_before, before_ns), self._last = self._last, (rounds, busy_ns)
-        if rounds == rounds_before:
+        extends, busy_ns = self.batch.extends, self._busy_ns
+        (extends_before, before_ns), self._last = self._last, (extends, busy_ns)
+        if extends == extends_before:
             return None
-        return (busy_ns - before_ns) / (rounds - rounds_before) / 1e6
+        return (busy_ns - before_ns) / (extends - extends_before) / 1e6
 
-    def figures(self) -> Figures:
-        """What it has done."""
-        return Figures(self.batch.extends, self._places_used, self._busy_ns / 1e6)
-
-    @property
-    def alive(self) -> bool:
-        """Whether its thread runs."""
-        return self._thread.is_alive()
+    def figures(self) -> LaneFigures:
+        return LaneFigures(self.batch.extends, self._places_used, self._busy_ns / 1e6)
 
     def close(self) -> None:
-        """End the thread, within two turns; slots stay as they are. Once."""
-        self._told.put((_CLOSE, 0, None))
+        self._told.put((CLOSE, 0, None))
         self._thread.join()
         os.close(self.bell)
 
@@ -134,17 +108,17 @@ class CudaLanes:
         while idle or not self._told.empty():
             kind, slot, what = self._told.get()
             idle = False
-            if kind == _CLOSE:
+            if kind == CLOSE:
                 while self.batch.under_way:
                     self.batch.collect()
                 return False
-            if kind == _RUN:
+            if kind == RUN:
                 self._admit(slot, *what)
-            elif kind == _PARK and slot in self._active:
+            elif kind == PARK and slot in self._active:
                 self._parked[slot] = self._active.pop(slot)
-            elif kind == _RESUME and slot in self._parked:
+            elif kind == RESUME and slot in self._parked:
                 self._active[slot] = self._parked.pop(slot)
-            elif kind == _END and (slot in self._active or slot in self._parked):
+            elif kind == END and (slot in self._active or slot in self._parked):
                 self._active.pop(slot, None)
                 self._parked.pop(slot, None)
                 self.batch.give_up(slot)

@@ -2,11 +2,11 @@
 
 Theory of operation. All of it runs in the event loop of the callers, and nothing here waits. What
 has arrived during an iteration of the loop, and what lanes have ended meanwhile, is looked at in
-one *turn*: plan (`scheduler.py`), tell lanes what to run, park and resume, answer what ended, and
+one *tick*: plan (`scheduler.py`), tell lanes what to run, park and resume, answer what ended, and
 end what is late. The plan comes first, so that lanes go on while answers are made, unless it needs
-the slots of what ended. A turn follows arrivals, the lanes' bell, and the moment that the last plan
+the slots of what ended. A tick follows arrivals, the lanes' bell, and the moment that the last plan
 named. A search that finds a free place and nobody waiting does not wait for one: it goes to a lane
-at once, as a plan would decide. Only so many do between two turns: where arrivals come faster than
+at once, as a plan would decide. Only so many do between two ticks: where arrivals come faster than
 the event loop takes them, they are to wait in the scheduler, which knows who is urgent.
 A search that is given up while it runs keeps its slot, and the memory that it points to, until its
 lane has let go of it.
@@ -17,35 +17,31 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
 from schemas.errors import DeadlineExceeded, EngineDead, QueueFull, TriviumError
+from workers.search.engine.lanes import Lanes
 from workers.search.engine.queues import NEVER_MS, Deadlines, Item
 from workers.search.engine.scheduler import Drop, Running, Scheduler, SchedulerSettings
 from workers.search.index import bulk, ways
 from workers.search.index.kinds import Kind
 from workers.search.walk import fields
-from workers.search.walk.results import Reader
-from workers.search.walk.slots import Slots
-
-if TYPE_CHECKING:
-    from workers.search.engine.core_lanes import Lanes
-    from workers.search.engine.cuda_lanes import CudaLanes
-    from workers.search.index.ways import Search
+from workers.search.walk.results import SlotReader
+from workers.search.walk.slots import SlotRows
 
 Array = np.ndarray[Any, Any]
 
 _WAITS_MAX = 4_096
-_DIRECT_MAX = 8  # searches that go to a lane at once, between two turns
+_DIRECT_MAX = 8  # searches that go to a lane at once, between two ticks
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Ticket(Item):
     """A search on its way; `reply` is its caller's."""
 
-    search: "Search"
+    search: ways.Search
     reply: "asyncio.Future[Any]"
     source: Array | None = None  # a feed: several queries, one after the other
     keeps: Any = None  # what the feed points to
@@ -58,30 +54,30 @@ class Dispatcher:
     """`submit` and `cancel` from one event loop."""
 
     def __init__(
-        self, slots: Slots, lanes: "Lanes | CudaLanes", places: int,
+        self, slots: SlotRows, lanes: Lanes, places: int,
         scheduler: SchedulerSettings, clock_ms: Callable[[], float],
     ) -> None:  # fmt: skip
         self.scheduler, self.places, self.searches = Scheduler(scheduler), places, 0
         self.waits: deque[tuple[Kind, float, float]] = deque(maxlen=_WAITS_MAX)
         self.closed = ""  # why, once it is
         self.lanes = lanes
-        self._slots, self._clock_ms, self._reader = slots, clock_ms, Reader(slots)
+        self._slots, self._clock_ms, self._reader = slots, clock_ms, SlotReader(slots)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._held: dict[int, Ticket] = {}  # by slot, parked ones too
+        self._tickets: dict[int, Ticket] = {}  # by slot, parked ones too
         self._parked: list[int] = []
         each = self.lanes.slots_each
         self._free = [list(range(i * each, (i + 1) * each))[::-1] for i in range(lanes.count)]
         self._active = [0] * lanes.count  # searches in a place
         self._deadlines = Deadlines(lambda ticket: ticket.slot >= 0 and not ticket.is_over)
         self._is_due = False
-        self._direct = 0  # since the last turn
+        self._direct = 0  # since the last tick
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms = math.inf
 
     @property
     def running(self) -> int:
         """Searches in a place."""
-        return len(self._held) - len(self._parked)
+        return len(self._tickets) - len(self._parked)
 
     @property
     def parked(self) -> int:
@@ -97,7 +93,7 @@ class Dispatcher:
         if (
             self._direct < _DIRECT_MAX
             and not self._parked
-            and len(self._held) < self.places
+            and len(self._tickets) < self.places
             and self.scheduler.passes(ticket)
         ):
             self._direct += 1
@@ -110,7 +106,7 @@ class Dispatcher:
             raise self._why(refused)
         if not self._is_due:
             self._is_due = True
-            loop.call_soon(self._turn)
+            loop.call_soon(self._tick)
 
     def cancel(self, ticket: Ticket) -> None:
         """The outcome is not wanted any more."""
@@ -129,7 +125,7 @@ class Dispatcher:
 
     def end_all(self) -> None:
         """No caller may wait for an outcome that does not come; lanes are closed."""
-        for ticket in list(self._held.values()):
+        for ticket in list(self._tickets.values()):
             self._release(ticket)
             _settle(ticket, EngineDead(self.closed))
         for item in self.scheduler.cleared():
@@ -142,9 +138,9 @@ class Dispatcher:
             loop.add_reader(self.lanes.bell, self._rung)
 
     def _rung(self) -> None:
-        self._turn()
+        self._tick()
 
-    def _turn(self) -> None:
+    def _tick(self) -> None:
         """Plan, run, answer, end."""
         self._is_due, self._direct = False, 0
         if self.closed:
@@ -157,7 +153,7 @@ class Dispatcher:
         if (ms_per_extend := self.lanes.ms_per_extend()) is not None:
             self.scheduler.measured(ms_per_extend)
         now_ms = self._clock_ms()
-        goes_on = self._slots.count - len(self._held) >= len(ended)
+        goes_on = self._slots.count - len(self._tickets) >= len(ended)
         wake_ms = self._plan(now_ms, ended) if goes_on else math.inf  # lanes work on meanwhile
         for slot in ended:
             self._ended(slot)
@@ -181,26 +177,26 @@ class Dispatcher:
 
     def _rang(self) -> None:
         self._alarm, self._alarm_ms = None, math.inf
-        self._turn()
+        self._tick()
 
     def _plan(self, now_ms: float, ended: Sequence[int]) -> float:
         """Do what the scheduler says; when to ask it again.
 
-        What ended gives back its place now, and its slot when it is answered, later in this turn.
+        What ended gives back its place now, and its slot when it is answered, later in this tick.
         """
         if not len(self.scheduler) and not self._parked:
             return math.inf
         over = set(ended)
         parked = [self._running(slot) for slot in self._parked if slot not in over]
-        in_places = self._held.keys() - over.union(self._parked)
+        in_places = self._tickets.keys() - over.union(self._parked)
         left = [slot // self.lanes.slots_each for slot in over.difference(self._parked)]
         for lane in left:
             self._active[lane] -= 1
         free_places = max(0, self.places - len(in_places))
-        free_slots = self._slots.count - len(self._held)
+        free_slots = self._slots.count - len(self._tickets)
         plan = self.scheduler.plan(
             now_ms, free_places, free_slots, map(self._running, in_places), parked,
-            max((ticket.extends for ticket in self._held.values()), default=0),
+            max((ticket.extends for ticket in self._tickets.values()), default=0),
         )  # fmt: skip
         for slot in plan.park:
             self._park(slot)
@@ -217,7 +213,7 @@ class Dispatcher:
         return plan.wake_ms
 
     def _running(self, slot: int) -> Running:
-        ticket = self._held[slot]
+        ticket = self._tickets[slot]
         done = int(self._slots.fields[slot, fields.EXTENDS])
         return Running(
             slot=slot,
@@ -227,7 +223,7 @@ class Dispatcher:
         )
 
     def _park(self, slot: int) -> None:
-        self._held[slot].was_parked = True
+        self._tickets[slot].was_parked = True
         self._parked.append(slot)
         self._active[slot // self.lanes.slots_each] -= 1
         self.lanes.park(slot)
@@ -239,7 +235,7 @@ class Dispatcher:
         if not free[lane]:
             lane = min((i for i, left in enumerate(free) if left), key=active.__getitem__)
         ticket.slot = slot = free[lane].pop()
-        self._held[slot] = ticket
+        self._tickets[slot] = ticket
         active[lane] += 1
         self.waits.append((ticket.kind, now_ms - ticket.arrived_ms, now_ms))
         if ticket.deadline_ms != NEVER_MS:
@@ -256,7 +252,7 @@ class Dispatcher:
 
     def _ended(self, slot: int) -> None:
         """A lane has let go of a search."""
-        ticket = self._held[slot]
+        ticket = self._tickets[slot]
         if ticket.is_over:
             self._release(ticket)
             return
@@ -278,7 +274,7 @@ class Dispatcher:
     def _release(self, ticket: Ticket, was_read: bool = False) -> None:
         slot, ticket.slot = ticket.slot, -1
         lane = slot // self.lanes.slots_each
-        del self._held[slot]
+        del self._tickets[slot]
         if self._parked and slot in self._parked:
             self._parked.remove(slot)
         else:

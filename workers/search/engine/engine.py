@@ -19,9 +19,10 @@ from schemas.log.clock import wall_ms
 from schemas.sections import Positive, section
 from workers.search.cuda.batch import BatchSettings
 from workers.search.engine import backend
-from workers.search.engine.core_lanes import Figures, Lanes
+from workers.search.engine.core_lanes import CoreLanes
 from workers.search.engine.cuda_lanes import CudaLanes
 from workers.search.engine.dispatcher import Dispatcher, Ticket
+from workers.search.engine.lanes import LaneFigures, Lanes
 from workers.search.engine.queues import NEVER_MS
 from workers.search.engine.scheduler import SchedulerSettings
 from workers.search.index import bulk, inputs, ways
@@ -32,7 +33,7 @@ from workers.search.index.view import IndexView
 from workers.search.kernels.metrics import Metric
 from workers.search.kernels.parallel import thread_count
 from workers.search.limits import K_MAX, PLACES, SCANNED_ROWS_MAX, SLOTS, TOP_M_MAX
-from workers.search.walk.slots import Slots
+from workers.search.walk.slots import SlotRows, Slots
 
 Array = np.ndarray[Any, Any]
 
@@ -75,7 +76,6 @@ class EngineLoad:
     places: int
     searches_total: int
     occupancy: float  # mean share of places in use while the engine worked, since its start
-    idle_share: float  # of the task array: what masked dummies would be, 1 - occupancy
     busy_s: float  # time in kernels, all lanes
     ms_per_extend: float  # moving average
 
@@ -149,7 +149,7 @@ class SearchEngine:
         """Where it stands now."""
         dispatcher = self._dispatcher
         figures = dispatcher.lanes.figures()
-        used = figures.places_used / max(1, figures.rounds * self._places / self._lanes)
+        used = figures.places_used / max(1, figures.extends * self._places / self._lanes)
         return EngineLoad(
             running=dispatcher.running,
             parked=dispatcher.parked,
@@ -157,12 +157,11 @@ class SearchEngine:
             places=self._places,
             searches_total=dispatcher.searches,
             occupancy=used,
-            idle_share=1 - used,
             busy_s=figures.busy_ms / 1_000,
             ms_per_extend=dispatcher.scheduler.ms_per_extend,
         )
 
-    def figures(self) -> Figures:
+    def figures(self) -> LaneFigures:
         """What its lanes have done."""
         return self._dispatcher.lanes.figures()
 
@@ -253,7 +252,7 @@ class SearchEngine:
         return ticket
 
 
-def _lanes(settings: EngineSettings) -> tuple[Slots, Lanes | CudaLanes, int]:
+def _lanes(settings: EngineSettings) -> tuple[SlotRows, Lanes, int]:
     """Slots, who runs them, and how many each lane advances together."""
     device = backend.cuda_device(settings.device)
     if device is not None:
@@ -262,5 +261,5 @@ def _lanes(settings: EngineSettings) -> tuple[Slots, Lanes | CudaLanes, int]:
         return on_device.slots, on_device, sizes.sizes[-1]
     count = thread_count(settings.lanes)
     slots = Slots(settings.slots * count, top_m_max=settings.top_m_max, k_max=settings.k_max)
-    lanes = Lanes(slots, count, extends_max=settings.extends_max, name="search")
+    lanes = CoreLanes(slots, count, extends_max=settings.extends_max, name="search")
     return slots, lanes, settings.places

@@ -23,15 +23,15 @@ Array = np.ndarray[Any, Any]
 
 # Columns of a block. Each side writes to cache lines of its own.
 TOLD, ASLEEP, BELL, OWNER_BELL, OWNER_CALLED = 0, 8, 16, 17, 18  # the last is an address
-ENDED, ROUNDS, PLACES_USED, BUSY_NS, _TAKEN, _RUNNING = 24, 25, 26, 27, 28, 29
+ENDED, EXTENDS, PLACES_USED, BUSY_NS, _TAKEN, _RUNNING = 24, 25, 26, 27, 28, 29
 _CLOCK, _ONE, _DRAIN = 30, 32, 33
 HEARD = 40
 HEAD = 48  # then what was told, then which slots ended
 _TOLD_PER_SLOT = 8  # a slot is run again when it has ended, so more is never under way
 
 # Columns of the owner's array.
-CALLED, OWN_BELL, NEW_ROUNDS, NEW_BUSY_NS = range(4)
-_SEEN_ROUNDS, _SEEN_BUSY_NS, _DRAINED = 4, 5, 6
+CALLED, OWN_BELL, NEW_EXTENDS, NEW_BUSY_NS = range(4)
+_SEEN_EXTENDS, _SEEN_BUSY_NS, _DRAINED = 4, 5, 6
 OWNER_SIZE = 8
 
 # What is told of a slot.
@@ -70,7 +70,7 @@ def serve(
         )
         put_i64(b, BUSY_NS, get_i64(b, BUSY_NS) + _now_ns(b) - began_ns)
         put_i64(b, PLACES_USED, get_i64(b, PLACES_USED) + extends * count)
-        store(b, ROUNDS, get_i64(b, ROUNDS) + extends)
+        store(b, EXTENDS, get_i64(b, EXTENDS) + extends)
         for i in range(ended):
             _leave(b, active, where, finished[i], _AWAY)
             _say(b, slots, finished[i])
@@ -164,12 +164,12 @@ def start(
 def hear(owner: Array, blocks: Array, slots: int, ended: Array) -> int:
     """Slots of all lanes that ended since the last time go to `ended`; how many. For the owner.
 
-    It is told how many rounds all lanes made since, and in how many nanoseconds.
+    It is told how many extends all lanes made since, and in how many nanoseconds.
     """
     o = address(owner)
     sleep(get_i64(o, OWN_BELL), o + 8 * _DRAINED)  # not at all: its bell is silenced thus
     exchange(o, CALLED, 0)  # after that and before the look: what ends now calls again
-    count, rounds, busy_ns = 0, 0, 0
+    count, extends, busy_ns = 0, 0, 0
     for lane in range(len(blocks)):
         b = address(blocks) + lane * blocks.strides[0]
         heard, last = get_i64(b, HEARD), load(b, ENDED)
@@ -178,10 +178,10 @@ def hear(owner: Array, blocks: Array, slots: int, ended: Array) -> int:
             count += 1
             heard += 1
         put_i64(b, HEARD, heard)
-        rounds += get_i64(b, ROUNDS)
+        extends += get_i64(b, EXTENDS)
         busy_ns += get_i64(b, BUSY_NS)
-    put_i64(o, NEW_ROUNDS, rounds - get_i64(o, _SEEN_ROUNDS))
+    put_i64(o, NEW_EXTENDS, extends - get_i64(o, _SEEN_EXTENDS))
     put_i64(o, NEW_BUSY_NS, busy_ns - get_i64(o, _SEEN_BUSY_NS))
-    put_i64(o, _SEEN_ROUNDS, rounds)
+    put_i64(o, _SEEN_EXTENDS, extends)
     put_i64(o, _SEEN_BUSY_NS, busy_ns)
     return count

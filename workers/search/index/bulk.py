@@ -16,7 +16,7 @@ from workers.search.kernels.arrays import address_of
 from workers.search.kernels.parallel import over_rows
 from workers.search.limits import SCANNED_ROWS_MAX
 from workers.search.walk import fields, steps
-from workers.search.walk.slots import Slots
+from workers.search.walk.slots import SlotRows, Slots
 
 Array = np.ndarray[Any, Any]
 
@@ -44,7 +44,7 @@ def feed(queries: Array, rows: Array, distances: Array, first: int, last: int) -
     return row
 
 
-def take(slots: Slots, slot: int, search: ways.Search, source: Array) -> bool:
+def take(slots: SlotRows, slot: int, search: ways.Search, source: Array) -> bool:
     """Put a search of a feed's next query into a slot; False where the feed is at its end."""
     place = int(source[fields.FEED_NEXT])
     if place >= source[fields.FEED_LAST]:

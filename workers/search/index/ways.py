@@ -23,8 +23,8 @@ from workers.search.kernels.arrays import address_of
 from workers.search.kernels.keys import LIMIT
 from workers.search.limits import CORES_DIM_MAX, K_MAX, SCANNED_ROWS_MAX, TASKS_MAX, TOP_M_MAX
 from workers.search.walk import fields
-from workers.search.walk.results import Reader
-from workers.search.walk.slots import ROWS_A_STEP, Slots, fill, hash_places
+from workers.search.walk.results import SlotReader
+from workers.search.walk.slots import ROWS_A_STEP, SlotRows, fill, hash_places
 
 Array = np.ndarray[Any, Any]
 
@@ -71,7 +71,7 @@ class Search:
     warm: Array | None = None
     warm_place: tuple[int, int] = (0, 0)  # its address_of and length
 
-    def enter(self, slots: Slots, slot: int) -> None:
+    def enter(self, slots: SlotRows, slot: int) -> None:
         """Fill in a slot's row."""
         fill(slots.addresses[slot], self.way.place, self.query, *self.warm_place)
 
@@ -210,7 +210,7 @@ def _scan(row: Array, view: IndexView, where: Allowed | None) -> None:
         row[fields.LOOSE_LAST], row[fields.SCREENED] = view.count, 1
 
 
-def rescanned(search: Search, slots: Slots, slot: int) -> bool:
+def rescanned(search: Search, slots: SlotRows, slot: int) -> bool:
     """Whether a search that ended has too few hits, and was made a scan of all rows instead."""
     row = slots.fields[slot]
     wanted = search.way.wanted
@@ -221,7 +221,7 @@ def rescanned(search: Search, slots: Slots, slot: int) -> bool:
     return True
 
 
-def keys_of(slots: Slots, slot: int) -> Array:
+def keys_of(slots: SlotRows, slot: int) -> Array:
     """Keys of a slot's hits, ascending."""
     row = slots.fields[slot]
     lists = slots.found if row[fields.SCREENED] else slots.top
@@ -229,7 +229,7 @@ def keys_of(slots: Slots, slot: int) -> Array:
     return found
 
 
-def answered(search: Search, slots: Slots, slot: int, reader: Reader) -> Answer | None:
+def answered(search: Search, slots: SlotRows, slot: int, reader: SlotReader) -> Answer | None:
     """The answer of a search that is done, whose slot is free then; None if it is to be run again,
     as a scan."""
     view, way = search.view, search.way

@@ -9,7 +9,7 @@ from workers.search.kernels.jit import kernel
 from workers.search.kernels.keys import LIMIT, distance_of, row_of
 from workers.search.kernels.memory import address, get_i64, get_u64, put_f32, put_i64, put_u64
 from workers.search.walk import fields
-from workers.search.walk.slots import Slots
+from workers.search.walk.slots import SlotRows
 
 Array = np.ndarray[Any, Any]
 
@@ -21,10 +21,10 @@ Found = tuple[Array, Array, Array, int, int, int]
 _INT64, _FLOAT32, _UINT64 = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.uint64)
 
 
-class Reader:
+class SlotReader:
     """Reads some slots, one at a time."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: SlotRows) -> None:
         counts = np.zeros(5, np.int64)
         self._counts = counts.data
         lists = (row_addresses(slots.top), row_addresses(slots.found))

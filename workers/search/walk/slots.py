@@ -27,20 +27,35 @@ ROWS_A_STEP = 64  # of the lists that a seeding slot works through
 _APART = 64  # bytes between slots: powers of two would share the places of a cache
 
 
-class Slots:
-    """Room for `count` searches with at most `top_m_max` routing entries and `k_max` results."""
+class SlotRows:
+    """What both backends have of slots: a row each, and the lists that a search leaves.
+
+    `fields` is int64, shape (count, fields.COUNT). `top`, the routing lists, and `found`, the hits
+    where the routing list does not have them, are uint64 keys, ascending, a row for each slot.
+    """
+
+    def __init__(self, top: Array, found: Array) -> None:
+        self.count, self.top, self.found = len(top), top, found
+        self.fields: Array = np.zeros((self.count, fields.COUNT), np.int64)
+        self.addresses = row_addresses(self.fields)
+
+
+class Slots(SlotRows):
+    """Room for `count` searches on cores, of at most `top_m_max` routing entries and `k_max` hits.
+
+    `visited` is uint32, a table of rows that a walk has met; `tasks` is int64, rows that a slot is
+    about to measure, then its coded query (`codes.py`).
+    """
 
     def __init__(self, count: int, *, top_m_max: int, k_max: int) -> None:
-        self.count, self.top_m_max, self.k_max = count, top_m_max, k_max
-        self.fields: Array = np.zeros((count, fields.COUNT), np.int64)
-        self.top: Array = np.full((count, top_m_max + _APART // 8), EMPTY, np.uint64)
-        self.found: Array = np.full((count, k_max + _APART // 8), EMPTY, np.uint64)  # returnable
+        super().__init__(
+            np.full((count, top_m_max + _APART // 8), EMPTY, np.uint64),
+            np.full((count, k_max + _APART // 8), EMPTY, np.uint64),
+        )
         self.visited: Array = np.full(
             (count, hash_places(top_m_max) + _APART // 4), NOWHERE, np.uint32
         )
-        # rows that a slot is about to measure, then its coded query
         self.tasks: Array = aligned(count, TASKS_MAX + -(-CODED_QUERY_BYTES // 8), np.int64)
-        self.addresses = row_addresses(self.fields)
         self.attention: Array = np.zeros(1, np.int64)  # set it to end a step early
 
 

@@ -22,7 +22,7 @@ from workers.search.index.index import Index
 from workers.search.index.kinds import Kind
 from workers.search.index.query import Query
 from workers.search.walk import steps
-from workers.search.walk.results import Reader
+from workers.search.walk.results import SlotReader
 from workers.search.walk.slots import Slots
 
 Array = np.ndarray[Any, Any]
@@ -56,7 +56,7 @@ class EngineAsItComes:
 
     def places_used(self) -> tuple[int, int]:
         figures = self.engine.figures()
-        return figures.places_used, figures.rounds * PLACES
+        return figures.places_used, figures.extends * PLACES
 
     async def close(self) -> None:
         await self.engine.close()
@@ -104,7 +104,7 @@ class StaticBatches:
 
     def _run(self, number: int) -> None:
         slots = Slots(PLACES, top_m_max=max(TOP_M.values()), k_max=K)
-        reader = Reader(slots)
+        reader = SlotReader(slots)
         while (first := self._inbox.get()) is not None:
             batch = [first]
             while len(batch) < PLACES and not self._inbox.empty():

@@ -17,7 +17,7 @@ from schemas.errors import DeadlineExceeded, EngineDead, InvalidRequest, QueueFu
 from tests.waiting import until
 from tests.workers.search.data import clustered_index, gaussian, nearest, recall
 from workers.search.engine import engine as module
-from workers.search.engine.core_lanes import Lanes
+from workers.search.engine.core_lanes import CoreLanes
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.engine.scheduler import SchedulerSettings
 from workers.search.index import view
@@ -197,7 +197,7 @@ async def test_bounds_and_close(index: Index) -> None:
     await asyncio.gather(late, return_exceptions=True)
     with pytest.raises(EngineDead):
         await engine.search(index, Query(vector=QUERIES[0]))
-    assert not engine._dispatcher.lanes.alive
+    assert not [each for each in threading.enumerate() if each.name.startswith("search")]
 
 
 async def test_some_arrivals_go_to_lanes_at_once_and_urgent_ones_pass_the_others(
@@ -223,7 +223,7 @@ async def test_some_arrivals_go_to_lanes_at_once_and_urgent_ones_pass_the_others
 
 async def test_lanes_do_not_push_the_event_loop_aside(engine: SearchEngine, index: Index) -> None:
     lanes = engine._dispatcher.lanes
-    assert isinstance(lanes, Lanes) and lanes.count == 2
+    assert isinstance(lanes, CoreLanes) and lanes.count == 2
     # One search goes to each lane: before its first it may not have come to say what it is.
     await asyncio.gather(*(engine.search(index, Query(vector=query)) for query in QUERIES[:2]))
     for thread in lanes._threads:

@@ -1,0 +1,59 @@
+"""What an engine asks of lanes: they advance the searches that are in its slots.
+
+Two backends: threads on cores (`core_lanes.py`) and one CUDA device (`cuda_lanes.py`). Slot numbers
+run through all lanes: lane i has slots i * slots_each to (i + 1) * slots_each. All methods are for
+one thread, the owner's, and none of them waits but `close`.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from workers.search.index.ways import Search
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFigures:
+    """What lanes have done since their start, summed over them."""
+
+    extends: int  # of all slots of a lane together
+    places_used: int  # slots that took part, summed over extends
+    busy_ms: float
+
+
+class Lanes(Protocol):
+    """More than five methods: one for each thing that is told to a lane, or heard of it."""
+
+    backend: str  # cpu or cuda
+    count: int
+    slots_each: int
+    dim_max: int  # values of a vector that it can search
+    tasks_max: int  # rows that a slot can measure in one extend
+    bell: int  # a file descriptor, readable while slots ended that `ended` has not returned
+    failure: BaseException | None  # what ended a lane; the bell rings then
+
+    def start(self, slot: int, search: Search) -> None:
+        """Fill in a slot's row with a search's, and advance it until it ends."""
+
+    def run(self, slot: int, search: Search) -> None:
+        """Advance a slot whose row is filled in, until it ends."""
+
+    def park(self, slot: int) -> None:
+        """Leave a slot out, if it has not ended yet."""
+
+    def resume(self, slot: int) -> None:
+        """Advance a parked slot again."""
+
+    def end(self, slot: int) -> None:
+        """Give a slot up; it ends soon, done or free, and is its lane's until then."""
+
+    def ended(self) -> list[int]:
+        """Slots that ended since the last call, in order of each lane; the bell is silent then."""
+
+    def ms_per_extend(self) -> float | None:
+        """Of what was done between the last two calls of `ended`; None if nothing was."""
+
+    def figures(self) -> LaneFigures:
+        """What they have done."""
+
+    def close(self) -> None:
+        """End the lanes, within an extend or two; slots stay as they are. Once."""
