@@ -32,10 +32,10 @@ from tests.streams.agents.fakes import FakeEvent, FakeProducer
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.index import Index
 from workers.search.service.collections import METADATA_CHARS_MAX, Change, Collections
-from workers.search.service.documents import DocumentFeed
-from workers.search.service.intake import Taking
+from workers.search.service.documents import DocumentFollower
+from workers.search.service.intake import Intake
 from workers.search.service.refusals import Refusals
-from workers.search.service.responder import Server, Serving
+from workers.search.service.responder import Responder
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 
 LOG = LogSettings()
@@ -113,17 +113,16 @@ def library() -> Collections:
 
 
 @asynccontextmanager
-async def taking() -> AsyncIterator[tuple[Taking, FakeProducer]]:
+async def intake() -> AsyncIterator[tuple[Intake, FakeProducer]]:
     producer, engine = FakeProducer(), SearchEngine(EngineSettings(lanes=1))
-    server = Server(worker_id="r", place=PLACE)
-    serving = Serving(engine, library(), RetrievalSettings(), server)
+    responder = Responder(engine, library(), RetrievalSettings(), worker_id="r", place=PLACE)
     try:
-        yield Taking(LOG, CODEC, producer, serving, 4_096), producer  # type: ignore[arg-type]  # a fake
+        yield Intake(LOG, CODEC, producer, responder, 4_096), producer  # type: ignore[arg-type]  # a fake
     finally:
         await engine.close()
 
 
-async def given_to(found: Taking, values: Sequence[bytes | None]) -> list[FakeEvent]:
+async def given_to(found: Intake, values: Sequence[bytes | None]) -> list[FakeEvent]:
     events = [FakeEvent(value, offset) for offset, value in enumerate(values)]
     for event in events:
         event.topic = "retrieval.decode"
@@ -138,7 +137,7 @@ async def given_to(found: Taking, values: Sequence[bytes | None]) -> list[FakeEv
     st.lists(RETRIEVALS.map(CODEC.encode) | record_bytes(KINDS) | st.binary(max_size=9), max_size=6)
 )
 async def test_a_retrieval_worker_answers_or_buries_whatever_it_reads(values: list[bytes]) -> None:
-    async with taking() as (found, producer):
+    async with intake() as (found, producer):
         events = await given_to(found, [*values, CODEC.encode(asked())])
         assert all(event.acks for event in events), "each is acknowledged"
         told = [record for topic, record, *_ in producer.sent if topic == "hits"]
@@ -163,7 +162,7 @@ async def test_an_oversized_retrieval_is_buried_before_it_costs_anything(
     wrong: dict[str, Any],
 ) -> None:
     """Its hits were too large to be sent, which ended the worker, again and again."""
-    async with taking() as (found, producer):
+    async with intake() as (found, producer):
         bad = CODEC.encode(dataclasses.replace(asked(), **wrong))
         events = await given_to(found, [bad, CODEC.encode(asked("after"))])
         assert all(event.acks for event in events)
@@ -172,7 +171,7 @@ async def test_an_oversized_retrieval_is_buried_before_it_costs_anything(
 
 async def test_hits_that_are_too_large_are_an_error_in_their_place() -> None:
     """Names of documents may be long; nobody could send 512 of them."""
-    async with taking() as (found, producer):
+    async with intake() as (found, producer):
         index = found._serving._collections.get("books")
         names = [f"{number}".zfill(1_024) for number in range(600)]
         index.upsert(names, np.ones((600, 4)))
@@ -208,7 +207,7 @@ def document_records(draw: st.DrawFn) -> tuple[bytes | None, bytes | None]:
 async def test_documents_are_applied_or_refused(drawn: list[tuple[bytes, bytes]]) -> None:
     held = library()
     member: Any = SimpleNamespace(member_id="r")
-    feed = DocumentFeed(LOG, CODEC, None, held, PLACE, member)  # type: ignore[arg-type]  # unused
+    feed = DocumentFollower(LOG, CODEC, None, held, PLACE, member)  # type: ignore[arg-type]  # unused
     good = Document(document_id="new", collection="books", vector=pack_vector([0] * 4), at_ms=1)
     records = [document_record(key, value, at) for at, (key, value) in enumerate(drawn)]
     last = document_record(b"books/new", CODEC.encode(good), len(records))
@@ -227,7 +226,7 @@ async def test_what_a_collection_is_stands_under_no_documents_key() -> None:
     """It was taken for a document, by an assertion (issue 10, 24)."""
     made = CollectionMade(collection="books", dim=3, shard=0, shards=1, at_ms=0)
     member: Any = SimpleNamespace(member_id="r")
-    feed = DocumentFeed(LOG, CODEC, None, library(), PLACE, member)  # type: ignore[arg-type]  # unused
+    feed = DocumentFollower(LOG, CODEC, None, library(), PLACE, member)  # type: ignore[arg-type]  # unused
     keys = (b"books/d1", b"/0/1/films")
     records = [document_record(key, CODEC.encode(made), at) for at, key in enumerate(keys)]
     await feed._apply(records)

@@ -18,7 +18,7 @@ from schemas.errors import ConfigError
 from workers.search.cuda import layout
 from workers.search.cuda.copies import Copies
 from workers.search.cuda.device import Device, Event, Launch, pinned, uploaded
-from workers.search.cuda.rings import DEPTH, Admission, Rings
+from workers.search.cuda.rings import DEPTH, Assignment, Rings
 from workers.search.kernels.keys import EMPTY
 from workers.search.limits import K_MAX, TASKS_MAX, TOP_M_MAX
 from workers.search.walk import fields
@@ -44,7 +44,7 @@ class BatchSettings:
     seed_rows: int = 256  # of a list, that a seeding slot takes in an extend
     merge_max: int = 512  # distances of a slot that are merged together
     threads: int = 128  # of a slot
-    team: int = 8  # lanes that compute a distance: 4, 8 or 16
+    team: int = 8  # threads that compute a distance: 4, 8 or 16
 
     def __post_init__(self) -> None:
         if not _is_power_of_two(self.merge_max) or self.merge_max > 32 * self.threads:
@@ -89,15 +89,15 @@ class Batch:
             for steps in settings.steps
         }
         self._serials = [0] * slots
-        self._waiting: list[Admission] = []
+        self._waiting: list[Assignment] = []
         self._under_way: deque[tuple[int, Event]] = deque()
 
-    def admit(self, slot: int, row: Array, query: Array, warm: Array) -> None:
+    def assign(self, slot: int, row: Array, query: Array, warm: Array) -> None:
         """Give a slot a search; `row` has device addresses. It begins with the next turn."""
         self._serials[slot] += 1
-        admission = Admission(slot, self._serials[slot], row, query, warm)
+        assignment = Assignment(slot, self._serials[slot], row, query, warm)
         self._waiting = [each for each in self._waiting if each.slot != slot]
-        self._waiting.append(admission)
+        self._waiting.append(assignment)
 
     def give_up(self, slot: int) -> None:
         """What the slot holds is not waited for any more; turns under way may still step it."""

@@ -20,7 +20,6 @@ Array = np.ndarray[Any, Any]
 
 EXACT_ROWS_MAX = 100_000  # all pairs of so many rows are some seconds' work
 THREADS = 128  # of a row
-_TILE, _MET, _GATHERED = 256, 4_096, 4 * knn.SAMPLE * knn.SAMPLE  # as in knn.cu
 
 
 def graph_on(device: Device) -> build.GraphOf:
@@ -62,7 +61,7 @@ class Lists:
     ) -> None:
         self._device, self._rows, self._count = device, len(vectors), count
         empty = np.full((self._rows, count), EMPTY, np.uint64)
-        self._held: dict[str, Memory] = {
+        self._memory: dict[str, Memory] = {
             "vectors": uploaded(device, vectors),
             "keys": uploaded(device, empty),
             "after": device.memory(max(1, empty.nbytes)),
@@ -79,7 +78,7 @@ class Lists:
     def keys(self) -> Array:
         """The lists as they are."""
         found = np.empty((self._rows, self._count), np.uint64)
-        self._device.copy(found.ctypes.data, self._held["keys"].address, found.nbytes)
+        self._device.copy(found.ctypes.data, self._memory["keys"].address, found.nbytes)
         return found
 
     def join(self, order: Array, bounds: Array) -> None:
@@ -96,23 +95,25 @@ class Lists:
         self._write("reverse", reverse)
         changed = np.zeros(1, np.uint64)
         self._write("changed", changed)
-        self._launch("descend", after="after", words=2 + _MET + _GATHERED)
-        self._held["keys"], self._held["after"] = self._held["after"], self._held["keys"]
-        self._device.copy(changed.ctypes.data, self._held["changed"].address, 8)
+        self._launch("descend", after="after", words=2 + layout.MET + layout.GATHERED)
+        self._memory["keys"], self._memory["after"] = self._memory["after"], self._memory["keys"]
+        self._device.copy(changed.ctypes.data, self._memory["changed"].address, 8)
         return int(changed[0])
 
     def _write(self, name: str, array: Array) -> None:
-        self._device.copy(self._held[name].address, array.ctypes.data, array.nbytes)
+        self._device.copy(self._memory[name].address, array.ctypes.data, array.nbytes)
 
     def _launch(self, kernel: str, *, after: str, words: int) -> None:
         """One block for each row; `words` of 4 bytes beside what all kernels need."""
-        members = self._numbers | {name: memory.address for name, memory in self._held.items()}
-        members["after"] = self._held[after].address
+        members = self._numbers | {name: memory.address for name, memory in self._memory.items()}
+        members["after"] = self._memory[after].address
         structure = uploaded(
             self._device, np.array([members[name] for name in layout.LISTS], np.int64)
         )
         length = self._numbers["length"]
-        shared_bytes = 4 * length + 8 * (2 * self._count + _TILE) + 4 * _TILE + 4 * words
+        shared_bytes = (
+            4 * length + 8 * (2 * self._count + layout.TILE) + 4 * layout.TILE + 4 * words
+        )
         launch = Launch(
             kernel=kernel, grid=self._rows, threads=THREADS, shared_bytes=shared_bytes,
             structure=structure.address,

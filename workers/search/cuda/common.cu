@@ -10,10 +10,6 @@
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-#define FLAG 1ull
-#define EMPTY 0xFFFFFFFFFFFFFFFFull
-#define LIMIT 0xFFFFFFFFFFFFFFFEull  // keys from here on are empty
-#define UNUSED 0xFFFFFFFFu
 #define WARP 32
 #define ALL 0xFFFFFFFFu
 
@@ -98,9 +94,9 @@ __device__ int merge(u64* list, int size, u64* fresh, int count, u64* spare) {
 __device__ inline bool visit(u32* seen, u32 mask, u32 row, bool keeps) {
     u32 place = (u32)((u64)row * 0x9E3779B97F4A7C15ull >> 40) & mask;
     for (u32 tries = 0; tries <= mask; tries++) {
-        u32 held = keeps ? atomicCAS(&seen[place], UNUSED, row) : seen[place];
+        u32 held = keeps ? atomicCAS(&seen[place], NOWHERE, row) : seen[place];
         if (held == row) return false;
-        if (held == UNUSED) return true;
+        if (held == NOWHERE) return true;
         place = (place + 1) & mask;
     }
     return true;
@@ -150,13 +146,13 @@ __device__ inline float4 plus_of(float4 a, int distance) {
         a.z + __shfl_xor_sync(ALL, a.z, distance), a.w + __shfl_xor_sync(ALL, a.w, distance));
 }
 
-// Sums that a team of 4, 8 or 16 lanes adds up: 16-byte loads, `4 * SUMS` of them in flight. The
+// Sums that a team of 4, 8 or 16 threads adds up: 16-byte loads, `4 * SUMS` of them in flight. The
 // CPU has four sums of 16 values, added as (0 + 1) + (2 + 3), then as a tree over the 16; here each
-// group of four lanes has `SUMS` of the four, four values a lane. All lanes of the warp take part.
+// group of four threads has `SUMS` of the four, four values a thread. All of the warp take part.
 template <int TEAM>
 __device__ float distance(const Vectors& v, u32 row, const float* query, bool wanted) {
     constexpr int SUMS = 16 / TEAM;
-    int lane = threadIdx.x % TEAM, group = lane >> 2, part = lane & 3;
+    int member = threadIdx.x % TEAM, group = member >> 2, part = member & 3;
     float4 sums[SUMS] = {};
     if (wanted) {
         const char* at = v.start + (u64)row * v.row_bytes;

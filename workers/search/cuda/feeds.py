@@ -12,7 +12,7 @@ from workers.search.cuda.batch import Batch
 from workers.search.cuda.device import Device, pinned, uploaded
 from workers.search.cuda.rings import DEPTH
 from workers.search.index import ways
-from workers.search.index.bulk import Found
+from workers.search.index.bulk import BulkHits
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
 from workers.search.limits import SCANNED_ROWS_MAX
@@ -40,22 +40,22 @@ class Feed:
         row[fields.FEED_DISTANCES] = self.distances.ctypes.data
         self._shared = uploaded(device, row)
 
-    def admit(self, batch: Batch, slot: int, row: Array) -> None:
+    def assign(self, batch: Batch, slot: int, row: Array) -> None:
         """Let a slot take from it; `row` has device addresses."""
         row = row.copy()
         row[fields.FEED], row[fields.FEED_PLACE] = self._shared.address, -1
         row[fields.STATUS] = fields.DONE  # with the query before the first
-        batch.admit(slot, row, _NOTHING, _NOTHING)
+        batch.assign(slot, row, _NOTHING, _NOTHING)
 
 
 def search_all(
     batch: Batch, effort: Effort, queries: Array, view: IndexView, *,
     scanned_rows_max: int = SCANNED_ROWS_MAX,
-) -> Found:  # fmt: skip
+) -> BulkHits:  # fmt: skip
     """The nearest rows of prepared queries, as `bulk.search_all`; the batch must be idle."""
     rows = np.empty((len(queries), effort.k), np.int64)
     distances = np.empty((len(queries), effort.k), np.float32)
-    search = ways.admission(effort, queries, view, scanned_rows_max=scanned_rows_max)
+    search = ways.search_of(effort, queries, view, scanned_rows_max=scanned_rows_max)
     sums = np.zeros(2, np.int64)
     for first in range(0, len(queries), _CHUNK_QUERIES):
         part = slice(first, first + _CHUNK_QUERIES)
@@ -67,7 +67,7 @@ def search_all(
         again = search_all(batch, effort, picked, view, scanned_rows_max=view.count)
         rows[short], distances[short] = again.rows, again.distances
         extends, computed = extends + again.extends, computed + again.computed
-    return Found(rows, distances, extends, computed)
+    return BulkHits(rows, distances, extends, computed)
 
 
 def _run(batch: Batch, search: ways.Search, queries: Array, rows: Array, distances: Array) -> Array:
@@ -76,7 +76,7 @@ def _run(batch: Batch, search: ways.Search, queries: Array, rows: Array, distanc
     row = batch.copies.row(search.row, search)
     active = list(range(min(batch.places, len(queries))))
     for slot in active:
-        feed.admit(batch, slot, row)
+        feed.assign(batch, slot, row)
     sums = np.zeros(2, np.int64)
     while active:
         while batch.under_way < DEPTH:

@@ -2,8 +2,6 @@
 // rows of a group to each other, `descend` is a round of NN-descent. One block makes one row's list
 // from lists that do not change meanwhile.
 
-#define TILE 256  // candidates that are measured and merged together
-#define MET 4096  // places of a round's table: own list and 4 * SAMPLE * SAMPLE rows at most
 #define TEAM 8
 
 struct Row {  // a block's row; all pointers but `v` to shared memory
@@ -74,7 +72,7 @@ extern "C" __global__ void descend(const Lists* m, int first) {
     extern __shared__ u64 room[];
     Row r = opened(m, room, first + blockIdx.x);
     u32 *met = r.rest, *found = met + MET, *total = r.count + 1;
-    for (int i = threadIdx.x; i < MET; i += blockDim.x) met[i] = UNUSED;
+    for (int i = threadIdx.x; i < MET; i += blockDim.x) met[i] = NOWHERE;
     if (threadIdx.x == 0) *total = 0;
     __syncthreads();
     if (threadIdx.x == 0) visit(met, MET - 1, r.row, true);

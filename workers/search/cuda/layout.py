@@ -7,6 +7,7 @@ All members of a structure are int64, addresses too: an array of int64 is one.
 from importlib.resources import files
 
 from workers.search.graph.knn import SAMPLE
+from workers.search.kernels.keys import EMPTY, FLAG, LIMIT, NOWHERE
 from workers.search.walk import fields
 
 MACHINE = (  # all state of one batch: addresses of arrays in device memory, unless said otherwise
@@ -62,6 +63,9 @@ LISTS = (  # neighbour lists while an index is built
     "changed",  # uint64
     "list_size",
 )
+TILE = 256  # candidates of a row that are measured and merged together
+GATHERED = 4 * SAMPLE * SAMPLE  # candidates of a row in a round, at most
+MET = 4_096  # places of a round's table: more than a list and GATHERED rows
 KERNELS = (
     "turn_begin",
     "step",
@@ -72,6 +76,7 @@ KERNELS = (
     "join",
     "descend",
 )
+_KEYS = {"EMPTY": EMPTY, "FLAG": FLAG, "LIMIT": LIMIT}
 _COLUMNS = [name for name, value in vars(fields).items() if name.isupper() and type(value) is int]
 
 
@@ -80,7 +85,9 @@ def source() -> str:
     parts = [
         "typedef long long i64;",
         *(f"enum {{ {name} = {getattr(fields, name)} }};" for name in _COLUMNS),
-        f"enum {{ SAMPLE = {SAMPLE} }};",
+        f"enum {{ SAMPLE = {SAMPLE}, TILE = {TILE}, MET = {MET} }};",
+        *(f"#define {name} {int(key):#x}ull" for name, key in _KEYS.items()),
+        f"#define NOWHERE {int(NOWHERE):#x}u",
         _structure("Machine", MACHINE),
         _structure("Lists", LISTS),
     ]

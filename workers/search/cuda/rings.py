@@ -18,7 +18,7 @@ DEPTH = 2  # turns under way: one runs while the host deals with the one before
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Admission:
+class Assignment:
     """A search on its way into a slot; `row` has addresses of device memory."""
 
     slot: int
@@ -37,13 +37,13 @@ class Rings:
         self.into = pinned(device, (DEPTH, 2 + slots + slots * self.record_words), np.int64)
         self.out = pinned(device, (DEPTH, 2 + slots), np.int64)
 
-    def write(self, turn: int, active: list[int], admissions: list[Admission]) -> None:
+    def write(self, turn: int, active: list[int], assignments: list[Assignment]) -> None:
         """What the turn begins with; the turn `DEPTH` before must be over."""
         entry = self.into[turn % DEPTH]
-        entry[0], entry[1] = len(active), len(admissions)
+        entry[0], entry[1] = len(active), len(assignments)
         entry[2 : 2 + len(active)] = active
         records = entry[2 + self.slots :].reshape(self.slots, self.record_words)
-        for record, each in zip(records, admissions, strict=False):
+        for record, each in zip(records, assignments, strict=False):
             record[0], record[1] = each.slot, each.serial
             record[2 : 2 + fields.COUNT] = each.row
             first = 2 + fields.COUNT

@@ -231,7 +231,7 @@ __device__ void clear(const Machine* m, Work& w) {
     for (int i = threadIdx.x; i < w.f[TOP_M]; i += blockDim.x) w.list[i] = EMPTY;
     for (int i = threadIdx.x; i < w.f[K]; i += blockDim.x) w.hits[i] = EMPTY;
     for (int i = threadIdx.x; i < (w.f[HASH_MASK] + 1) / 4; i += blockDim.x)
-        seen[i] = make_uint4(UNUSED, UNUSED, UNUSED, UNUSED);
+        seen[i] = make_uint4(NOWHERE, NOWHERE, NOWHERE, NOWHERE);
     for (int i = NEXT + threadIdx.x; i <= LOOSE_DONE; i += blockDim.x) w.f[i] = 0;
     if (threadIdx.x == 0) w.f[STATUS] = SEEDING;
     __syncthreads();
@@ -240,21 +240,21 @@ __device__ void clear(const Machine* m, Work& w) {
 // Mark the nearest unexpanded entries as expanded; their neighbours that are new are tasks.
 __device__ void expand(const Machine* m, Work& w, u32* rows) {
     i64* f = w.f;
-    int degree = f[DEGREE], width = f[WIDTH] < f[TOP_M] ? f[WIDTH] : f[TOP_M], lane = threadIdx.x % WARP;
+    int degree = f[DEGREE], width = f[WIDTH] < f[TOP_M] ? f[WIDTH] : f[TOP_M], in_warp = threadIdx.x % WARP;
     if (threadIdx.x < WARP) {
         int taken = 0;
         for (int first = 0; first < f[TOP_M] && taken < width; first += WARP) {
-            u64 key = first + lane < f[TOP_M] ? w.list[first + lane] : EMPTY;
+            u64 key = first + in_warp < f[TOP_M] ? w.list[first + in_warp] : EMPTY;
             bool open = key < LIMIT && !(key & FLAG);
             u32 votes = __ballot_sync(ALL, open);
-            int rank = taken + __popc(votes & ((1u << lane) - 1));
+            int rank = taken + __popc(votes & ((1u << in_warp) - 1));
             if (open && rank < width) {
-                w.list[first + lane] = key | FLAG;
+                w.list[first + in_warp] = key | FLAG;
                 w.spare[rank] = key;
             }
             taken += __popc(votes);
         }
-        if (lane == 0) w.spare[width] = taken < width ? taken : width;
+        if (in_warp == 0) w.spare[width] = taken < width ? taken : width;
     }
     __syncthreads();
     u32* seen = (u32*)m->visited + (u64)w.slot * m->visited_places;
@@ -319,7 +319,7 @@ extern "C" __global__ void step(const Machine* m, int number) {
     for (int i = threadIdx.x; i < w.f[K]; i += blockDim.x) found[i] = w.hits[i];
 }
 
-// The distances of a step's tasks, each by a team of lanes, whoever they belong to.
+// The distances of a step's tasks, each by a team of threads, whoever they belong to.
 template <int TEAM>
 __device__ void measure(const Machine* m, int step) {
     int count = ((u32*)m->tasks_count)[step], teams = blockDim.x / TEAM;

@@ -113,7 +113,7 @@ class CudaLanes:
                     self.batch.collect()
                 return False
             if kind == RUN:
-                self._admit(slot, *what)
+                self._assign(slot, *what)
             elif kind == PARK and slot in self._active:
                 self._parked[slot] = self._active.pop(slot)
             elif kind == RESUME and slot in self._parked:
@@ -145,16 +145,16 @@ class CudaLanes:
             self._say(ended)
             self._let_go()
 
-    def _admit(self, slot: int, row: Array, search: Search) -> None:
+    def _assign(self, slot: int, row: Array, search: Search) -> None:
         batch, source = self.batch, int(row[fields.FEED])
         on_device = batch.copies.row(row, search)
         if source:
             feed = self._feed(row, search, source)
             self._feeds[slot] = (feed, source)
-            feed.admit(batch, slot, on_device)
+            feed.assign(batch, slot, on_device)
         else:
             warm = _NO_WARM if search.warm is None else search.warm
-            batch.admit(slot, on_device, search.query[0], warm)
+            batch.assign(slot, on_device, search.query[0], warm)
         self._active[slot] = bool(source)
 
     def _feed(self, row: Array, search: Search, source: int) -> Feed:

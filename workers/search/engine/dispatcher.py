@@ -23,7 +23,7 @@ import numpy as np
 
 from schemas.errors import DeadlineExceeded, EngineDead, QueueFull, TriviumError
 from workers.search.engine.lanes import Lanes
-from workers.search.engine.queues import NEVER_MS, Deadlines, Item
+from workers.search.engine.queues import NEVER_MS, Deadlines, QueuedSearch
 from workers.search.engine.scheduler import Drop, Running, Scheduler, SchedulerSettings
 from workers.search.index import bulk, ways
 from workers.search.index.kinds import Kind
@@ -38,7 +38,7 @@ _DIRECT_MAX = 8  # searches that go to a lane at once, between two ticks
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Ticket(Item):
+class Ticket(QueuedSearch):
     """A search on its way; `reply` is its caller's."""
 
     search: ways.Search

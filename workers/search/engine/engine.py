@@ -108,7 +108,7 @@ class SearchEngine:
             await asyncio.to_thread(view.allowed, query.where)
         way = ways.way(query, view, self._limits)
         vector = inputs.prepared(query.vector, view.dim, view.metric)
-        search = ways.begun(view, way, vector, query.seeds)
+        search = ways.new_search(view, way, vector, query.seeds)
         ticket = self._asked(search, query.kind, query.deadline_ms)
         try:
             answer: Answer = await ticket.reply
@@ -123,7 +123,7 @@ class SearchEngine:
     ) -> tuple[Array, Array]:  # fmt: skip
         """Rows and distances of the nearest to each query, shapes (queries, k).
 
-        Places beyond the last hit hold row -1 at infinity. All see one snapshot. Raises what
+        Places beyond the last hit hold row -1 at infinity. All see one view. Raises what
         `search` does; then the rest of the queries is given up.
         """
         view, effort = index.view(), effort or Effort()
@@ -187,13 +187,13 @@ class SearchEngine:
         self, view: IndexView, prepared: Array, effort: Effort, kind: Kind, deadline_ms: int | None
     ) -> tuple[Array, Array]:
         limits = self._limits
-        search = ways.begun(view, ways.way(effort, view, limits), prepared)
+        search = ways.new_search(view, ways.way(effort, view, limits), prepared)
         rows, distances = await self._many(search, prepared, kind, deadline_ms)
         short = np.flatnonzero(rows[:, min(effort.k, search.allowed) - 1] < 0)
         if len(short) and not search.exact:
             picked = np.ascontiguousarray(prepared[short])
             limits = limits._replace(scanned_rows_max=view.count)
-            scan = ways.begun(view, ways.way(effort, view, limits), picked)
+            scan = ways.new_search(view, ways.way(effort, view, limits), picked)
             rows[short], distances[short] = await self._many(scan, picked, kind, deadline_ms)
         return rows, distances
 

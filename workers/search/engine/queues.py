@@ -20,11 +20,11 @@ from workers.search.index.kinds import Kind
 NEVER_MS = math.inf
 _STALE_MIN = 64  # fewer are not worth a sweep
 
-_Entry = tuple[float, int, "Item"]
+_Entry = tuple[float, int, "QueuedSearch"]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Item:
+class QueuedSearch:
     """A search that waits; `search` is the caller's."""
 
     kind: Kind
@@ -46,11 +46,11 @@ class BySlack:
         self._heaps: dict[int, list[_Entry]] = {}  # by extends
         self._serial = 0
 
-    def add(self, item: Item) -> None:
+    def add(self, item: QueuedSearch) -> None:
         self._serial += 1
         heappush(self._heaps.setdefault(item.extends, []), (item.deadline_ms, self._serial, item))
 
-    def head(self, ms_per_extend: float) -> Item | None:
+    def head(self, ms_per_extend: float) -> QueuedSearch | None:
         """The search with the least slack."""
         best, least = None, NEVER_MS
         for extends in list(self._heaps):
@@ -65,7 +65,7 @@ class BySlack:
                 best, least = heap[0][2], latest_ms
         return best
 
-    def pop(self, head: Item) -> None:
+    def pop(self, head: QueuedSearch) -> None:
         """Take out what `head` has just returned."""
         heap = self._heaps[head.extends]
         heappop(heap)
@@ -79,15 +79,15 @@ class BySlack:
         for heap in self._heaps.values():
             heapify(heap)
 
-    def __iter__(self) -> Iterator[Item]:
+    def __iter__(self) -> Iterator[QueuedSearch]:
         for heap in self._heaps.values():
             yield from (entry[2] for entry in heap if entry[2].waits)
 
 
-class InOrder(deque[Item]):
+class InOrder(deque[QueuedSearch]):
     """First in, first out."""
 
-    def first(self) -> Item | None:
+    def first(self) -> QueuedSearch | None:
         """The search at the front, which stays there."""
         while self and not self[0].waits:
             self.popleft()
@@ -112,7 +112,7 @@ class Deadlines:
         self._serial = 0
         self._swept_at = _STALE_MIN
 
-    def add(self, item: Item) -> None:
+    def add(self, item: QueuedSearch) -> None:
         if item.deadline_ms == NEVER_MS:
             return
         if len(self._heap) >= self._swept_at:

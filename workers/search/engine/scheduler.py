@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from schemas.sections import Natural, NonNegative, Positive, Share, section
-from workers.search.engine.queues import NEVER_MS, BySlack, Deadlines, InOrder, Item
+from workers.search.engine.queues import NEVER_MS, BySlack, Deadlines, InOrder, QueuedSearch
 from workers.search.index.kinds import Kind
 
 _SWEPT_MIN = 64  # cancelled searches; fewer are not worth a sweep
@@ -71,10 +71,10 @@ class Running:
 class Plan:
     """What to do this turn, in this order: park, resume, admit; `dropped` end with the reason."""
 
-    admit: list[Item] = field(default_factory=list)
+    admit: list[QueuedSearch] = field(default_factory=list)
     park: list[int] = field(default_factory=list)
     resume: list[int] = field(default_factory=list)
-    dropped: list[tuple[Item, Drop]] = field(default_factory=list)
+    dropped: list[tuple[QueuedSearch, Drop]] = field(default_factory=list)
     wake_ms: float = NEVER_MS  # when to plan again though nothing happens
 
 
@@ -111,7 +111,7 @@ class Scheduler:
         """Searches of a class that wait."""
         return self._counts[kind]
 
-    def arrive(self, item: Item, now_ms: float) -> Drop | None:
+    def arrive(self, item: QueuedSearch, now_ms: float) -> Drop | None:
         """Take a search; or why not."""
         if item.deadline_ms <= now_ms:
             return Drop.DEADLINE_PASSED
@@ -127,7 +127,7 @@ class Scheduler:
         self._deadlines.add(item)
         return None
 
-    def passes(self, item: Item) -> bool:
+    def passes(self, item: QueuedSearch) -> bool:
         """Whether a plan would just admit a search that arrives now, if a place is free and no
         search is parked."""
         return (
@@ -137,7 +137,7 @@ class Scheduler:
             and item.deadline_ms > item.arrived_ms
         )
 
-    def cancel(self, item: Item) -> None:
+    def cancel(self, item: QueuedSearch) -> None:
         """The search is not wanted any more; it must wait here still."""
         self._left(item)
         self._cancelled += 1
@@ -146,7 +146,7 @@ class Scheduler:
             for queue in (self._prefill, self._late, self._decode, self._link):
                 queue.sweep()
 
-    def cleared(self) -> list[Item]:
+    def cleared(self) -> list[QueuedSearch]:
         """All that wait, which wait no longer."""
         queues = (self._prefill, self._late, self._decode, self._link)
         found = [item for queue in queues for item in queue if item.waits]
@@ -234,7 +234,9 @@ class Scheduler:
             room.places -= 1
             self._links_run = self._links_run or search.kind is Kind.LINK
 
-    def _admit(self, plan: Plan, room: _Room, take: Callable[[], Item | None], most: int) -> None:
+    def _admit(
+        self, plan: Plan, room: _Room, take: Callable[[], QueuedSearch | None], most: int
+    ) -> None:
         for _ in range(min(most, room.places, room.slots)):
             item = take()
             if item is None:
@@ -257,7 +259,7 @@ class Scheduler:
         self._credit -= 1
         return 1
 
-    def _next_prefill(self) -> Item | None:
+    def _next_prefill(self) -> QueuedSearch | None:
         """The search with the least slack of those that can meet their deadline."""
         item = self._prefill.head(self.ms_per_extend)
         if item is not None:
@@ -265,18 +267,18 @@ class Scheduler:
             self._left(item)
         return item
 
-    def _next_decode(self) -> Item | None:
+    def _next_decode(self) -> QueuedSearch | None:
         return self._first(self._decode)
 
-    def _next_late(self) -> Item | None:
+    def _next_late(self) -> QueuedSearch | None:
         return self._first(self._late)
 
-    def _next_link(self) -> Item | None:
+    def _next_link(self) -> QueuedSearch | None:
         item = self._first(self._link)
         self._links_run = self._links_run or item is not None
         return item
 
-    def _first(self, queue: InOrder) -> Item | None:
+    def _first(self, queue: InOrder) -> QueuedSearch | None:
         while queue:
             item = queue.popleft()
             if item.waits:
@@ -284,7 +286,7 @@ class Scheduler:
                 return item
         return None
 
-    def _left(self, item: Item) -> None:
+    def _left(self, item: QueuedSearch) -> None:
         assert item.waits
         item.waits = False
         self._counts[item.kind] -= 1

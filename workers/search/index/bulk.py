@@ -26,7 +26,7 @@ _WHOLE = 1 << 60
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
+class BulkHits:
     """Results of many queries; places beyond the last hit hold row -1 at infinity."""
 
     rows: Array  # (queries, k), int64
@@ -60,9 +60,9 @@ def take(slots: SlotRows, slot: int, search: ways.Search, source: Array) -> bool
 def search_all(
     effort: Effort, queries: Array, view: IndexView, *, threads: int = 0,
     slots_per_thread: int = SLOTS_PER_THREAD, scanned_rows_max: int = SCANNED_ROWS_MAX,
-) -> Found:  # fmt: skip
+) -> BulkHits:  # fmt: skip
     """The nearest rows of prepared queries; the effort is checked already."""
-    search = ways.admission(effort, queries, view, scanned_rows_max=scanned_rows_max)
+    search = ways.search_of(effort, queries, view, scanned_rows_max=scanned_rows_max)
     rows = np.empty((len(queries), effort.k), np.int64)
     distances = np.empty((len(queries), effort.k), np.float32)
 
@@ -79,7 +79,7 @@ def search_all(
         again = search_all(effort, picked, view, threads=threads, scanned_rows_max=view.count)
         rows[short], distances[short] = again.rows, again.distances
         extends, computed = extends + again.extends, computed + again.computed
-    return Found(rows, distances, extends, computed)
+    return BulkHits(rows, distances, extends, computed)
 
 
 def run_feed(search: ways.Search, source: Array, slot_count: int) -> None:

@@ -25,12 +25,12 @@ class Columns:
 
     def __init__(self) -> None:
         self.numbers: dict[str, Array] = {}
-        self.codes: dict[str, Array] = {}
+        self.label_codes: dict[str, Array] = {}
         self.labels: dict[str, dict[str | bool, int]] = {}
 
     def check(self, rows: Sequence[Mapping[str, Value]]) -> None:
         """Raise InvalidRequest where `append` could not keep these."""
-        kinds = dict.fromkeys(self.numbers, True) | dict.fromkeys(self.codes, False)
+        kinds = dict.fromkeys(self.numbers, True) | dict.fromkeys(self.label_codes, False)
         for row in rows:
             for field, value in row.items():
                 if not isinstance(value, str | bool | int | float):
@@ -63,7 +63,7 @@ class Columns:
                     continue
                 labels = self.labels.setdefault(field, {})
                 code = labels.setdefault(value, len(labels))  # type: ignore[arg-type]  # a label
-                self._grown(self.codes, field, _NONE, np.int32, capacity)[at] = code
+                self._grown(self.label_codes, field, _NONE, np.int32, capacity)[at] = code
 
     def _grown(
         self, columns: dict[str, Array], field: str, empty: Any, dtype: Any, capacity: int
@@ -82,7 +82,7 @@ class Columns:
         out.labels = {field: dict(labels) for field, labels in self.labels.items()}
         for source, target, empty in (
             (self.numbers, out.numbers, np.nan),
-            (self.codes, out.codes, _NONE),
+            (self.label_codes, out.label_codes, _NONE),
         ):
             for field, column in source.items():
                 target[field] = _column(column, rows, empty)
@@ -99,7 +99,7 @@ class Columns:
             for v in values
             if self._fits(field, v, number=False) and v in labels
         ]
-        return np.isin(_first(self.codes[field], count, _NONE), codes)
+        return np.isin(_first(self.label_codes[field], count, _NONE), codes)
 
     def between(self, field: str, low: float | None, high: float | None, count: int) -> Array:
         """Which of the first `count` rows are in [low, high]; None leaves a side open."""
@@ -115,8 +115,8 @@ class Columns:
         return inside
 
     def _labels(self, field: str) -> dict[str | bool, int]:
-        if field not in self.codes:
-            known = ", ".join(sorted([*self.numbers, *self.codes])) or "none"
+        if field not in self.label_codes:
+            known = ", ".join(sorted([*self.numbers, *self.label_codes])) or "none"
             raise UnknownFilterField(f"no row has a field {field!r}; fields are: {known}")
         return self.labels[field]
 

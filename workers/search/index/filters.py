@@ -1,7 +1,7 @@
 """Filters over metadata: which rows a search may return.
 
 `Equal("language", "it") & Range("year", low=2020) & ~OneOf("source", ["a", "b"])`. Filters are
-values: equal ones are the same filter, so that a snapshot compiles each once. A compiled filter is
+values: equal ones are the same filter, so that a view compiles each once. A compiled filter is
 a bit set, and the list of its rows where a search scans them (`ways.py`).
 """
 
@@ -127,11 +127,11 @@ class Other(Filter):
 
 @dataclass(frozen=True, eq=False)
 class Allowed:
-    """A filter compiled for a snapshot: the live rows that it allows."""
+    """A filter compiled for a view: the live rows that it allows."""
 
     bits: Array  # uint32, one bit a row
     count: int
-    total: int  # rows of the snapshot
+    total: int  # rows of the view
 
     @cached_property
     def rows(self) -> Array:

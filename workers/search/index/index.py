@@ -1,4 +1,4 @@
-"""An index: rows, the graph over those that are linked, and the snapshots that searches read.
+"""An index: rows, the graph over those that are linked, and the views that searches read.
 
 Upserts and deletes are visible in the next `view` at once: rows without edges are scanned, deleted
 ones are walked through and not returned. `link` gives edges to some of the new rows and `compact`

@@ -8,7 +8,7 @@ import numpy as np
 
 from workers.search.index.filters import Filter
 from workers.search.index.kinds import Kind
-from workers.search.kernels.keys import held
+from workers.search.kernels.keys import rows_and_distances
 
 Array = np.ndarray[Any, Any]
 ExternalId = int | str | bytes
@@ -45,7 +45,7 @@ class Answer:
     computed: int  # distances
     exact: bool  # every row that may be returned was looked at
     top_keys: Array  # the whole routing list, as keys
-    names: list[ExternalId]  # of all rows, in the snapshot that was searched
+    names: list[ExternalId]  # of all rows, in the view that was searched
 
     @property
     def ids(self) -> list[ExternalId]:
@@ -55,7 +55,7 @@ class Answer:
     @property
     def top(self) -> Array:
         """Rows of the whole routing list, int64: seeds of the next probe."""
-        return self.rows if self.exact else held(self.top_keys)[0]
+        return self.rows if self.exact else rows_and_distances(self.top_keys)[0]
 
     def top_ids(self) -> list[ExternalId]:
         """External ids of `top`: seeds that stay right when rows are renumbered."""

@@ -1,7 +1,7 @@
 """Rows of an index: vectors, external ids, metadata, and which rows are deleted.
 
 Rows are numbers that count up; a row never changes once it is appended, only its bit in `dead`, so
-snapshots share this memory. Not safe for several threads: `Index` holds its lock.
+views share this memory. Not safe for several threads: `Index` holds its lock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ ID_BYTES_MAX = 1_024
 
 
 class Rows:
-    """A growing table; it doubles when it is full."""
+    """Arrays that grow; they double when they are full."""
 
     def __init__(
         self,

@@ -97,7 +97,7 @@ def _arrays(view: IndexView) -> dict[str, Array]:
         "ids": ids,
         "id_bytes": blob,
     }
-    for name, columns in (("number", view.columns.numbers), ("code", view.columns.codes)):
+    for name, columns in (("number", view.columns.numbers), ("code", view.columns.label_codes)):
         for field, column in columns.copy().items():
             arrays[f"{name}:{field}"] = column[: view.count]
     return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -205,7 +205,7 @@ def _index(header: dict[str, Any], arrays: dict[str, Array], threads: int) -> In
         if kind == "number":
             columns.numbers[field] = np.array(array)
         elif kind == "code":
-            columns.codes[field] = np.array(array)
+            columns.label_codes[field] = np.array(array)
     for field, labels in header["labels"].items():
         columns.labels[field] = {label: code for code, label in enumerate(labels)}
     ids = _unpacked_ids(arrays["ids"], arrays["id_bytes"])

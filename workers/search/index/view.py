@@ -1,4 +1,4 @@
-"""A snapshot of an index: what a search reads, from its first extend to its last.
+"""An index at one moment: what a search reads, from its first extend to its last.
 
 Nothing in a view changes once it is made. Upserts, deletes, linking and compaction make new views;
 searches that run keep theirs, and with it the memory that their slots point to.

@@ -6,7 +6,7 @@ the more rows a filter excludes, so that twice as many hits as are wanted are to
 A walk may end with fewer hits than there are, or with hits that it met by chance far outside of its
 routing list, because what is near the query is excluded: `rescanned` then makes it a scan. So no
 search silently returns fewer than min(k, rows allowed), and a wrong guess costs at most the scan
-that it was to save. Which way depends on the request and the snapshot alone.
+that it was to save. Which way depends on the request and the view alone.
 """
 
 import math
@@ -48,7 +48,7 @@ _NO_ROWS: Array = np.empty(0, np.int64)
 
 
 class Way(NamedTuple):
-    """How searches of one effort go in one snapshot; nothing of a request."""
+    """How searches of one effort go in one view; nothing of a request."""
 
     row: Array  # int64, `fields.COUNT`, without what is a request's own
     place: int  # address_of of `row`
@@ -109,13 +109,13 @@ class Search:
         return self.way.extends
 
 
-def admission(
+def search_of(
     effort: Effort, query: Array, view: IndexView, *, seeds: Any = (),
     scanned_rows_max: int = SCANNED_ROWS_MAX, top_m_max: int = TOP_M_MAX,
 ) -> Search:  # fmt: skip
     """A search of prepared queries (`metrics.prepared`); raises what `way` does."""
     limits = Limits(scanned_rows_max=scanned_rows_max, top_m_max=top_m_max)
-    return begun(view, way(effort, view, limits), query, seeds)
+    return new_search(view, way(effort, view, limits), query, seeds)
 
 
 def way(effort: Effort, view: IndexView, limits: Limits = _LIMITS) -> Way:
@@ -131,7 +131,7 @@ def way(effort: Effort, view: IndexView, limits: Limits = _LIMITS) -> Way:
     return known
 
 
-def begun(view: IndexView, way: Way, query: Array, seeds: Any = ()) -> Search:
+def new_search(view: IndexView, way: Way, query: Array, seeds: Any = ()) -> Search:
     """A search that goes that way, from rows that may be near if there are `seeds`."""
     search = Search(view, way, query)
     if len(seeds) and way.row[fields.REPS_COUNT]:

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from workers.search.kernels.arrays import aligned
-from workers.search.kernels.distances import LANES, distance
-from workers.search.kernels.integers import INTEGER_LANES, product_sum, square_sum
+from workers.search.kernels.distances import SIMD_FLOATS, distance
+from workers.search.kernels.integers import SIMD_CODES, product_sum, square_sum
 from workers.search.kernels.jit import inlined, kernel
 from workers.search.kernels.memory import get_f32, get_i64, put_f32, put_i16, put_i64
 from workers.search.kernels.metrics import INNER_PRODUCT, SINGLE, SQUARED_L2
@@ -49,12 +49,12 @@ class Codes:
     """Codes of rows, and what they stand for."""
 
     codes: Array  # (rows, code bytes), uint8
-    ruler: Array  # (padded dim + LANES,), float32
+    ruler: Array  # (padded dim + SIMD_FLOATS,), float32
 
     @property
     def error(self) -> float:
         """The farthest that a row is from what its code stands for."""
-        return float(self.ruler[len(self.ruler) - LANES + _ERROR])
+        return float(self.ruler[len(self.ruler) - SIMD_FLOATS + _ERROR])
 
 
 def coded(vectors: Array, metric: int, *, threads: int = 0) -> Codes | None:
@@ -65,7 +65,7 @@ def coded(vectors: Array, metric: int, *, threads: int = 0) -> Codes | None:
     low, high = (edge.astype(np.float32) for edge in (vectors.min(0), vectors.max(0)))
     if max(-low.min(), high.max()) > _VALUE_MAX:
         return None
-    constants = np.zeros(LANES, np.float32)
+    constants = np.zeros(SIMD_FLOATS, np.float32)
     constants[_STEP] = max(float((high - low).max()) / _LEVELS, _STEP_MIN)
     constants[_LEAST] = np.linalg.norm(low.astype(np.float64))
     return _coded(vectors, np.concatenate([low, constants]), None, metric, threads)
@@ -86,7 +86,7 @@ def extended(known: Codes | None, vectors: Array, metric: int, *, threads: int =
 
 def _coded(vectors: Array, ruler: Array, known: Codes | None, metric: int, threads: int) -> Codes:
     rows, length = vectors.shape
-    codes = aligned(rows, -(-length // INTEGER_LANES) * INTEGER_LANES, np.uint8)
+    codes = aligned(rows, -(-length // SIMD_CODES) * SIMD_CODES, np.uint8)
     first = 0 if known is None else len(known.codes)
     if known is not None:
         codes[:first] = known.codes
@@ -145,7 +145,7 @@ def encode_query(query: int, ruler: int, length: int, metric: int, out: int, roo
         level = np.floor(min(high, max(low, exact / unit + np.float32(0.5))))
         put_i16(codes, i, np.int16(level))
         put_f32(room, i, exact - level * unit)
-    for i in range(length, -(-length // INTEGER_LANES) * INTEGER_LANES):
+    for i in range(length, -(-length // SIMD_CODES) * SIMD_CODES):
         put_i16(codes, i, np.int16(0))
     missed = np.sqrt(_square(room, length)) * _WIDER
     put_f32(out, _SCALE, step)

@@ -5,8 +5,8 @@ distance depends on its two vectors only and results never depend on batch mates
 below write LLVM vector code directly: loops that a compiler vectorises by itself reach half the
 speed, and their order of additions changes with the place that they are inlined into.
 
-Rows are padded with zeros to a multiple of `LANES` values (`padded`). Smaller is nearer in every
-metric: inner product is negated; cosine is inner product of vectors that were normalised before.
+Rows are padded with zeros to a multiple of `SIMD_FLOATS` values (`padded`). Smaller is nearer in
+every metric: inner product is negated; cosine is inner product of vectors that were normalised.
 """
 
 from typing import Any
@@ -16,27 +16,27 @@ from llvmlite import ir
 from workers.search.kernels.jit import inlined, insert_function, intrinsic, types
 from workers.search.kernels.metrics import HALF, INNER_PRODUCT, SINGLE, SQUARED_L2
 
-LANES = 16
+SIMD_FLOATS = 16
 _UNROLLED = 4  # independent sums, or each addition waits for the one before
 
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
-_VECTOR = ir.VectorType(_F32, LANES)
+_VECTOR = ir.VectorType(_F32, SIMD_FLOATS)
 
 
 def padded(dim: int) -> int:
     """`dim` rounded up to whole vectors."""
-    return -(-dim // LANES) * LANES
+    return -(-dim // SIMD_FLOATS) * SIMD_FLOATS
 
 
 def _horizontal_sum(builder: Any, vector: Any) -> Any:
-    """The sum of all lanes, as a fixed tree."""
-    lanes = LANES
-    while lanes > 1:
-        lanes //= 2
+    """The sum of a vector's values, as a fixed tree."""
+    values = SIMD_FLOATS
+    while values > 1:
+        values //= 2
         undefined = ir.Constant(vector.type, ir.Undefined)
-        mask = ir.VectorType(_I32, lanes)
-        low = ir.Constant(mask, list(range(lanes)))
-        high = ir.Constant(mask, list(range(lanes, 2 * lanes)))
+        mask = ir.VectorType(_I32, values)
+        low = ir.Constant(mask, list(range(values)))
+        high = ir.Constant(mask, list(range(values, 2 * values)))
         vector = builder.fadd(
             builder.shuffle_vector(vector, undefined, low),
             builder.shuffle_vector(vector, undefined, high),
@@ -48,7 +48,7 @@ def _loader(builder: Any, base: Any, stored: int) -> Any:
     """Code that loads the vector that begins at element i of an array."""
     element = ir.HalfType() if stored == HALF else _F32
     size = 2 if stored == HALF else 4
-    pointer = ir.VectorType(element, LANES).as_pointer()
+    pointer = ir.VectorType(element, SIMD_FLOATS).as_pointer()
 
     def load(i: Any) -> Any:
         address = builder.add(base, builder.mul(i, ir.Constant(_I64, size)))
@@ -60,7 +60,7 @@ def _loader(builder: Any, base: Any, stored: int) -> Any:
 
 
 def _accumulator(builder: Any, row: Any, query: Any, metric: int, stored: int) -> Any:
-    """Code that adds the terms of elements i to i + LANES to a sum."""
+    """Code that adds the terms of elements i to i + SIMD_FLOATS to a sum."""
     kind = ir.FunctionType(_VECTOR, [_VECTOR, _VECTOR, _VECTOR])
     fma = insert_function(builder.module, kind, "llvm.fmuladd.v16f32")
     of_row, of_query = _loader(builder, row, stored), _loader(builder, query, SINGLE)
@@ -91,7 +91,7 @@ def _reduction(metric: int, stored: int) -> Any:
 def _reduce(builder: Any, row: Any, query: Any, length: Any, *, metric: int, stored: int) -> Any:
     """Two loops: several vectors at a time, then the rest one by one."""
     add = _accumulator(builder, row, query, metric, stored)
-    zero, stride = ir.Constant(_VECTOR, [0.0] * LANES), LANES * _UNROLLED
+    zero, stride = ir.Constant(_VECTOR, [0.0] * SIMD_FLOATS), SIMD_FLOATS * _UNROLLED
     entry = builder.block
     names = ("many_test", "many", "one_test", "one", "done")
     many_test, many, one_test, one, done = (builder.append_basic_block(name) for name in names)
@@ -108,7 +108,7 @@ def _reduce(builder: Any, row: Any, query: Any, length: Any, *, metric: int, sto
 
     builder.position_at_end(many)
     for part, total in enumerate(sums):
-        at = builder.add(i, ir.Constant(_I64, part * LANES))
+        at = builder.add(i, ir.Constant(_I64, part * SIMD_FLOATS))
         total.add_incoming(add(total, at), many)
     i.add_incoming(builder.add(i, ir.Constant(_I64, stride)), many)
     builder.branch(many_test)
@@ -121,7 +121,7 @@ def _reduce(builder: Any, row: Any, query: Any, length: Any, *, metric: int, sto
 
     builder.position_at_end(one)
     rest.add_incoming(add(rest, j), one)
-    j.add_incoming(builder.add(j, ir.Constant(_I64, LANES)), one)
+    j.add_incoming(builder.add(j, ir.Constant(_I64, SIMD_FLOATS)), one)
     builder.branch(one_test)
 
     builder.position_at_end(done)
@@ -167,7 +167,7 @@ def distance(row: int, query: int, length: int, metric: int, stored: int) -> Any
 @inlined
 def load(row: int, out: int, length: int, stored: int) -> None:
     """Copy the vector at an address to another as float32; lengths are padded."""
-    for i in range(0, length, LANES):
+    for i in range(0, length, SIMD_FLOATS):
         if stored == SINGLE:
             _widen_single(row + 4 * i, out + 4 * i)
         else:

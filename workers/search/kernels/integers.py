@@ -13,7 +13,7 @@ from llvmlite import binding, ir
 
 from workers.search.kernels.jit import insert_function, intrinsic, types
 
-INTEGER_LANES = 64  # codes are padded to a multiple
+SIMD_CODES = 64  # codes are padded to a multiple
 
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _vector: Callable[[Any, int], Any] = ir.VectorType
@@ -24,7 +24,7 @@ class Pairing:
     """An instruction that multiplies int16 and adds pairs of products."""
 
     feature: str
-    lanes: int  # of int16
+    values: int  # of int16
     name: str
 
 
@@ -36,16 +36,16 @@ PAIRINGS = [
     )
     if binding.get_host_cpu_features().get(each.feature)
 ]
-_PLAIN_LANES = 16
+_PLAIN_VALUES = 16
 
 
 def _products(builder: Any, left: Any, right: Any, pairing: Pairing | None) -> Any:
-    """Products of all lanes, 32 bits each, or sums of pairs of them."""
+    """Products of all values, 32 bits each, or sums of pairs of them."""
     if pairing is not None:
-        kind = ir.FunctionType(_vector(_I32, pairing.lanes // 2), [left.type, right.type])
+        kind = ir.FunctionType(_vector(_I32, pairing.values // 2), [left.type, right.type])
         function = insert_function(builder.module, kind, pairing.name)
         return builder.call(function, [left, right])
-    wide = _vector(_I32, _PLAIN_LANES)
+    wide = _vector(_I32, _PLAIN_VALUES)
     return builder.mul(builder.sext(left, wide), builder.sext(right, wide))
 
 
@@ -53,7 +53,7 @@ def sum_of(of_differences: bool, pairing: Pairing | None) -> Any:
     """An intrinsic: (address of codes, address of a coded query, padded length) -> int32.
 
     The sum of squared differences, or of products; the padded length is a multiple of
-    `INTEGER_LANES`.
+    `SIMD_CODES`.
     """
 
     @intrinsic
@@ -70,10 +70,10 @@ def sum_of(of_differences: bool, pairing: Pairing | None) -> Any:
 def _loop(
     builder: Any, codes: Any, query: Any, length: Any, *, pairing: Pairing | None, differs: bool
 ) -> Any:
-    """Whole `INTEGER_LANES` at a time, several independent sums."""
-    lanes = pairing.lanes if pairing is not None else _PLAIN_LANES
-    parts = INTEGER_LANES // lanes
-    held = _vector(_I32, lanes // 2 if pairing is not None else lanes)
+    """Whole `SIMD_CODES` at a time, several independent sums."""
+    values = pairing.values if pairing is not None else _PLAIN_VALUES
+    parts = SIMD_CODES // values
+    held = _vector(_I32, values // 2 if pairing is not None else values)
     entry = builder.block
     again, done = builder.append_basic_block("again"), builder.append_basic_block("done")
     builder.branch(again)
@@ -83,18 +83,18 @@ def _loop(
     sums = [builder.phi(held) for _ in range(parts)]
     after = []
     for part, total in enumerate(sums):
-        at = builder.add(i, ir.Constant(_I64, part * lanes))
-        place = builder.inttoptr(builder.add(codes, at), _vector(_I8, lanes).as_pointer())
-        row = builder.zext(builder.load(place, align=1), _vector(_I16, lanes))
+        at = builder.add(i, ir.Constant(_I64, part * values))
+        place = builder.inttoptr(builder.add(codes, at), _vector(_I8, values).as_pointer())
+        row = builder.zext(builder.load(place, align=1), _vector(_I16, values))
         twice = builder.add(query, builder.add(at, at))
-        place = builder.inttoptr(twice, _vector(_I16, lanes).as_pointer())
+        place = builder.inttoptr(twice, _vector(_I16, values).as_pointer())
         other = builder.load(place, align=1)
         if differs:
             row = other = builder.sub(row, other)
         after.append(builder.add(total, _products(builder, row, other, pairing)))
         total.add_incoming(ir.Constant(held, [0] * held.count), entry)
         total.add_incoming(after[-1], again)
-    following = builder.add(i, ir.Constant(_I64, INTEGER_LANES))
+    following = builder.add(i, ir.Constant(_I64, SIMD_CODES))
     i.add_incoming(following, again)
     builder.cbranch(builder.icmp_signed("<", following, length), again, done)
     builder.position_at_end(done)
@@ -103,15 +103,15 @@ def _loop(
     return _across(builder, after[0], held.count)
 
 
-def _across(builder: Any, vector: Any, lanes: int) -> Any:
-    while lanes > 1:
-        lanes //= 2
-        undefined, mask = ir.Constant(vector.type, ir.Undefined), _vector(_I32, lanes)
+def _across(builder: Any, vector: Any, values: int) -> Any:
+    while values > 1:
+        values //= 2
+        undefined, mask = ir.Constant(vector.type, ir.Undefined), _vector(_I32, values)
         halves = [
             builder.shuffle_vector(
-                vector, undefined, ir.Constant(mask, list(range(first, first + lanes)))
+                vector, undefined, ir.Constant(mask, list(range(first, first + values)))
             )
-            for first in (0, lanes)
+            for first in (0, values)
         ]
         vector = builder.add(*halves)
     return builder.extract_element(vector, ir.Constant(_I32, 0))

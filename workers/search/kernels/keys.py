@@ -80,15 +80,7 @@ def insert(keys: int, count: int, key: Any) -> int:
 
 
 def rows_and_distances(keys: np.ndarray[Any, Any]) -> tuple[Any, Any]:
-    """Rows (int64) and distances (float32) of keys; -1 and infinity for empty ones."""
-    rows, distances = held(keys)
-    empty = (keys | FLAG) == EMPTY
-    rows[empty], distances[empty] = -1, np.inf
-    return rows, distances
-
-
-def held(keys: np.ndarray[Any, Any]) -> tuple[Any, Any]:
-    """Rows (int64) and distances (float32) of keys of which none is empty."""
+    """Rows (int64) and distances (float32) of an array of keys, none of which is empty."""
     ordered = (keys >> _32).astype(np.uint32)
     ordered ^= _SIGN | ((ordered >> np.uint32(31)) - np.uint32(1))
     return ((keys & _LOW) >> _ONE).astype(np.int64), ordered.view(np.float32)

@@ -14,7 +14,7 @@ from workers.search.kernels.jit import insert_function, intrinsic, types
 _KEYS = 8  # of a vector
 _BIT, _I8, _I64 = ir.IntType(1), ir.IntType(8), ir.IntType(64)
 _VECTOR, _MASK = ir.VectorType(_I64, _KEYS), ir.VectorType(_BIT, _KEYS)
-_LANES = ir.Constant(_VECTOR, list(range(_KEYS)))
+_NUMBERS = ir.Constant(_VECTOR, list(range(_KEYS)))
 _ALIGNED = ir.Constant(ir.IntType(32), 8)
 
 
@@ -54,7 +54,7 @@ def count_below(context: Any, keys: Any, count: Any, key: Any) -> Any:
         builder.branch(again)
         builder.position_at_end(again)
         i, below = builder.phi(_I64), builder.phi(_I64)
-        inside = builder.icmp_signed("<", builder.add(_LANES, _every(builder, i)), counts)
+        inside = builder.icmp_signed("<", builder.add(_NUMBERS, _every(builder, i)), counts)
         last = ir.Constant(_VECTOR, [-1] * _KEYS)
         held = _masked_load(builder, _place(builder, keys, i), inside, last)
         held = builder.and_(held, ir.Constant(_VECTOR, [-2] * _KEYS))
@@ -85,7 +85,7 @@ def move_up(context: Any, keys: Any, count: Any, first: Any) -> Any:
         builder.branch(again)
         builder.position_at_end(again)
         i = builder.phi(_I64)
-        places = builder.add(_LANES, _every(builder, i))
+        places = builder.add(_NUMBERS, _every(builder, i))
         inside = builder.and_(
             builder.icmp_signed("<", places, counts), builder.icmp_signed(">", places, firsts)
         )

@@ -18,7 +18,7 @@ from workers.search.index.kinds import Kind
 from workers.search.service.fleet_figures import FleetFigures, stalled_share
 
 
-class Steered(Protocol):
+class ControlledEngine(Protocol):
     """The engine as the loop sees it."""
 
     def set_share(self, share: float, flush_ms: float) -> None:
@@ -30,13 +30,13 @@ class Steered(Protocol):
         """Waits for a slot below which these shares of a class lie."""
 
 
-class Steering:
+class ControlLoop:
     """`run` looks every interval, until cancelled."""
 
     def __init__(
         self,
         settings: ControlSettings,
-        steered: Steered,
+        engine: ControlledEngine,
         share: float,
         flush_ms: float,
         figures: FleetFigures,
@@ -44,7 +44,7 @@ class Steering:
         producer: LogProducer,
     ) -> None:
         self._settings = settings
-        self._steered = steered
+        self._engine = engine
         self.share, self.flush_ms = share, flush_ms
         self._figures = figures
         self._membership = membership
@@ -68,7 +68,7 @@ class Steering:
         """What is known at this moment."""
         view = self._membership.view
         interval_ms = self._settings.interval_ms
-        waits = self._steered.waits_ms(Kind.PREFILL, (0.95,), now_ms, interval_ms)
+        waits = self._engine.waits_ms(Kind.PREFILL, (0.95,), now_ms, interval_ms)
         return Signals(
             link_bytes_per_s=self._figures.link_bytes_per_s(view, now_ms),
             prefill_wait_ms_p95=waits[0] if waits else None,
@@ -80,7 +80,7 @@ class Steering:
         move = control.move(self._settings, self.signals(now_ms), self.share, self.flush_ms)
         self.share, self.flush_ms = move.share, move.flush_ms
         if not move.is_still:
-            self._steered.set_share(move.share, move.flush_ms)
+            self._engine.set_share(move.share, move.flush_ms)
         return move
 
     def _record(self, move: Move) -> ControlMoved:

@@ -35,7 +35,7 @@ log = logging.getLogger("trivium.retrieval")
 _BATCH_MAX, _HISTORY_BATCH = 2_000, 5_000
 
 
-class DocumentFeed:
+class DocumentFollower:
     """`start` rebuilds, `run` follows until cancelled."""
 
     def __init__(

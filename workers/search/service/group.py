@@ -13,22 +13,24 @@ from workers.search.service.settings import ShardPlace
 _BACK_MS = 10_000  # a retrieval that is asked just before the first worker comes still counts
 
 
-def group_id(log: LogSettings, place: ShardPlace) -> str:
+def group_id(log_settings: LogSettings, place: ShardPlace) -> str:
     """The consumer group of the replicas of one shard."""
-    return f"{log.topic_prefix}retrieval-{place.shard}of{place.shards}"
+    return f"{log_settings.topic_prefix}retrieval-{place.shard}of{place.shards}"
 
 
-async def begin(log: LogSettings, place: ShardPlace) -> None:
+async def begin(log_settings: LogSettings, place: ShardPlace) -> None:
     """Give a new group its offsets; one that has some keeps them. Raises BrokerUnavailable."""
     consumer = AIOKafkaConsumer(
-        **client_options(log), group_id=group_id(log, place), enable_auto_commit=False
+        **client_options(log_settings),
+        group_id=group_id(log_settings, place),
+        enable_auto_commit=False,
     )
     try:
         await started(consumer.start, consumer.stop)
         partitions = [
-            TopicPartition(log.topic_prefix + topic, partition)
+            TopicPartition(log_settings.topic_prefix + topic, partition)
             for topic in TOPICS
-            for partition in range(log.retrieval_partitions)
+            for partition in range(log_settings.retrieval_partitions)
         ]
         consumer.assign(partitions)
         new = [each for each in partitions if await consumer.committed(each) is None]
@@ -41,6 +43,6 @@ async def begin(log: LogSettings, place: ShardPlace) -> None:
     except (CommitFailedError, UnknownMemberIdError):
         return  # another replica was quicker, and reads already
     except KafkaError as error:
-        raise BrokerUnavailable(f"{group_id(log, place)}: no offsets: {error}") from error
+        raise BrokerUnavailable(f"{group_id(log_settings, place)}: no offsets: {error}") from error
     finally:
         await consumer.stop()

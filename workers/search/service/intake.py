@@ -17,13 +17,13 @@ from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
 from schemas.topics import check_record
 from workers.search.index.kinds import Kind
-from workers.search.service.receipts import Place, Receipts
-from workers.search.service.responder import Serving
+from workers.search.service.receipts import Partition, Receipts
+from workers.search.service.responder import Responder
 
 TOPICS = {"retrieval.prefill": Kind.PREFILL, "retrieval.decode": Kind.DECODE}
 
 
-class Taking:
+class Intake:
     """Retrievals under way; bounded, so that the rest waits in the log."""
 
     def __init__(
@@ -31,19 +31,19 @@ class Taking:
         settings: LogSettings,
         codec: Codec,
         producer: LogProducer,
-        serving: Serving,
+        responder: Responder,
         pending_max: int,
     ) -> None:
         self._settings = settings
         self._codec = codec
         self._producer = producer
-        self._serving = serving
+        self._responder = responder
         self._room = asyncio.Semaphore(pending_max)
         self._receipts = Receipts()
         self._tasks: set[asyncio.Task[None]] = set()
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.draining = False
-        self.read: dict[Place, int] = {}  # offset after the last record taken
+        self.read: dict[Partition, int] = {}  # offset after the last record taken
 
     async def take(self, topic: str, event: Any) -> None:
         """One record, from an agent. Nothing leaves it: Faust would acknowledge and go on."""
@@ -58,25 +58,25 @@ class Taking:
 
     async def _take(self, topic: str, event: Any) -> None:
         record = consumer_record(event.message)
-        place = (topic, record.partition)
-        self.read[place] = record.offset + 1
-        receipt = self._receipts.open(place, event.ack)
+        partition = (topic, record.partition)
+        self.read[partition] = record.offset + 1
+        receipt = self._receipts.open(partition, event.ack)
         try:
             request = self._decoded(topic, record.value)
         except RecordError as error:
             await bury(self._producer, record, error)
-            self._receipts.close(place, receipt)
+            self._receipts.close(partition, receipt)
             self._room.release()
             return
 
         async def answer() -> None:
-            hits = await self._serving.hits(request, TOPICS[topic])
+            hits = await self._responder.hits(request, TOPICS[topic])
             try:
                 ack = await self._send(request, hits)
             except RecordTooLarge as error:
-                ack = await self._send(request, self._serving.refused(request, error))
+                ack = await self._send(request, self._responder.refused(request, error))
             await ack
-            self._receipts.close(place, receipt)
+            self._receipts.close(partition, receipt)
 
         task = asyncio.create_task(answer())
         self._tasks.add(task)

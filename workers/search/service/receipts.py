@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-Place = tuple[str, int]  # topic and partition
+Partition = tuple[str, int]  # topic and partition
 
 
 @dataclass(slots=True, eq=False)
@@ -23,18 +23,18 @@ class Receipts:
     """Records taken and not yet acknowledged, by partition."""
 
     def __init__(self) -> None:
-        self._open: dict[Place, deque[Receipt]] = {}
+        self._open: dict[Partition, deque[Receipt]] = {}
 
-    def open(self, place: Place, acknowledge: Callable[[], object]) -> Receipt:
+    def open(self, partition: Partition, acknowledge: Callable[[], object]) -> Receipt:
         """The next record of a partition."""
         receipt = Receipt(acknowledge)
-        self._open.setdefault(place, deque()).append(receipt)
+        self._open.setdefault(partition, deque()).append(receipt)
         return receipt
 
-    def close(self, place: Place, receipt: Receipt) -> None:
+    def close(self, partition: Partition, receipt: Receipt) -> None:
         """A record is done with."""
         receipt.is_done = True
-        waiting = self._open.get(place)
+        waiting = self._open.get(partition)
         while waiting and waiting[0].is_done:
             waiting.popleft().acknowledge()
 

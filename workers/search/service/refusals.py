@@ -25,7 +25,7 @@ log = logging.getLogger("trivium.retrieval")
 WAITING_MAX = 1_000
 _LOOK_S = 2.0
 _CLOCKS_APART_MS = 600_000  # of who wrote a document and who buried it
-_Place = tuple[str, str, str]  # partition, offset and timestamp, as dead letters tell them
+_Origin = tuple[str, str, str]  # partition, offset and timestamp, as dead letters tell them
 
 
 class Refusals:
@@ -43,7 +43,7 @@ class Refusals:
         self._producer = producer
         self._is_first = is_first
         self._client_id = f"{client_id}-refusals"
-        self._waiting: dict[_Place, tuple[ConsumerRecord, TriviumError]] = {}
+        self._waiting: dict[_Origin, tuple[ConsumerRecord, TriviumError]] = {}
         self._added = asyncio.Event()
         self._looking = asyncio.Lock()
 
@@ -55,8 +55,8 @@ class Refusals:
             await self.look()
         while len(self._waiting) >= WAITING_MAX:
             del self._waiting[next(iter(self._waiting))]
-        place = (str(record.partition), str(record.offset), str(record.timestamp))
-        self._waiting[place] = (record, error)
+        origin = (str(record.partition), str(record.offset), str(record.timestamp))
+        self._waiting[origin] = (record, error)
         self._added.set()
 
     async def run(self) -> None:
@@ -82,9 +82,9 @@ class Refusals:
         for buried in await self._buried():
             self._waiting.pop(_origin(buried), None)
         if self._is_first():
-            for place, (record, error) in list(self._waiting.items()):
+            for origin, (record, error) in list(self._waiting.items()):
                 await bury(self._producer, record, error)
-                self._waiting.pop(place, None)
+                self._waiting.pop(origin, None)
 
     async def _buried(self) -> list[ConsumerRecord]:
         """Dead letters that may be of what waits."""

@@ -4,7 +4,6 @@ Every retrieval gets its hits, failed ones too; nothing that is asked ends the w
 """
 
 import logging
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from schemas.errors import DeadlineExceeded, EngineFailed, InvalidRequest, TriviumError
@@ -29,15 +28,7 @@ class Searcher(Protocol):
         """The answer; raises a TriviumError."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """Who answers."""
-
-    worker_id: str
-    place: ShardPlace
-
-
-class Serving:
+class Responder:
     """Answers retrievals from the collections of one shard."""
 
     def __init__(
@@ -45,12 +36,14 @@ class Serving:
         engine: Searcher,
         collections: Collections,
         settings: RetrievalSettings,
-        server: Server,
+        *,
+        worker_id: str,
+        place: ShardPlace,
     ) -> None:
         self._engine = engine
         self._collections = collections
         self._settings = settings
-        self._server = server
+        self._worker_id, self._place = worker_id, place
         self.searches_total = 0
         self.misses_total = 0
 
@@ -71,9 +64,7 @@ class Serving:
             return self._record(request, began_ms, error=error.to_wire())
         except Exception:
             log.exception("retrieval %s failed", request.retrieval_id)
-            broken = EngineFailed(
-                f"the search failed; the log of {self._server.worker_id} says why"
-            )
+            broken = EngineFailed(f"the search failed; the log of {self._worker_id} says why")
             return self._record(request, began_ms, error=broken.to_wire())
         return self._answered(request, began_ms, answer)
 
@@ -120,13 +111,12 @@ class Serving:
         **found: Any,
     ) -> Hits:
         now_ms = wall_ms()
-        place = self._server.place
         return Hits(
             retrieval_id=request.retrieval_id,
             request_id=request.request_id,
-            worker_id=self._server.worker_id,
-            shard=place.shard,
-            shards=place.shards,
+            worker_id=self._worker_id,
+            shard=self._place.shard,
+            shards=self._place.shards,
             collection=request.collection,
             error=error,
             took_ms=max(0, now_ms - began_ms),  # wall clocks are set back

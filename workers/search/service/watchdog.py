@@ -13,7 +13,7 @@ from aiokafka.errors import KafkaError
 from schemas.errors import BrokerUnavailable
 from schemas.log.connecting import client_options, started
 from schemas.settings import LogSettings
-from workers.search.service.receipts import Place
+from workers.search.service.receipts import Partition
 
 STALL_MS = 30_000
 _LOOK_S = 5.0
@@ -23,11 +23,13 @@ class Progress:
     """What was read against what there is; time is an argument."""
 
     def __init__(self) -> None:
-        self._first: dict[Place, int] = {}  # ends at the first look at a partition
-        self._read: dict[Place, int] = {}
+        self._first: dict[Partition, int] = {}  # ends at the first look at a partition
+        self._read: dict[Partition, int] = {}
         self._moved_ms = 0.0
 
-    def look(self, ends: Mapping[Place, int], read: Mapping[Place, int], now_ms: float) -> None:
+    def look(
+        self, ends: Mapping[Partition, int], read: Mapping[Partition, int], now_ms: float
+    ) -> None:
         """`read` is the offset after the last record taken. Raises BrokerUnavailable."""
         self._first = {place: self._first.get(place, end) for place, end in ends.items()}
         lag = sum(max(0, end - read.get(p, self._first[p])) for p, end in ends.items())
@@ -41,7 +43,7 @@ class Progress:
 
 
 async def watch(
-    log: LogSettings, owned: Callable[[], set[Place]], read: Mapping[Place, int]
+    log_settings: LogSettings, owned: Callable[[], set[Partition]], read: Mapping[Partition, int]
 ) -> None:
     """Look now and then, until cancelled; a broker that is away is no reason to end.
 
@@ -49,14 +51,14 @@ async def watch(
     read meanwhile is not known here, so the counting begins anew.
     """
     loop, progress, held = asyncio.get_running_loop(), Progress(), owned()
-    consumer = AIOKafkaConsumer(**client_options(log))
+    consumer = AIOKafkaConsumer(**client_options(log_settings))
     try:
         await started(consumer.start, consumer.stop)
         while True:
             await asyncio.sleep(_LOOK_S)
             if held is not (now := owned()):
                 held, progress = now, Progress()
-            places = {TopicPartition(log.topic_prefix + t, p): (t, p) for t, p in held}
+            places = {TopicPartition(log_settings.topic_prefix + t, p): (t, p) for t, p in held}
             try:
                 ends = await consumer.end_offsets(list(places)) if places else {}
             except KafkaError:

@@ -34,11 +34,11 @@ from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.kinds import Kind
 from workers.search.service import group
 from workers.search.service.collections import Collections
-from workers.search.service.control_loop import Steering
-from workers.search.service.documents import DocumentFeed
+from workers.search.service.control_loop import ControlLoop
+from workers.search.service.documents import DocumentFollower
 from workers.search.service.fleet_figures import FleetFigures
-from workers.search.service.intake import TOPICS, Taking
-from workers.search.service.responder import Server, Serving
+from workers.search.service.intake import TOPICS, Intake
+from workers.search.service.responder import Responder
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 from workers.search.service.snapshots import AGE_MAX_MS, Snapshots
 from workers.search.service.upkeep import Upkeep
@@ -73,7 +73,7 @@ class RetrievalWorker:
         worker_id: str,
         codec: Codec,
     ) -> None:
-        self._log = log_settings
+        self._log_settings = log_settings
         self._settings = settings
         self._place = place
         self._worker_id = worker_id
@@ -89,14 +89,15 @@ class RetrievalWorker:
                 scheduler=settings.scheduler(),
             )  # fmt: skip
         )
-        server = Server(worker_id=worker_id, place=place)
-        self.serving = Serving(self.engine, self.collections, settings, server)
+        self.responder = Responder(
+            self.engine, self.collections, settings, worker_id=worker_id, place=place
+        )
         self._snapshots = Snapshots(
-            settings, self.collections, place, worker_id, lambda: dict(self._feed.offsets)
+            settings, self.collections, place, worker_id, lambda: dict(self._documents.offsets)
         )
         self._upkeep = Upkeep(settings, self.collections, self.engine.neighbours)
         self.membership = self._new_membership()
-        self._feed = DocumentFeed(
+        self._documents = DocumentFollower(
             log_settings, codec, self._producer, self.collections, place, self.membership
         )
         self._steady = tasks.Tasks()  # what goes on from life to life
@@ -105,7 +106,7 @@ class RetrievalWorker:
 
     def _new_membership(self, former_epoch: int = 0) -> Membership:
         return Membership(
-            self._log,
+            self._log_settings,
             self._codec,
             self._producer,
             member_id=self._worker_id,
@@ -117,11 +118,15 @@ class RetrievalWorker:
 
     def _begin(self) -> None:
         """Make what belongs to one life."""
-        self.membership = self._feed.membership = self._new_membership(self.membership.epoch)
-        self._taking = Taking(
-            self._log, self._codec, self._producer, self.serving, self._settings.pending_max
+        self.membership = self._documents.membership = self._new_membership(self.membership.epoch)
+        self._intake = Intake(
+            self._log_settings,
+            self._codec,
+            self._producer,
+            self.responder,
+            self._settings.pending_max,
         )
-        self._steering = Steering(
+        self._control = ControlLoop(
             self._settings.control(),
             self.engine,
             self._settings.share,
@@ -131,13 +136,15 @@ class RetrievalWorker:
             self._producer,
         )
         self._app = make_app(
-            self._log,
-            group=group.group_id(self._log, self._place),
+            self._log_settings,
+            group=group.group_id(self._log_settings, self._place),
             member_id=self._worker_id,
             buffer_max=_BUFFERED_MAX,
             leaves_group=True,
         )
-        add_agents(self._app, self._log.topic_prefix, "retrieval", tuple(TOPICS), self._taking)
+        add_agents(
+            self._app, self._log_settings.topic_prefix, "retrieval", tuple(TOPICS), self._intake
+        )
         self._owned: set[tuple[str, int]] = set()  # topic and partition
         self._tasks = tasks.Tasks()
         self._drained = False
@@ -193,37 +200,37 @@ class RetrievalWorker:
 
         Too long after a life the log may have forgotten what was deleted.
         """
-        offsets: dict[int, int] | None = dict(self._feed.offsets)
-        if not any(self._feed.offsets.values()):
+        offsets: dict[int, int] | None = dict(self._documents.offsets)
+        if not any(self._documents.offsets.values()):
             offsets = await asyncio.to_thread(self._snapshots.load)
         elif wall_ms() - self._left_ms > AGE_MAX_MS:
             offsets = None
-        if offsets is not None and not await self._feed.fits(offsets):
+        if offsets is not None and not await self._documents.fits(offsets):
             log.warning("what is held is dropped: the topic `documents` is another one")
             offsets = None
         if offsets is None:
             self.collections.indexes.clear()
-        await self._feed.start(offsets)
+        await self._documents.start(offsets)
         if not self._steady.names:
             await self._upkeep.finish()
             self._steady.spawn("snapshots", self._snapshots.run())
             self._steady.spawn("upkeep", self._upkeep.run())
-        await group.begin(self._log, self._place)
+        await group.begin(self._log_settings, self._place)
 
     def _serve(self) -> None:
         self._app.on_partitions_assigned.connect(self._assigned)
         self._app.on_partitions_revoked.connect(self._revoked)
-        self._tasks.spawn("documents", self._feed.run())
-        self._tasks.spawn("refusals", self._feed.refusals.run())
+        self._tasks.spawn("documents", self._documents.run())
+        self._tasks.spawn("refusals", self._documents.refusals.run())
         self._tasks.spawn("steady", self._steady.until(_for_ever()))
-        self._tasks.spawn("control", self._steering.run())
-        watching = watch(self._log, lambda: self._owned, self._taking.read)
+        self._tasks.spawn("control", self._control.run())
+        watching = watch(self._log_settings, lambda: self._owned, self._intake.read)
         self._tasks.spawn("watchdog", watching)
-        self._tasks.spawn("failure", self._taking.failure())
+        self._tasks.spawn("failure", self._intake.failure())
         self._tasks.spawn("agents", run_app(self._app))
 
     async def _assigned(self, sender: Any, assigned: Any, **_: Any) -> None:
-        prefix = self._log.topic_prefix
+        prefix = self._log_settings.topic_prefix
         self._owned = {(each.topic.removeprefix(prefix), each.partition) for each in assigned}
         own = sorted({partition for _, partition in self._owned})
         log.info("shard %s: serves partitions %s", self._place, own)
@@ -232,7 +239,7 @@ class RetrievalWorker:
 
     async def _revoked(self, sender: Any, revoked: Any, **_: Any) -> None:
         self._owned = set()
-        self._taking.revoked()
+        self._intake.revoked()
 
     def _fleet_record(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:
         if isinstance(record, Heartbeat):
@@ -256,10 +263,10 @@ class RetrievalWorker:
             prefill_wait_ms_p95=prefill[1],
             decode_wait_ms_p50=decode[0],
             decode_wait_ms_p95=decode[1],
-            share=self._steering.share,
-            flush_ms=self._steering.flush_ms,
-            searches_total=self.serving.searches_total,
-            misses_total=self.serving.misses_total,
+            share=self._control.share,
+            flush_ms=self._control.flush_ms,
+            searches_total=self.responder.searches_total,
+            misses_total=self.responder.misses_total,
             collections=self.collections.states(),
         )
 
@@ -267,7 +274,7 @@ class RetrievalWorker:
         self.membership.set_state(MemberState.DRAINING)
         try:
             async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
-                await self._tasks.until(self._taking.drain())
+                await self._tasks.until(self._intake.drain())
         except TimeoutError:
             log.warning("%s: retrievals left after the drain", self.membership.member_id)
         self._drained = True
@@ -276,9 +283,9 @@ class RetrievalWorker:
         """Commit and stop reading first, say goodbye last. A lost life writes no more hits."""
         close_ms = self._settings.close_timeout_ms
         await tasks.close("agents", self._app.stop(), close_ms)
-        await self._taking.cancel()
+        await self._intake.cancel()
         await self._tasks.cancel()
-        await tasks.close("reader of documents", self._feed.stop(), close_ms)
+        await tasks.close("reader of documents", self._documents.stop(), close_ms)
         await tasks.close("membership", self.membership.leave(), close_ms)
         closing = self._producer.stop() if self._drained else self._producer.discard()
         await tasks.close("producer", closing, close_ms)

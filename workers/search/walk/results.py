@@ -16,7 +16,7 @@ Array = np.ndarray[Any, Any]
 
 # Rows, nearest first, and distances as kernels give them; keys of the whole routing list; extends;
 # distances computed; 1 where rows were scanned and nothing was walked.
-Found = tuple[Array, Array, Array, int, int, int]
+SlotHits = tuple[Array, Array, Array, int, int, int]
 
 _INT64, _FLOAT32, _UINT64 = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.uint64)
 
@@ -32,7 +32,7 @@ class SlotReader:
         self._places = list(zip(slots.addresses, *lists, ours, strict=True))
         self.read(0, 1, 1, 0)  # compile here, not in somebody's event loop
 
-    def read(self, slot: int, k: int, top_m: int, wanted: int) -> Found | None:
+    def read(self, slot: int, k: int, top_m: int, wanted: int) -> SlotHits | None:
         """What a slot found, which is free then; None, and as it was, where a walk found fewer hits
         than are `wanted`. `k` and `top_m` are at least the slot's."""
         rows, distances, keys = np.empty(k, _INT64), np.empty(k, _FLOAT32), np.empty(top_m, _UINT64)

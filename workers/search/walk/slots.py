@@ -5,7 +5,7 @@ lists: entry points, a warm start, rows without edges, or all that a filter allo
 (expanding the graph) or DONE. A parked slot is one that the caller leaves out of a step: it keeps
 its state, so taking the place of a search for a while costs it nothing but time. All that a step
 needs to know of an index stands in the slot as addresses: searches of several indexes, and of
-several snapshots of one, share a batch. `steps.py` advances slots; who fills them keeps what they
+several views of one, share a batch. `steps.py` advances slots; who fills them keeps what they
 point to alive.
 """
 

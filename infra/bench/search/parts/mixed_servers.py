@@ -88,7 +88,7 @@ class StaticBatches:
         view = self._index.view()
         prepared = inputs.prepared(vector, view.dim, view.metric)
         query = Query(vector=vector, k=K, top_m=TOP_M[kind], kind=kind)
-        search = ways.begun(view, ways.way(query, view), prepared)
+        search = ways.new_search(view, ways.way(query, view), prepared)
         waiting = _Waiting(search, self._loop.create_future())
         self._inbox.put(waiting)
         return await waiting.reply

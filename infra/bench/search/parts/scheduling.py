@@ -18,7 +18,7 @@ import numpy as np
 from infra.bench.results import Bar, at_least, percentile
 from infra.bench.search.options import Options, Progress
 from workers.search.engine.control import ControlSettings, Signals, move
-from workers.search.engine.queues import Item
+from workers.search.engine.queues import QueuedSearch
 from workers.search.engine.scheduler import Drop, Plan, Running, Scheduler, SchedulerSettings
 from workers.search.index.kinds import Kind
 from workers.search.service.settings import RetrievalSettings
@@ -44,7 +44,7 @@ HALF, LOOP = "slack, half reserved", "slack, control loop"
 class Queues(Protocol):
     """What decides who gets the free places."""
 
-    def arrive(self, item: Item, now_ms: float) -> Drop | None: ...
+    def arrive(self, item: QueuedSearch, now_ms: float) -> Drop | None: ...
 
     def plan(
         self, now_ms: float, free_places: int, free_slots: int,
@@ -57,9 +57,9 @@ class InOrder:
 
     def __init__(self, *, prefill_first: bool) -> None:
         self._prefill_first = prefill_first
-        self._waiting: tuple[deque[Item], deque[Item]] = (deque(), deque())
+        self._waiting: tuple[deque[QueuedSearch], deque[QueuedSearch]] = (deque(), deque())
 
-    def arrive(self, item: Item, now_ms: float) -> Drop | None:
+    def arrive(self, item: QueuedSearch, now_ms: float) -> Drop | None:
         behind = self._prefill_first and item.kind is not Kind.PREFILL
         self._waiting[behind].append(item)
         return None
@@ -77,7 +77,7 @@ class InOrder:
 
 @dataclass(slots=True)
 class _Slot:
-    item: Item
+    item: QueuedSearch
     left: int
     may_park: bool = True
 
@@ -97,7 +97,7 @@ class Result:
         return sum(self.misses.values())
 
 
-def arrivals(seed: int, duration_ms: float, step: str) -> list[Item]:
+def arrivals(seed: int, duration_ms: float, step: str) -> list[QueuedSearch]:
     """Searches in order of arrival: Poisson, equally long in each phase of the load step."""
     random, found = np.random.default_rng(seed), []
     phases = STEPS[step]
@@ -108,7 +108,7 @@ def arrivals(seed: int, duration_ms: float, step: str) -> list[Item]:
             gaps = random.exponential(mean_ms, int(2 * phase_ms / mean_ms) + 20)
             times = number * phase_ms + np.cumsum(gaps)
             found += [
-                Item(kind=kind, extends=EXTENDS[kind], arrived_ms=at_ms,
+                QueuedSearch(kind=kind, extends=EXTENDS[kind], arrived_ms=at_ms,
                      deadline_ms=at_ms + wait if kind is Kind.PREFILL else math.inf)
                 for at_ms, wait in zip(
                     times.tolist(), random.uniform(*DEADLINE_MS, len(times)).tolist(), strict=True
@@ -130,7 +130,7 @@ class Simulation:
         self._stalls_ms: list[float] = []
         self._next_control_ms = control.interval_ms if control else math.inf
 
-    def run(self, items: Sequence[Item]) -> Result:
+    def run(self, items: Sequence[QueuedSearch]) -> Result:
         """Until every search has ended."""
         now_ms, coming = 0.0, deque(items)
         while coming or self._active or self._parked or self._waiting(now_ms):
@@ -194,7 +194,7 @@ class Simulation:
             self._free.append(number)
             self._ended(slot.item, now_ms)
 
-    def _ended(self, item: Item, now_ms: float) -> None:
+    def _ended(self, item: QueuedSearch, now_ms: float) -> None:
         took_ms = now_ms - item.arrived_ms
         self.result.taken_ms[item.kind].append(took_ms)
         if item.kind is Kind.PREFILL:

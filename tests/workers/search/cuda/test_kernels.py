@@ -11,7 +11,7 @@ import pytest
 
 from tests.workers.search.cuda.emulator import EmulatedDevice
 from tests.workers.search.data import clustered_index, gaussian, nearest, overlapping
-from tests.workers.search.walk.reference import Reference
+from tests.workers.search.walk.reference import Reference, hits_of
 from workers.search.cuda import builder, feeds
 from workers.search.cuda.batch import Batch, BatchSettings
 from workers.search.cuda.device import Device
@@ -23,7 +23,6 @@ from workers.search.index.filters import Equal, OneOf, Range
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
-from workers.search.kernels.keys import rows_and_distances
 from workers.search.kernels.metrics import Metric, Storage
 from workers.search.walk import fields
 
@@ -56,19 +55,19 @@ def view() -> IndexView:
 def searches(view: IndexView, effort: Effort, count: int = 6, **how: Any) -> list[Any]:
     queries = inputs.prepared(gaussian(count, view.dim, seed=2), view.dim, view.metric)
     return [
-        ways.admission(effort, np.ascontiguousarray(query[None]), view, **how) for query in queries
+        ways.search_of(effort, np.ascontiguousarray(query[None]), view, **how) for query in queries
     ]
 
 
 def admit(batch: Batch, slot: int, search: ways.Search) -> None:
     warm = np.empty(0, np.int64) if search.warm is None else search.warm
-    batch.admit(slot, batch.copies.row(search.row, search), search.query[0], warm)
+    batch.assign(slot, batch.copies.row(search.row, search), search.query[0], warm)
 
 
 def left(batch: Batch, slot: int, search: ways.Search) -> tuple[bytes, bytes, list[int]]:
     """Rows, distances and counts that an ended slot left."""
     lists = batch.found if search.row[fields.SCREENED] else batch.top
-    rows, distances = rows_and_distances(lists[slot, : search.k].copy())
+    rows, distances = hits_of(lists[slot, : search.k].copy())
     return rows.tobytes(), distances.tobytes(), batch.counts[slot].tolist()
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import ConfigError
 from workers.search.engine.control import ControlSettings
-from workers.search.engine.queues import Item
+from workers.search.engine.queues import QueuedSearch
 from workers.search.engine.scheduler import Drop, Plan, Running, Scheduler, SchedulerSettings
 from workers.search.index.kinds import Kind
 
@@ -21,17 +21,19 @@ def scheduler(**settings: float) -> Scheduler:
 
 def arrive(
     to: Scheduler, kind: Kind, name: str, *, at_ms: float = 0, extends: int = 10, by_ms: float = 1e6
-) -> Item:
-    item = Item(kind=kind, extends=extends, arrived_ms=at_ms, deadline_ms=by_ms, search=name)
+) -> QueuedSearch:
+    item = QueuedSearch(
+        kind=kind, extends=extends, arrived_ms=at_ms, deadline_ms=by_ms, search=name
+    )
     assert to.arrive(item, at_ms) is None
     return item
 
 
-def prefill(to: Scheduler, name: str, by_ms: float = 1e6, extends: int = 10) -> Item:
+def prefill(to: Scheduler, name: str, by_ms: float = 1e6, extends: int = 10) -> QueuedSearch:
     return arrive(to, Kind.PREFILL, name, extends=extends, by_ms=by_ms)
 
 
-def decode(to: Scheduler, name: str) -> Item:
+def decode(to: Scheduler, name: str) -> QueuedSearch:
     return arrive(to, Kind.DECODE, name)
 
 
@@ -121,7 +123,7 @@ def test_deadlines_that_passed_are_told() -> None:
     assert {item.search for item, _ in plan.dropped} == {"p", "d"}
     assert {why for _, why in plan.dropped} == {Drop.DEADLINE_PASSED}
     assert not plan.admit and not len(to) and not late.waits and not late_decode.waits
-    gone = Item(kind=Kind.DECODE, extends=1, arrived_ms=9, deadline_ms=9)
+    gone = QueuedSearch(kind=Kind.DECODE, extends=1, arrived_ms=9, deadline_ms=9)
     assert to.arrive(gone, 9) is Drop.DEADLINE_PASSED
 
 
@@ -157,7 +159,7 @@ def test_queues_are_bounded_by_class() -> None:
     to = scheduler(queue_max=2)
     for _ in range(2):
         decode(to, "d")
-    assert to.arrive(Item(kind=Kind.DECODE, extends=1, arrived_ms=0), 0) is Drop.QUEUE_FULL
+    assert to.arrive(QueuedSearch(kind=Kind.DECODE, extends=1, arrived_ms=0), 0) is Drop.QUEUE_FULL
     prefill(to, "p")
 
 
@@ -172,7 +174,7 @@ def test_who_passes_would_be_admitted_alone(
     to = scheduler(gather_min=gather_min, drops_late=drops_late)
     for _ in range(others):
         decode(to, "another")
-    item = Item(kind=kind, extends=10, arrived_ms=0, deadline_ms=by_ms, search="it")
+    item = QueuedSearch(kind=kind, extends=10, arrived_ms=0, deadline_ms=by_ms, search="it")
     passes = to.passes(item)
     may_pass = gather_min == 1 and not drops_late and kind is not Kind.LINK and by_ms > 0
     assert passes == (may_pass and not others)
@@ -261,7 +263,7 @@ def test_nothing_is_lost_and_reserved_places_are_kept(
     share = data.draw(st.sampled_from([0.0, 0.2, 0.5, 0.8, 1.0]))
     to = scheduler(share=share)
     items = [
-        Item(kind=kind, extends=extends, arrived_ms=0, deadline_ms=by_ms, search=i)
+        QueuedSearch(kind=kind, extends=extends, arrived_ms=0, deadline_ms=by_ms, search=i)
         for i, (kind, extends, by_ms) in enumerate(arrivals)
     ]
     for item in items:

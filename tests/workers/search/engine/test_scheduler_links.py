@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from workers.search.engine.queues import Item
+from workers.search.engine.queues import QueuedSearch
 from workers.search.engine.scheduler import Running, Scheduler, SchedulerSettings
 from workers.search.index.kinds import Kind
 
@@ -20,10 +20,10 @@ def scheduler() -> Scheduler:
 
 
 def arrive(to: Scheduler, kind: Kind, name: str) -> None:
-    assert to.arrive(Item(kind=kind, extends=9, arrived_ms=0, search=name), 0) is None
+    assert to.arrive(QueuedSearch(kind=kind, extends=9, arrived_ms=0, search=name), 0) is None
 
 
-def names(items: list[Item]) -> list[Any]:
+def names(items: list[QueuedSearch]) -> list[Any]:
     return [item.search for item in items]
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from tests.workers.search.data import clustered_index, gaussian
 from workers.search.engine.engine import EngineSettings, SearchEngine
-from workers.search.engine.queues import Item
+from workers.search.engine.queues import QueuedSearch
 from workers.search.engine.scheduler import Running, Scheduler, SchedulerSettings
 from workers.search.index.kinds import Kind
 from workers.search.index.query import Query
@@ -34,10 +34,10 @@ class Engine:
         self.left: dict[int, tuple[Kind, int]] = {}  # by slot: class, and extends that are left
         self.parked: list[int] = []
         self.were_parked: set[int] = set()
-        self.admitted: list[tuple[int, Item]] = []  # with the step
+        self.admitted: list[tuple[int, QueuedSearch]] = []  # with the step
 
-    def arrive(self, kind: Kind) -> Item:
-        item = Item(kind=kind, extends=EXTENDS, arrived_ms=self.now_ms)
+    def arrive(self, kind: Kind) -> QueuedSearch:
+        item = QueuedSearch(kind=kind, extends=EXTENDS, arrived_ms=self.now_ms)
         self.scheduler.arrive(item, self.now_ms)
         return item
 

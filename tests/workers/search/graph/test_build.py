@@ -5,7 +5,7 @@ import pytest
 
 from tests.workers.search.data import gaussian, neighbour_lists, overlapping
 from workers.search.graph import build
-from workers.search.kernels.keys import EMPTY, held
+from workers.search.kernels.keys import EMPTY, rows_and_distances
 
 DEGREE = 16
 
@@ -26,7 +26,7 @@ def test_the_nearer_half_is_that_of_the_pruned_lists() -> None:
     """Edges with the fewest detours, ties by rank; the reverse edges come after."""
     keys = neighbour_lists(gaussian(300, 6))
     made = build.optimised(keys, DEGREE)
-    near = [held(row[row < EMPTY])[0].tolist() for row in keys]
+    near = [rows_and_distances(row[row < EMPTY])[0].tolist() for row in keys]
     for row, edges in enumerate(made.tolist()):
         detours = [sum(b in near[a] for a in near[row][:rank]) for rank, b in enumerate(near[row])]
         order = sorted(range(len(detours)), key=lambda rank: (detours[rank], rank))

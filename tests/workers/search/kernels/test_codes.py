@@ -16,7 +16,7 @@ from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
 from workers.search.kernels import codes
 from workers.search.kernels.arrays import stored_bits
-from workers.search.kernels.distances import LANES, distance
+from workers.search.kernels.distances import SIMD_FLOATS, distance
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.memory import address
 from workers.search.kernels.metrics import Metric, Storage
@@ -175,7 +175,7 @@ def test_warm_searches_are_the_same_without_codes() -> None:
     prepared = inputs.prepared(queries, 96, Metric.SQEUCLIDEAN)
     found = []
     for each in (view, _without(view)):
-        search = ways.admission(
+        search = ways.search_of(
             Effort(k=10, top_m=32), prepared[:1], each, seeds=np.arange(0, 2_000, 50)
         )
         rows, far = np.empty((1, 10), np.int64), np.empty((1, 10), np.float32)
@@ -200,7 +200,7 @@ def test_rows_that_the_ruler_does_not_fit_are_coded_anew() -> None:
     far = codes.extended(known, wide, Metric.INNER_PRODUCT.number)
     assert far is not None
     size = float(np.linalg.norm(wide.astype(np.float64), axis=1).max())
-    assert float(far.ruler[len(far.ruler) - LANES + 2]) >= 0.99 * size
+    assert float(far.ruler[len(far.ruler) - SIMD_FLOATS + 2]) >= 0.99 * size
     wide[0, 0] = 1e20
     assert codes.coded(wide, 0) is None
     assert codes.extended(known, wide[:300], 0) is not None

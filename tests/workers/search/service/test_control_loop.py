@@ -18,7 +18,7 @@ from schemas.records import (
 from tests.waiting import run, until
 from workers.search.engine.control import ControlSettings
 from workers.search.index.kinds import Kind
-from workers.search.service.control_loop import Steering
+from workers.search.service.control_loop import ControlLoop
 from workers.search.service.fleet_figures import FleetFigures
 
 ABLE = Capability(
@@ -78,9 +78,9 @@ class FakeProducer:
         return ack
 
 
-def steering(engine: FakeEngine, fleet: FakeMembership, producer: Any = None) -> Steering:
+def control_loop(engine: FakeEngine, fleet: FakeMembership, producer: Any = None) -> ControlLoop:
     settings = ControlSettings(interval_ms=1, link_target_bytes_per_s=1_000, wait_target_ms=2)
-    return Steering(settings, engine, 0.5, 5.0, fleet.figures, fleet, producer)  # type: ignore[arg-type]  # fakes
+    return ControlLoop(settings, engine, 0.5, 5.0, fleet.figures, fleet, producer)  # type: ignore[arg-type]  # fakes
 
 
 def test_slow_links_and_long_waits_give_prefill_more_and_stalls_give_it_less() -> None:
@@ -88,7 +88,7 @@ def test_slow_links_and_long_waits_give_prefill_more_and_stalls_give_it_less() -
     fleet.beat(1, 0, Load())
     fleet.beat(2, 1_000, Load(kv_bytes_received=500))
     engine = FakeEngine(wait_ms=4)
-    loop = steering(engine, fleet)
+    loop = control_loop(engine, fleet)
     move = loop.look(1_000)
     assert move.signals.link_bytes_per_s == 500 and move.signals.prefill_wait_ms_p95 == 4
     assert move.error == 1.5, "half the bandwidth, twice the wait"
@@ -105,7 +105,7 @@ def test_slow_links_and_long_waits_give_prefill_more_and_stalls_give_it_less() -
 def test_nothing_known_moves_nothing_and_moves_are_published_with_their_inputs() -> None:
     async def main() -> None:
         producer, engine = FakeProducer(), FakeEngine(wait_ms=None)
-        loop = steering(engine, FakeMembership(), producer)
+        loop = control_loop(engine, FakeMembership(), producer)
         assert loop.look(0).is_still and engine.moves == []
         engine.wait_ms = 6
         running = asyncio.create_task(loop.run())

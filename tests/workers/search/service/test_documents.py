@@ -19,7 +19,7 @@ from schemas.settings import LogSettings
 from schemas.topics import collection_key, document_key
 from workers.search.service import documents as module
 from workers.search.service.collections import Change, Collections
-from workers.search.service.documents import DocumentFeed
+from workers.search.service.documents import DocumentFollower
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 
 CODEC = Codec()
@@ -81,9 +81,9 @@ def log_of(*written: tuple[int, int, str, Any]) -> dict[int, list[Any]]:
     return log
 
 
-def feed_of(collections: Collections, producer: Any) -> DocumentFeed:
+def feed_of(collections: Collections, producer: Any) -> DocumentFollower:
     member: Any = SimpleNamespace(member_id="r")
-    return DocumentFeed(SETTINGS, CODEC, producer, collections, ShardPlace(0, 1), member)
+    return DocumentFollower(SETTINGS, CODEC, producer, collections, ShardPlace(0, 1), member)
 
 
 async def read(

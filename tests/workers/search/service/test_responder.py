@@ -21,7 +21,7 @@ from tests.workers.search.data import gaussian, nearest
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.kinds import Kind
 from workers.search.service.collections import Change, Collections
-from workers.search.service.responder import Server, Serving
+from workers.search.service.responder import Responder
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 
 SETTINGS = RetrievalSettings(metrics=("books=sqeuclidean", "films=inner_product"))
@@ -37,7 +37,7 @@ def change(collection: str, name: str, vector: Any, **metadata: Any) -> Change:
 
 
 @pytest.fixture
-async def serving() -> AsyncIterator[Serving]:
+async def responder() -> AsyncIterator[Responder]:
     collections = Collections(SETTINGS)
     books = [change("books", f"b{i}", row, tenant=f"t{i % 3}") for i, row in enumerate(BOOKS)]
     films = [change("films", f"f{i}", row) for i, row in enumerate(FILMS)]
@@ -46,7 +46,7 @@ async def serving() -> AsyncIterator[Serving]:
     assert collections.apply([empty[1]]) == []
     collections.get("books").link()
     engine = SearchEngine(EngineSettings(lanes=1))
-    yield Serving(engine, collections, SETTINGS, Server(worker_id="w", place=ShardPlace(1, 4)))
+    yield Responder(engine, collections, SETTINGS, worker_id="w", place=ShardPlace(1, 4))
     await engine.close()
 
 
@@ -59,47 +59,47 @@ def request(vector: Any = BOOKS[0], **fields: Any) -> RetrievalRequest:
 
 
 async def test_collections_of_several_dimensions_and_metrics_are_served_at_once(
-    serving: Serving,
+    responder: Responder,
 ) -> None:
-    books = await serving.hits(request(BOOKS[7]), Kind.PREFILL)
+    books = await responder.hits(request(BOOKS[7]), Kind.PREFILL)
     assert list(books.document_ids) == [f"b{i}" for i in nearest(BOOKS, BOOKS[7:8], 5)[0]]
     assert unpack_vector(books.distances)[0] == 0 and not books.exact
     assert (books.retrieval_id, books.request_id, books.worker_id) == ("q", "r", "w")
     assert (books.shard, books.shards, books.collection) == (1, 4, "books")
-    films = await serving.hits(request(FILMS[3], collection="films"), Kind.DECODE)
+    films = await responder.hits(request(FILMS[3], collection="films"), Kind.DECODE)
     best = np.argsort(-FILMS @ FILMS[3])[:5]
     assert list(films.document_ids) == [f"f{i}" for i in best] and films.exact
     np.testing.assert_allclose(unpack_vector(films.distances), -(FILMS @ FILMS[3])[best], rtol=1e-5)
 
 
-async def test_a_tenant_sees_its_own_documents_only(serving: Serving) -> None:
+async def test_a_tenant_sees_its_own_documents_only(responder: Responder) -> None:
     for tenant in range(3):
         own = np.arange(len(BOOKS)) % 3 == tenant
         asked = request(BOOKS[1], filter=json.dumps({"tenant": f"t{tenant}"}))
-        found = await serving.hits(asked, Kind.DECODE)
+        found = await responder.hits(asked, Kind.DECODE)
         truth = nearest(BOOKS, BOOKS[1:2], 5, own)[0]
         assert list(found.document_ids) == [f"b{i}" for i in truth]
-    nobody = await serving.hits(request(filter='{"tenant": "t9"}'), Kind.DECODE)
+    nobody = await responder.hits(request(filter='{"tenant": "t9"}'), Kind.DECODE)
     assert nobody.error is None and nobody.document_ids == () and nobody.exact
 
 
 async def test_a_filter_brings_all_that_it_allows_where_that_is_less_than_k(
-    serving: Serving,
+    responder: Responder,
 ) -> None:
-    index = serving._collections.get("books")
+    index = responder._collections.get("books")
     index.delete([f"b{i}" for i in range(1_000)])
     asked = request(k=300, filter='{"tenant": {"$in": ["t0", "t1"]}}')
-    found = await serving.hits(asked, Kind.DECODE)
+    found = await responder.hits(asked, Kind.DECODE)
     left = [i for i in range(1_000, 1_400) if i % 3 < 2]
     assert len(found.document_ids) == len(left)
     assert {int(name[1:]) for name in found.document_ids} == set(left)
 
 
-async def test_the_seeds_of_a_probe_begin_the_next(serving: Serving) -> None:
-    first = await serving.hits(request(wants_seeds=True), Kind.DECODE)
+async def test_the_seeds_of_a_probe_begin_the_next(responder: Responder) -> None:
+    first = await responder.hits(request(wants_seeds=True), Kind.DECODE)
     assert set(first.document_ids) < set(first.seeds) and len(first.seeds) == SETTINGS.top_m
     seeds = (*first.seeds, "gone", "b")
-    warm = await serving.hits(request(seeds=seeds, top_m=16), Kind.DECODE)
+    warm = await responder.hits(request(seeds=seeds, top_m=16), Kind.DECODE)
     assert warm.document_ids == first.document_ids
     assert warm.distances_computed < first.distances_computed
 
@@ -123,56 +123,56 @@ BAD: list[tuple[dict[str, Any], type[errors.TriviumError], str]] = [
 
 @pytest.mark.parametrize(("fields", "error", "said"), BAD)
 async def test_what_cannot_be_answered_says_why(
-    serving: Serving, fields: dict[str, Any], error: type[errors.TriviumError], said: str
+    responder: Responder, fields: dict[str, Any], error: type[errors.TriviumError], said: str
 ) -> None:
-    found = await serving.hits(request(**{"vector": BOOKS[0], **fields}), Kind.DECODE)
+    found = await responder.hits(request(**{"vector": BOOKS[0], **fields}), Kind.DECODE)
     assert found.error is not None and found.document_ids == ()
     assert found.error.code == error.code
     with pytest.raises(errors.TriviumError, match=said):
         raise error(found.error.message)
-    assert serving.searches_total == 1
-    assert serving.misses_total == (error is errors.DeadlineExceeded)
-    again = await serving.hits(request(), Kind.DECODE)
+    assert responder.searches_total == 1
+    assert responder.misses_total == (error is errors.DeadlineExceeded)
+    again = await responder.hits(request(), Kind.DECODE)
     assert again.error is None and again.document_ids[0] == "b0"
 
 
 async def test_a_defect_in_a_search_is_hits_with_an_error_too(
-    serving: Serving, monkeypatch: pytest.MonkeyPatch
+    responder: Responder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*_: Any) -> Hits:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(serving._engine, "search", broken)
-    found = await serving.hits(request(), Kind.DECODE)
+    monkeypatch.setattr(responder._engine, "search", broken)
+    found = await responder.hits(request(), Kind.DECODE)
     assert found.error is not None and found.error.code == errors.EngineFailed.code
     assert "the log of w says why" in found.error.message
 
 
-async def test_more_hits_than_documents_are_all_documents(serving: Serving) -> None:
+async def test_more_hits_than_documents_are_all_documents(responder: Responder) -> None:
     asked = dataclasses.replace(request(FILMS[0], collection="films"), k=400)
-    found = await serving.hits(asked, Kind.DECODE)
+    found = await responder.hits(asked, Kind.DECODE)
     assert sorted(found.document_ids) == sorted(f"f{i}" for i in range(30))
 
 
-async def test_a_field_that_is_no_utf8_does_no_harm(serving: Serving) -> None:
+async def test_a_field_that_is_no_utf8_does_no_harm(responder: Responder) -> None:
     """JSON may have half a character; an error that names the field must still reach the asker."""
     odd = Document(
         document_id="odd", collection="books", vector=pack_vector(BOOKS[0]), at_ms=0,
         metadata='{"\\ud800": "\\udfff"}',
     )  # fmt: skip
-    assert serving._collections.apply([Change("books", "odd", odd)]) == []
-    found = await serving.hits(request(filter='{"year": 1}'), Kind.DECODE)
+    assert responder._collections.apply([Change("books", "odd", odd)]) == []
+    found = await responder.hits(request(filter='{"year": 1}'), Kind.DECODE)
     assert found.error is not None and "fields are: tenant, \\ud800" in found.error.message
     assert Codec().decode(Codec().encode(found)) == found
 
 
-async def test_patience_of_a_retrieval_ends_its_search_early(serving: Serving) -> None:
+async def test_patience_of_a_retrieval_ends_its_search_early(responder: Responder) -> None:
     """The routing list unchanged for so many extends is the end; without, the worker's setting
     counts (issue 10, 27)."""
-    patient = await serving.hits(request(top_m=256), Kind.DECODE)
-    hasty = await serving.hits(request(top_m=256, patience=1), Kind.DECODE)
+    patient = await responder.hits(request(top_m=256), Kind.DECODE)
+    hasty = await responder.hits(request(top_m=256, patience=1), Kind.DECODE)
     assert hasty.error is None
     assert hasty.extends < patient.extends / 2
     assert hasty.document_ids[0] == patient.document_ids[0] == "b0"
-    serving._settings = dataclasses.replace(serving._settings, patience=1)
-    assert (await serving.hits(request(top_m=256), Kind.DECODE)).extends == hasty.extends
+    responder._settings = dataclasses.replace(responder._settings, patience=1)
+    assert (await responder.hits(request(top_m=256), Kind.DECODE)).extends == hasty.extends

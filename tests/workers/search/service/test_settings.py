@@ -10,7 +10,7 @@ from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 from workers.search.engine.control import ControlSettings
 from workers.search.engine.engine import EngineSettings
-from workers.search.engine.queues import NEVER_MS, Item
+from workers.search.engine.queues import NEVER_MS, QueuedSearch
 from workers.search.engine.scheduler import Scheduler, SchedulerSettings
 from workers.search.index.kinds import Kind
 from workers.search.kernels.metrics import Metric
@@ -86,7 +86,7 @@ def test_the_global_flush_ends_gathering() -> None:
     `global_flush_ms` (issue 10, 27)."""
     settings = RetrievalSettings(gather_min=3, global_flush_ms=15)
     queues = Scheduler(settings.scheduler())
-    queues.arrive(Item(kind=Kind.DECODE, extends=10, arrived_ms=0, deadline_ms=NEVER_MS), 0)
+    queues.arrive(QueuedSearch(kind=Kind.DECODE, extends=10, arrived_ms=0, deadline_ms=NEVER_MS), 0)
     waits = queues.plan(0, 8, 8)
     assert (waits.admit, waits.wake_ms) == ([], 15)
     assert len(queues.plan(15, 8, 8).admit) == 1

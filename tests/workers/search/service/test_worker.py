@@ -161,7 +161,7 @@ async def bad_records(books: Library, running: RetrievalWorker) -> None:
         asked_ms=0,
         deadline_ms=wall_ms() - 1,
     )
-    misses = running.serving.misses_total
+    misses = running.responder.misses_total
     for wrong in (
         request,
         dataclasses.replace(request, reply_partition=99),
@@ -176,7 +176,7 @@ async def bad_records(books: Library, running: RetrievalWorker) -> None:
         return [len(set(reasons[topic])) for topic in TOPICS] == [1, 3]
 
     await until(all_buried)
-    await until(lambda: running.serving.misses_total > misses)
+    await until(lambda: running.responder.misses_total > misses)
 
 
 async def test_a_worker_that_lost_its_lease_keeps_its_documents(

@@ -92,7 +92,7 @@ async def test_every_retrieval_is_answered_while_a_replica_dies(
             wrong = [each for each in ended if not (isinstance(each, Found) and each.is_complete)]
             assert not wrong, "the others stand in for the dead one"
             for each in (left, right_a, right_b):
-                assert each.serving.searches_total > 0
+                assert each.responder.searches_total > 0
 
 
 class Reader:
@@ -133,13 +133,13 @@ async def test_replicas_join_leave_and_are_replaced_while_retrievals_go_on(
         one = await first.enter_async_context(worker(kafka, "one"))
         reader = await served_by(one, books, vectors)
         async with worker(kafka, "two") as two:
-            await reader.until(lambda: two.serving.searches_total > 20)
+            await reader.until(lambda: two.responder.searches_total > 20)
             await reader.until(lambda: len(two._owned) == len(one._owned) == 2)  # of two topics
             await first.aclose()
             assert one.membership.state is MemberState.GONE
             assert await members(kafka) == ["two"], "the group need not wait for one that left"
             async with worker(kafka, "three") as three:
-                await reader.until(lambda: three.serving.searches_total > 20)
+                await reader.until(lambda: three.responder.searches_total > 20)
                 await reader.more(100)
                 await told(books, three)
                 await reader.stop()
@@ -154,10 +154,10 @@ async def test_the_number_of_shards_changes_while_retrievals_go_on(kafka: LogSet
             await ready(books, 2)
             await reader.more(2)  # what was asked of the whole is answered: nobody else would
             await before.aclose()
-            served = [each.serving.searches_total for each in (one, two)]
+            served = [each.responder.searches_total for each in (one, two)]
             await reader.more(100)
-            assert one.serving.searches_total >= served[0] + 99
-            assert two.serving.searches_total >= served[1] + 99
+            assert one.responder.searches_total >= served[0] + 99
+            assert two.responder.searches_total >= served[1] + 99
             held_by = [sum(s.documents for s in each.collections.states()) for each in (one, two)]
             assert 0 < held_by[0] < 50 and sum(held_by) == 50
             await reader.stop()

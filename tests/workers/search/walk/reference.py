@@ -13,7 +13,7 @@ from workers.search.index.ways import Search
 from workers.search.kernels.arrays import stored_bits, unpacked
 from workers.search.kernels.distances import distance
 from workers.search.kernels.jit import kernel
-from workers.search.kernels.keys import EMPTY, key_of, rows_and_distances
+from workers.search.kernels.keys import EMPTY, LIMIT, key_of, rows_and_distances
 from workers.search.kernels.memory import address
 from workers.search.walk import fields
 
@@ -100,8 +100,16 @@ class Reference:
         keys = np.full(int(self.row[fields.K]), EMPTY, np.uint64)
         hits = hits[: len(keys)]
         keys[: len(hits)] = hits
-        return rows_and_distances(keys)
+        return hits_of(keys)
 
 
 def _row(key: int) -> int:
     return (key & 0xFFFFFFFF) >> 1
+
+
+def hits_of(keys: Array) -> tuple[Array, Array]:
+    """Rows and distances of keys; -1 and infinity for empty ones."""
+    rows, distances = rows_and_distances(keys)
+    empty = keys >= LIMIT
+    rows[empty], distances[empty] = -1, np.inf
+    return rows, distances

@@ -141,7 +141,7 @@ def test_the_kernel_equals_the_reference(index: Index, effort: Effort, scanned_m
     queries = inputs.prepared(gaussian(6, 20, seed=2), 20, index.metric)
     found = bulk.search_all(effort, queries, view, threads=1, scanned_rows_max=scanned_max)
     for i, query in enumerate(queries):
-        admitted = ways.admission(effort, query[None], view, scanned_rows_max=scanned_max)
+        admitted = ways.search_of(effort, query[None], view, scanned_rows_max=scanned_max)
         rows, distances = Reference(admitted).run()
         if rows[min(effort.k, admitted.allowed) - 1] >= 0:
             assert rows.tolist() == found.rows[i].tolist()

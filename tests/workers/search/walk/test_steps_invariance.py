@@ -73,7 +73,7 @@ class Wanted:
         if self.warm >= 0:
             rows = bulk.search_all(Effort(k=16, top_m=16), queries[[self.warm]], view, threads=1)
             seeds = rows.rows[0]
-        return ways.admission(
+        return ways.search_of(
             self.effort, queries[[self.query]], view, seeds=seeds, top_m_max=TOP_M_MAX,
             scanned_rows_max=self.scanned_rows_max,
         )  # fmt: skip
@@ -118,7 +118,7 @@ class Batch:
 def alone(wanted: Wanted) -> bytes:
     """What the search leaves behind where nothing runs beside it."""
     batch = Batch(1)
-    batch.admit(wanted)
+    batch.assign(wanted)
     while True:
         for _, left in batch.advance([0], 1_000_000):
             return left
@@ -143,7 +143,7 @@ class BatchMates(RuleBasedStateMachine):
         for i in range(copies):
             if len(self.batch.held) < self.batch.slots.count:
                 query = (wanted["query"] + i) % QUERY_COUNT
-                self.batch.admit(Wanted(**{**wanted, "query": query}))
+                self.batch.assign(Wanted(**{**wanted, "query": query}))
 
     @rule(data=st.data(), extends=st.sampled_from([1, 2, 7, 50]))
     def advance(self, data: st.DataObject, extends: int) -> None:
