@@ -21,16 +21,22 @@ from workers.search.walk.slots import fill
 
 Array = np.ndarray[Any, Any]
 
-# Columns of a block. Each side writes to cache lines of its own.
-TOLD, ASLEEP, BELL, OWNER_BELL, OWNER_CALLED = 0, 8, 16, 17, 18  # the last is an address
-ENDED, EXTENDS, PLACES_USED, BUSY_NS, _TAKEN, _RUNNING = 24, 25, 26, 27, 28, 29
-_CLOCK, _ONE, _DRAIN = 30, 32, 33
-HEARD = 40
-HEAD = 48  # then what was told, then which slots ended
+# Columns of a block. Each side writes to cache lines of its own, 8 columns each.
+TOLD = 0  # how much its owner has told the lane, since the start
+ASLEEP = 8  # 1 while the lane sleeps; who wakes it sets it to 0
+BELL, OWNER_BELL = 16, 17  # event counters of the kernel, as file descriptors
+OWNER_CALLED = 18  # address of CALLED in the owner's array
+ENDED, EXTENDS, PLACES_USED, BUSY_NS = 24, 25, 26, 27  # sums since the start; read by the owner
+_TAKEN, _RUNNING = 28, 29  # how much of what was told is done; slots that are advanced
+_CLOCK, _ONE, _DRAIN = 30, 32, 33  # seconds and nanoseconds; the number 1; what a counter held
+HEARD = 40  # how many ended slots the owner has heard of
+HEAD = 48  # then a ring of what was told, then a ring of slots that ended
 _TOLD_PER_SLOT = 8  # a slot is run again when it has ended, so more is never under way
 
 # Columns of the owner's array.
-CALLED, OWN_BELL, NEW_EXTENDS, NEW_BUSY_NS = range(4)
+CALLED = 0  # 1 where the owner was called and has not heard yet
+OWN_BELL = 1  # its event counter
+NEW_EXTENDS, NEW_BUSY_NS = 2, 3  # of all lanes, between the last two times that it heard
 _SEEN_EXTENDS, _SEEN_BUSY_NS, _DRAINED = 4, 5, 6
 OWNER_SIZE = 8
 
@@ -50,7 +56,13 @@ def serve(
     block: Array, slots: int, rows: Array, top: Array, found: Array, visited: Array, tasks: Array,
     active: Array, finished: Array, where: Array, extends_max: int, attention: Array,
 ) -> None:  # fmt: skip
-    """Run what is told until told to close. `where` says of each slot whether it is here."""
+    """Run what is told until told to close: the whole life of a lane's thread.
+
+    `block` is the lane's, int64, shape (block_size(slots),), and `slots` how many it has. `rows` to
+    `tasks` are those of `Slots`, of all lanes. `active`, `finished` and `where` are int64, shape
+    (all slots,), and the lane's own: which slots it advances, which ended just now, and of each
+    slot whether it is away, active or parked. In the kernels below `b` is the block's address.
+    """
     b = address(block)
     put_i64(b, _ONE, 1)
     while True:
@@ -134,6 +146,7 @@ def _call(b: int) -> None:
 
 @kernel
 def _now_ns(b: int) -> int:
+    """Time by a clock that is never set back."""
     read_clock(b + 8 * _CLOCK)
     now_ns: int = get_i64(b, _CLOCK) * 1_000_000_000 + get_i64(b, _CLOCK + 1)
     return now_ns
@@ -141,7 +154,10 @@ def _now_ns(b: int) -> int:
 
 @kernel
 def tell(b: int, slots: int, attention: int, kind: int, slot: int) -> None:
-    """Tell the lane of the block at `b` something; `attention` is an address too. For its owner."""
+    """Tell the lane of the block at `b` to RUN, PARK, RESUME or END a slot, or to CLOSE.
+
+    For its owner. `attention` is the address of the int64 that has the lane look up.
+    """
     told = get_i64(b, TOLD)
     put_i64(b, HEAD + (told & (_TOLD_PER_SLOT * slots - 1)), slot * _KINDS + kind)
     exchange(b, TOLD, told + 1)  # before the look whether the lane sleeps
@@ -155,7 +171,7 @@ def start(
     b: int, slots: int, attention: int, slot: int, row: int, like: int, query: Array, warm: int,
     warm_count: int,
 ) -> None:  # fmt: skip
-    """Fill in a slot's row, and tell its lane to run it."""
+    """Fill in a slot's row (`slots.fill`), and tell its lane to run it (`tell`)."""
     fill(row, like, query, warm, warm_count)
     tell(b, slots, attention, RUN, slot)
 
@@ -164,7 +180,8 @@ def start(
 def hear(owner: Array, blocks: Array, slots: int, ended: Array) -> int:
     """Slots of all lanes that ended since the last time go to `ended`; how many. For the owner.
 
-    It is told how many extends all lanes made since, and in how many nanoseconds.
+    `owner` is int64, shape (OWNER_SIZE,); NEW_EXTENDS and NEW_BUSY_NS say what all lanes did since.
+    `blocks` has shape (lanes, block_size(slots)), `ended` shape (all slots,); both are int64.
     """
     o = address(owner)
     sleep(get_i64(o, OWN_BELL), o + 8 * _DRAINED)  # not at all: its bell is silenced thus

@@ -47,6 +47,7 @@ class BySlack:
         self._serial = 0
 
     def add(self, item: QueuedSearch) -> None:
+        """It waits from now on."""
         self._serial += 1
         heappush(self._heaps.setdefault(item.extends, []), (item.deadline_ms, self._serial, item))
 
@@ -113,6 +114,7 @@ class Deadlines:
         self._swept_at = _STALE_MIN
 
     def add(self, item: QueuedSearch) -> None:
+        """Keep a search's deadline, if it has one."""
         if item.deadline_ms == NEVER_MS:
             return
         if len(self._heap) >= self._swept_at:

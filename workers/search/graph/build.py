@@ -21,7 +21,12 @@ Array = np.ndarray[Any, Any]
 
 
 class GraphOf(Protocol):
-    """Makes the search graph of stored vectors: shape (rows, degree), uint32."""
+    """Makes the search graph of `vectors`, stored, shape (rows, padded dim): a backend's way to.
+
+    `metric` and `stored` are numbers of `metrics.py`. Returns shape (rows, degree), uint32: the
+    rows that each row has edges to, and itself in places that are left over. Raises what its
+    device raises.
+    """
 
     def __call__(
         self, vectors: Array, degree: int, metric: int, stored: int, *, seed: int, threads: int
@@ -31,7 +36,7 @@ class GraphOf(Protocol):
 def own_graph(
     vectors: Array, degree: int, metric: int, stored: int, *, seed: int, threads: int
 ) -> Array:
-    """The graph that is made on cores."""
+    """The graph that is made on cores; see `GraphOf`."""
     count = int(degree * CANDIDATES)
     keys = knn.neighbours(vectors, count, metric, stored, seed=seed, threads=threads)
     return optimised(keys, degree, threads=threads)
@@ -57,6 +62,7 @@ def optimised(keys: Array, degree: int, *, threads: int = 0) -> Array:
 
 @kernel
 def _lists(first: int, last: int, keys: Array, lists: Array) -> None:
+    """Rows of keys, NOWHERE for empty ones. Of rows `first` to `last`, as all kernels here."""
     for row in range(first, last):
         for rank in range(keys.shape[1]):
             key = keys[row, rank]
@@ -65,7 +71,10 @@ def _lists(first: int, last: int, keys: Array, lists: Array) -> None:
 
 @kernel
 def _pruned(first: int, last: int, lists: Array, forward: Array) -> None:
-    """The edges with the fewest detours, in that order; ties stay in order of distance."""
+    """The edges with the fewest detours, in that order; ties stay in order of distance.
+
+    From `lists`, uint32 (rows, list length), to `forward`, uint32 (rows, degree).
+    """
     size, degree = lists.shape[1], forward.shape[1]
     rank_of, owner = np.empty(len(lists), np.int32), np.full(len(lists), -1, np.int32)
     detours = np.empty(size, np.int32)
@@ -91,7 +100,10 @@ def _pruned(first: int, last: int, lists: Array, forward: Array) -> None:
 
 @kernel
 def _reverse(forward: Array, backward: Array, counts: Array) -> None:
-    """Who has a row in its list: best places first, until the reverse list is full."""
+    """Who has a row in its list: best places first, until the reverse list is full.
+
+    Fills `backward`, uint32 (rows, degree), and `counts`, int64 (rows,): how many they are.
+    """
     degree = forward.shape[1]
     for place in range(degree):
         for row in range(len(forward)):

@@ -28,6 +28,7 @@ def representatives(
 ) -> Array:
     """Entry rows, ascending: shape (count,), int64.
 
+    `vectors` has shape (rows, padded dim), `graph` shape (rows, degree), uint32.
     About sqrt(rows) of them, from a sample where there are many rows, as many random ones, and the
     smallest row of each weak component that has none.
     """
@@ -50,7 +51,7 @@ def usual_count(rows: int) -> int:
 def extended(
     entries: Array, first: int, vectors: Array, graph: Array, metric: int, stored: int
 ) -> Array:
-    """Entry rows with some for the rows from `first` on, and for components that are new."""
+    """`entries`, int64, with some for the rows from `first` on, and for components that are new."""
     added = np.arange(first, len(vectors))
     wanted = min(len(added), int(np.ceil(np.sqrt(len(added)))))
     chosen = _farthest(stored_bits(vectors), added, wanted, metric, stored)
@@ -65,6 +66,7 @@ def _covering(chosen: Array, graph: Array) -> Array:
 
 @kernel
 def _farthest(vectors: Array, sampled: Array, wanted: int, metric: int, stored: int) -> Array:
+    """Of the rows `sampled`, int64, those `wanted` that are farthest apart: int64 (wanted,)."""
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     nearest = np.full(len(sampled), np.inf, np.float32)
     chosen = np.empty(wanted, np.int64)

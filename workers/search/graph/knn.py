@@ -53,8 +53,8 @@ def neighbours(
 ) -> Array:
     """Keys of the nearest other rows of each row: shape (rows, count), uint64, ascending.
 
-    `vectors` has shape (rows, padded dim), contiguous. Lists of fewer than `count` other rows end
-    with EMPTY.
+    `vectors` has shape (rows, padded dim), contiguous; `metric` and `stored` are numbers of
+    `metrics.py`. Lists of fewer than `count` other rows end with EMPTY. `threads` 0: all cores.
     """
     if len(vectors) <= EXACT_ROWS_MAX:
         return _exact(vectors, count, metric, stored, threads)
@@ -132,7 +132,11 @@ def _descend(
 
 @kernel
 def turn_round(keys: Array, reverse: Array) -> None:
-    """For each row the first rows that have it in their lists, nearest ranks first."""
+    """For each row the first rows that have it in their lists, nearest ranks first.
+
+    From `keys`, uint64 (rows, list length), to `reverse`, uint64 (rows, SAMPLE), as keys at
+    distance 0 with the flag of the list that they are from; EMPTY at the end of short lists.
+    """
     rows = len(keys)
     counts = np.zeros(rows, np.int64)
     reverse[:] = EMPTY
@@ -151,7 +155,10 @@ def turn_round(keys: Array, reverse: Array) -> None:
 def _sampled(
     first: int, last: int, keys: Array, reverse: Array, near: Array, counts: Array
 ) -> None:
-    """Rows of what takes part in a round, new ones first; how many are new, and how many in all."""
+    """Rows of what takes part in a round, new ones first; how many are new, and how many in all.
+
+    They go to `near`, uint32 (rows, 2 * SAMPLE), and `counts`, int64 (rows, 2).
+    """
     for row in range(first, last):
         total = 0
         for old in range(2):
@@ -169,7 +176,11 @@ def _round(
     first: int, last: int, vectors: Array, keys: Array, near: Array, counts: Array, after: Array,
     metric: int, stored: int, known: Array, ruler: Array,
 ) -> int:  # fmt: skip
-    """Rows first to last gather from their neighbours' lists; how many entries are new."""
+    """Rows first to last gather from their neighbours' lists; how many entries are new.
+
+    `near` and `counts` are those of `_sampled`. Lists of `keys` are read, and those of `after`, of
+    the same shape, are written. `known` are codes and `ruler` what they stand for; no rows: none.
+    """
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     seen = np.full(len(keys), NOWHERE, np.uint32)
     query, pending = np.empty(length, np.float32), np.empty(4 * SAMPLE * SAMPLE, np.int64)
@@ -203,6 +214,7 @@ def _round(
 
 @inlined
 def _sifted(rows: int, total: int, worst: Any, known: Array, query: int, metric: int) -> int:
+    """`codes.sifted` of `total` rows, int64 at an address, whose codes are on their way by then."""
     for i in range(total):
         prefetch_row(address(known) + get_i64(rows, i) * known.strides[0], known.strides[0])
     return sifted(rows, total, worst, address(known), known.strides[0], query, metric)
@@ -210,7 +222,11 @@ def _sifted(rows: int, total: int, worst: Any, known: Array, query: int, metric:
 
 @inlined
 def _gathered(row: int, near: Array, counts: Array, seen: int, pending: int) -> int:
-    """Rows two steps away that were not met before: over an edge that is new, at least one."""
+    """Rows two steps away that were not met before: over an edge that is new, at least one.
+
+    How many; they go to `pending`, the address of 4 * SAMPLE * SAMPLE int64. `seen` is the address
+    of a uint32 for each row of the index: the row that met it last.
+    """
     found, lists, list_bytes = 0, address(near), near.strides[0]
     for i in range(counts[row, 1]):
         prefetch_row(lists + near[row, i] * list_bytes, list_bytes)

@@ -47,7 +47,10 @@ def _gather(
     first: int, last: int, vectors: Array, found: Array, keys: Array, linked: int, metric: int,
     stored: int,
 ) -> None:  # fmt: skip
-    """Keys of what was found and of the other new rows."""
+    """Keys of what was found and of the other new rows, of new rows `first` to `last`.
+
+    From `found`, int64 (new rows, list length), to `keys`, uint64 of the same shape.
+    """
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     lists, list_bytes, size = address(keys), keys.strides[0], keys.shape[1]
     query = np.empty(length, np.float32)
@@ -63,7 +66,7 @@ def _gather(
 
 @kernel
 def _forward(first: int, last: int, keys: Array, graph: Array, linked: int) -> None:
-    """The candidates with the fewest detours; ties stay in order of distance."""
+    """The candidates with the fewest detours, as edges; ties stay in order of distance."""
     size, degree = keys.shape[1], graph.shape[1]
     detours = np.empty(size, np.int64)
     for i in range(first, last):
@@ -121,7 +124,7 @@ def mended(
 ) -> Array:
     """The graph of the live rows alone, renumbered in their order: row i is what live[i] was.
 
-    `live` is ascending, int64.
+    `graph` is uint32 (rows, degree), `live` int64, ascending; shape (len(live), degree), uint32.
     """
     renumbered = np.full(len(graph), -1, np.int64)
     renumbered[live] = np.arange(len(live))
@@ -146,6 +149,7 @@ def _mend(
     first: int, last: int, graph: Array, vectors: Array, live: Array, renumbered: Array,
     out: Array, metric: int, stored: int,
 ) -> None:  # fmt: skip
+    """Edges of live rows `first` to `last`; `renumbered`, int64 (rows,), is -1 for deleted rows."""
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     degree = graph.shape[1]
     query, spare = np.empty(length, np.float32), np.empty(degree, np.uint64)

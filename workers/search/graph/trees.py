@@ -19,7 +19,10 @@ _LEAF_ROWS = 96
 
 
 def leaves(vectors: Array, stored: int, random: np.random.Generator) -> tuple[Array, Array]:
-    """Rows in an order in which near ones stand together, and where each group begins and ends."""
+    """Rows in an order in which near ones stand together, and where each group begins and ends.
+
+    int64, shapes (rows,) and (groups + 1,): group i has places bounds[i] to bounds[i + 1].
+    """
     rows = len(vectors)
     order = np.arange(rows)
     levels = max(0, int(np.ceil(np.log2(rows / _LEAF_ROWS))))
@@ -63,7 +66,10 @@ def join_leaves(
     first: int, last: int, vectors: Array, keys: Array, order: Array, bounds: Array, metric: int,
     stored: int,
 ) -> None:  # fmt: skip
-    """Introduce all rows of a leaf to each other; a row is in one leaf, so threads do not meet."""
+    """Introduce all rows of leaves `first` to `last` to each other, in lists of `keys`, uint64.
+
+    A row is in one leaf, so threads do not meet. `order` and `bounds` are those of `leaves`.
+    """
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     lists, list_bytes = address(keys), keys.strides[0]
     query = np.empty(length, np.float32)

@@ -9,8 +9,9 @@ farther than the worst of a list by more than both is itself farther. It is left
 changes: codes say which vectors need not be read, never how far a row is. Distances of codes are
 sums of integers, and a fifth of the work.
 
-A ruler says what codes stand for: the least value of each dimension, then constants. A coded query
-is constants, then an int16 per value. All bounds are widened by more than float32 is rounded.
+A ruler says what codes stand for: float32, the least value of each dimension, then SIMD_FLOATS
+constants (step, error, radius, least). A coded query is float32 constants (scale, shift, beyond) in
+64 bytes, then an int16 per value. All bounds are widened by more than float32 is rounded.
 """
 
 from dataclasses import dataclass
@@ -130,7 +131,10 @@ def _encode(vectors: Array, codes: Array, ruler: Array, first: int, last: int) -
 
 @kernel
 def encode_query(query: int, ruler: int, length: int, metric: int, out: int, room: int) -> None:
-    """Write the code of a query to `out`; all are addresses, `room` of `length` float32."""
+    """Write the code of a query to `out`, the address of CODED_QUERY_BYTES.
+
+    Addresses of the query, float32 (length,), of the ruler, and of room for `length` float32.
+    """
     step, error = get_f32(ruler, length + _STEP), get_f32(ruler, length + _ERROR)
     low, high, unit = np.float32(-_LEVELS), np.float32(2 * _LEVELS), step
     if metric != SQUARED_L2:
@@ -160,12 +164,16 @@ def encode_query(query: int, ruler: int, length: int, metric: int, out: int, roo
 
 @inlined
 def _square(vector: int, length: int) -> Any:
+    """Sum of squares of the float32 vector at an address."""
     return -distance(vector, vector, length, INNER_PRODUCT, SINGLE)
 
 
 @inlined
 def code_limit(worst: Any, query: int, metric: int) -> Any:
-    """The largest distance of codes that a row may have which is as near as `worst`; int64."""
+    """The largest distance of codes that a row may have which is as near as `worst`; int64.
+
+    `query` is the address of a coded query.
+    """
     scale = np.float64(get_f32(query, _SCALE))
     beyond = np.float64(get_f32(query, _BEYOND))
     if metric == SQUARED_L2:
@@ -183,7 +191,8 @@ def sifted(rows: int, count: int, worst: Any, codes: int, code_bytes: int, query
            metric: int) -> int:  # fmt: skip
     """Drop those of `count` rows, int64 at an address, that are farther than `worst`.
 
-    The first ones are left, in order; how many. `codes` and the coded `query` are addresses.
+    The first ones are left, in order; how many. `codes` is the address of uint8, `code_bytes` for
+    each row, and `query` of a coded query.
     """
     kept, limit = 0, code_limit(worst, query, metric)
     for i in range(count):
@@ -195,7 +204,7 @@ def sifted(rows: int, count: int, worst: Any, codes: int, code_bytes: int, query
 
 @inlined
 def code_distance(codes: int, query: int, code_bytes: int, metric: int) -> Any:
-    """Of a row's code from a coded query; int64."""
+    """Of a row's code, uint8 at an address, from the coded query at another; int64."""
     if metric == SQUARED_L2:
         return np.int64(square_sum(codes, query + _HEADER_BYTES, code_bytes))
     return -np.int64(product_sum(codes, query + _HEADER_BYTES, code_bytes))

@@ -154,7 +154,10 @@ _dot_single, _dot_half = _reduction(INNER_PRODUCT, SINGLE), _reduction(INNER_PRO
 
 @inlined
 def distance(row: int, query: int, length: int, metric: int, stored: int) -> Any:
-    """Distance between the vectors at two addresses, float32; lengths are padded."""
+    """Distance between the row and the query at two addresses; float32, smaller is nearer.
+
+    The row is float32 or float16, as `stored` says, the query float32; `length` is padded.
+    """
     if metric == SQUARED_L2:
         if stored == SINGLE:
             return _l2_single(row, query, length)
@@ -166,7 +169,7 @@ def distance(row: int, query: int, length: int, metric: int, stored: int) -> Any
 
 @inlined
 def load(row: int, out: int, length: int, stored: int) -> None:
-    """Copy the vector at an address to another as float32; lengths are padded."""
+    """Copy the row at an address to another as float32; `length` is padded."""
     for i in range(0, length, SIMD_FLOATS):
         if stored == SINGLE:
             _widen_single(row + 4 * i, out + 4 * i)

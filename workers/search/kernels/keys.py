@@ -65,7 +65,7 @@ def distance_of(key: Any) -> Any:
 
 @inlined
 def insert(keys: int, count: int, key: Any) -> int:
-    """Insert into `count` ascending keys at an address, dropping the last; the place, or -1.
+    """Insert into `count` ascending keys, uint64 at an address, dropping the last; the place or -1.
 
     A row that is there already (same distance) is not inserted again. Flags do not count.
     """

@@ -44,7 +44,7 @@ def _place(builder: Any, keys: Any, i: Any) -> Any:
 
 @intrinsic
 def count_below(context: Any, keys: Any, count: Any, key: Any) -> Any:
-    """How many of `count` keys at an address come before `key`; their lowest bits do not count."""
+    """How many of `count` keys at an address come before `key`; lowest bits do not count."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         keys, count, key = arguments
@@ -73,7 +73,7 @@ def count_below(context: Any, keys: Any, count: Any, key: Any) -> Any:
 
 @intrinsic
 def move_up(context: Any, keys: Any, count: Any, first: Any) -> Any:
-    """Move keys from `first` on one place up; the last of `count` is lost."""
+    """Move keys at an address one place up from `first` on; the last of `count` is lost."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         keys, count, first = arguments

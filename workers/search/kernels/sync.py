@@ -20,7 +20,7 @@ _BYTES = 8  # of all elements
 
 @intrinsic
 def load(context: Any, base: Any, i: Any) -> Any:
-    """An int64; nothing that follows is done before."""
+    """Element `i` of the int64 at `base`; nothing that follows is done before."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         base, i = arguments
@@ -32,7 +32,7 @@ def load(context: Any, base: Any, i: Any) -> Any:
 
 @intrinsic
 def store(context: Any, base: Any, i: Any, value: Any) -> Any:
-    """Write an int64 after all that comes before."""
+    """Write element `i` of the int64 at `base`, after all that comes before."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         base, i, value = arguments
@@ -45,7 +45,7 @@ def store(context: Any, base: Any, i: Any, value: Any) -> Any:
 
 @intrinsic
 def exchange(context: Any, base: Any, i: Any, value: Any) -> Any:
-    """Write an int64 and return what was there; in one order for all threads."""
+    """Write element `i` of the int64 at `base` and return what was there; one order for all."""
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         base, i, value = arguments

@@ -1,72 +1,74 @@
-"""What stands in the columns of a slot's row and of a feed's row: plain integers, for kernels.
+"""What stands in a slot's row and in a feed's row: column numbers, for kernels on both backends.
 
-`steps.py` reads and writes them; `index/ways.py` fills them in.
+All columns are int64. An address is where an array of the given type begins; whoever fills in the
+row keeps the array alive until the slot has ended. On a CUDA device addresses are the device's.
+`index/ways.py` fills in rows, `steps.py` and `cuda/step.cu` read and write them.
 """
 
-# Columns of `Slots.fields`, int64.
+# Columns of `SlotRows.fields`.
 (
-    STATUS,
+    STATUS,  # one of the values below
     TOP_M,  # entries of the routing list
     WIDTH,  # entries expanded per extend
-    K,
-    PATIENCE,  # 0: stop when no entry is left to expand
+    K,  # hits asked for
+    PATIENCE,  # extends without change that end the walk; 0: when no entry is left to expand
     ENTRIES,  # how many representatives the walk begins at
-    HASH_MASK,
-    # progress
-    NEXT,  # no entry before this one is left to expand
+    HASH_MASK,  # places of the visited table, minus 1
+    # progress; `_clear` in steps.py sets NEXT to LOOSE_DONE to 0
+    NEXT,  # place in the routing list before which no entry is left to expand
     STABLE,  # extends since the routing list changed
-    EXTENDS,
-    DISTANCES,
-    LIST_DONE,
+    EXTENDS,  # extends of this search
+    DISTANCES,  # rows measured or left out by their codes
+    LIST_DONE,  # rows of LIST that were measured; likewise the next three
     WARM_DONE,
     REPS_DONE,
     LOOSE_DONE,
     TASKS,  # rows that this extend measures; -1: it does not walk
     PLACE,  # after the last entry that it expanded
-    # the index
-    VECTORS,
-    ROW_BYTES,
-    LENGTH,
-    METRIC,
-    STORED,
-    GRAPH,
-    DEGREE,
-    ALIVE,  # bit set of rows that may be returned; 0: all
-    LOOSE_FIRST,  # rows that are scanned, because they have no edges
+    # the index, from `IndexView.template`
+    VECTORS,  # address, float32 or float16 (rows, LENGTH)
+    ROW_BYTES,  # from one row of VECTORS to the next
+    LENGTH,  # padded dim, a multiple of 16
+    METRIC,  # SQUARED_L2 or INNER_PRODUCT
+    STORED,  # SINGLE or HALF
+    GRAPH,  # address, uint32 (linked rows, DEGREE)
+    DEGREE,  # edges of a row
+    ALIVE,  # address of a bit set, uint32: rows that are not deleted; 0: all
+    LOOSE_FIRST,  # rows from here to LOOSE_LAST have no edges, and are scanned
     LOOSE_LAST,
-    REPS,
-    REPS_COUNT,
-    REPS_VECTORS,  # their vectors, side by side
-    REPS_CODES,  # and their codes
-    CODES,  # of the rows that have edges; 0: none
-    CODE_BYTES,
-    RULER,  # what codes stand for
+    REPS,  # address, int64: the rows that are entry points
+    REPS_COUNT,  # how many; 0: nothing is walked
+    REPS_VECTORS,  # address, as VECTORS: the entry points' vectors, side by side
+    REPS_CODES,  # address, uint8: and their codes; 0: none
+    CODES,  # address, uint8 (linked rows, CODE_BYTES); 0: none
+    CODE_BYTES,  # of a row's code; 0: none
+    RULER,  # address, float32: what codes stand for (`codes.py`)
     # the request
-    QUERY,
-    ALLOWED,  # bit set; 0: all
-    LIST,  # scan these rows and nothing else
-    LIST_COUNT,
-    WARM,
+    QUERY,  # address, float32 (LENGTH,)
+    ALLOWED,  # address of a bit set, uint32: rows that the filter allows; 0: all
+    LIST,  # address, int64: scan these rows and nothing else
+    LIST_COUNT,  # how many; 0: no list
+    WARM,  # address, int64: rows to begin at besides entry points
     WARM_COUNT,
-    SCREENED,  # whether `found` is kept: rows are scanned, or not every one may be returned
-    FEED,  # address of a feed; 0: one search
-    FEED_PLACE,  # which of its queries this is
+    SCREENED,  # 1 where `found` is kept: rows are scanned, or not every row may be returned
+    FEED,  # address of a feed's row; 0: one search
+    FEED_PLACE,  # which of the feed's queries this is
     NEEDED,  # hits that must be nearer than the routing list's end, else the walk was in vain
 ) = range(44)
 COUNT = 44
 
-# Columns of a feed: queries that slots take one after the other, int64.
+# Columns of a feed: queries that slots take one after the other.
 (
-    FEED_NEXT,
-    FEED_LAST,
-    FEED_QUERIES,
-    FEED_QUERY_BYTES,
-    FEED_ROWS,  # where results go: rows, int64, k of each query
-    FEED_DISTANCES,  # float32, k of each query
-    FEED_EXTENDS,  # sums over all its queries
-    FEED_COMPUTED,
+    FEED_NEXT,  # the next query to be taken
+    FEED_LAST,  # after the last query
+    FEED_QUERIES,  # address, float32 (queries, padded dim)
+    FEED_QUERY_BYTES,  # from one query to the next
+    FEED_ROWS,  # address, int64 (queries, k): where hits go
+    FEED_DISTANCES,  # address, float32 (queries, k)
+    FEED_EXTENDS,  # summed over its queries
+    FEED_COMPUTED,  # distances, summed likewise
 ) = range(8)
 FEED_COUNT = 8
 
-# Values of STATUS.
+# Values of STATUS; `slots.py` says what they mean.
 FREE, FRESH, SEEDING, WALKING, DONE = range(5)

@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 
 
 # Rows, nearest first, and distances as kernels give them; keys of the whole routing list; extends;
-# distances computed; 1 where rows were scanned and nothing was walked.
+# distances computed; 1 where rows were scanned and nothing was walked. All of one search.
 SlotHits = tuple[Array, Array, Array, int, int, int]
 
 _INT64, _FLOAT32, _UINT64 = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.uint64)
@@ -51,6 +51,11 @@ def _read(
     f: int, top: int, found: int, counts: int, wanted: int, rows: Array, distances: Array,
     keys: Array,
 ) -> bool:  # fmt: skip
+    """Whether there are hits enough; then they are copied out, and the slot's row is cleared.
+
+    Addresses of the slot's row, its routing list and its `found` (uint64), and of five int64 where
+    hits, entries, extends, distances and whether rows were scanned go.
+    """
     entries, k, hits = 0, get_i64(f, fields.K), 0
     while entries < get_i64(f, fields.TOP_M) and get_u64(top, entries) < LIMIT:
         put_u64(address(keys), entries, get_u64(top, entries))

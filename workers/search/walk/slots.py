@@ -60,13 +60,16 @@ class Slots(SlotRows):
 
 
 def hash_places(top_m: int) -> int:
-    """Size of the visited table of a search: a power of two, about a third full at its end."""
+    """Places of the visited table of a search: a power of two, about a third full at its end."""
     return 1 << max(11, (top_m * 96 - 1).bit_length())
 
 
 @kernel
 def fill(row: int, like: int, query: Array, warm: int, warm_count: int) -> None:
-    """Make the row at an address one like another, of a search of the first query."""
+    """Make a slot's row like another, for a search of the first row of `query`, float32.
+
+    `row` and `like` are addresses of rows of `fields.COUNT` int64, `warm` of `warm_count` int64.
+    """
     for field in range(fields.COUNT):
         put_i64(row, field, get_i64(like, field))
     put_i64(row, fields.QUERY, address(query))

@@ -57,9 +57,12 @@ def advance(
 ) -> tuple[int, int]:  # fmt: skip
     """Up to `extends_max` extends of the first `count` slots in `active`.
 
-    `rows` is `Slots.fields`. Returns how many slots are in `finished` now, and how many extends
-    each active slot made. Returns after an extend in which a slot ended, or at which `attention[0]`
-    is set.
+    `rows`, `top`, `found`, `visited` and `tasks` are those of `Slots`. `active` and `finished` are
+    int64, slot numbers; `attention` is int64, shape (1 or more,). Returns how many slots are in
+    `finished` now, and how many extends each active slot made: after an extend in which a slot
+    ended, or at which `attention[0]` is set, or at the most. In all kernels below `f` is the
+    address of a slot's row, `keys` of its routing list, `hits` of its `found`, `seen` of its
+    visited table and `tasks` of its tasks.
     """
     ended, extends = 0, 0
     while extends < extends_max:
@@ -93,7 +96,7 @@ def advance(
 
 @inlined
 def _places(rows: Array, top: Array, found: Array, visited: Array, tasks: Array, slot: int) -> Any:
-    """Addresses of what a slot has."""
+    """Addresses of what a slot has: its row, and its row of each other array."""
     return (
         address(rows) + slot * rows.strides[0], address(top) + slot * top.strides[0],
         address(found) + slot * found.strides[0], address(visited) + slot * visited.strides[0],
@@ -163,6 +166,7 @@ def _fed(f: int, keys: int, hits: int) -> bool:
 
 @inlined
 def _add(base: int, field: int, amount: int) -> None:
+    """Add to a column of the row at an address."""
     put_i64(base, field, get_i64(base, field) + amount)
 
 
@@ -293,7 +297,7 @@ def _sift(f: int, keys: int, hits: int, tasks: int) -> None:
 def _sifted(
     f: int, keys: int, hits: int, room: int, tasks: int, total: int, codes: int
 ) -> int:  # fmt: skip
-    """How many tasks are left; each is a row of `codes`."""
+    """How many tasks are left; each is a row of the codes at an address, uint8."""
     last = get_u64(keys, room - 1)
     if get_i64(f, fields.SCREENED):
         last = max(last, get_u64(hits, get_i64(f, fields.K) - 1))
@@ -357,6 +361,7 @@ def _settle(f: int, keys: int, place: int, m: int) -> None:
 
 @inlined
 def _may_return(f: int, row: int) -> bool:
+    """Whether a row is neither deleted nor excluded by the filter."""
     alive, allowed = get_i64(f, fields.ALIVE), get_i64(f, fields.ALLOWED)
     if alive != 0 and not _has_bit(alive, row):
         return False
@@ -365,5 +370,6 @@ def _may_return(f: int, row: int) -> bool:
 
 @inlined
 def _has_bit(bits: int, row: int) -> bool:
+    """Whether a row is in the bit set at an address (`arrays.packed`)."""
     bit: bool = (get_u32(bits, row >> 5) >> np.uint32(row & 31)) & np.uint32(1) != np.uint32(0)
     return bit
