@@ -8,13 +8,13 @@ other until few are missed, each with other rows; what is missed in the last is 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from workers.search.index.query import Effort
-from workers.search.index.view import IndexView
+from workers.search.index.view import Audit, IndexView
 from workers.search.kernels.arrays import stored_bits
 from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import kernel
@@ -26,22 +26,7 @@ Neighbours = Callable[[IndexView, Array, Effort], Array]  # rows for prepared qu
 ROUNDS_MAX = 8
 ENOUGH = 0.002  # share of missed rows that ends the rounds
 _SEARCHED_MIN, _SEARCHED_PER_ROOT = 1_024, 4  # rows of a round, and times sqrt(rows)
-_GROWN = 8  # an index that has grown by this part is audited again
 _EFFORT = Effort(k=1, top_m=64)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Audit:
-    """What the last rounds found."""
-
-    rows: int  # linked rows then
-    entries: int  # entry points after it
-    rounds: int
-    missed_share: float  # of the rows that the last round searched for
-
-    def is_old(self, rows: int) -> bool:
-        """Whether so many linked rows are to be audited again."""
-        return rows - self.rows > self.rows // _GROWN
 
 
 def audited(view: IndexView, neighbours: Neighbours, *, seed: int) -> tuple[Array, Audit]:

@@ -8,7 +8,7 @@ drops the deleted ones; both may run on another thread, one at a time, while all
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,14 +20,10 @@ from workers.search.index.audit import Neighbours, audited, tried
 from workers.search.index.columns import Columns, Value
 from workers.search.index.query import Effort, ExternalId
 from workers.search.index.rows import Rows, check_ids
-from workers.search.index.view import IndexView
+from workers.search.index.view import Audit, IndexView
 from workers.search.kernels import codes
 from workers.search.kernels.metrics import Metric, Storage
 from workers.search.limits import CANDIDATES, DEGREE, DEGREE_MAX
-
-if TYPE_CHECKING:
-    from workers.search.index.audit import Audit
-    from workers.search.kernels.codes import Codes
 
 Array = np.ndarray[Any, Any]
 
@@ -56,7 +52,7 @@ class Index:
         self.rows = Rows(empty, [], Columns())
         self.graph: Array = np.empty((0, degree), np.uint32)
         self.entries: Array = np.empty(0, np.int64)
-        self.codes: Codes | None = None  # of the rows that have edges
+        self.codes: codes.Codes | None = None  # of the rows that have edges
         self.audit: Audit | None = None
         self._view: IndexView | None = None
         self._lock = Lock()  # rows, and what points to them

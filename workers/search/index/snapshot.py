@@ -21,12 +21,11 @@ import numpy as np
 
 from schemas.errors import InvalidRequest, SnapshotError
 from workers.search.index import snapshot_checks
-from workers.search.index.audit import Audit
 from workers.search.index.columns import Columns
 from workers.search.index.index import Index
 from workers.search.index.query import ExternalId
 from workers.search.index.rows import Rows
-from workers.search.index.view import IndexView
+from workers.search.index.view import Audit, IndexView
 from workers.search.kernels import codes
 from workers.search.kernels.metrics import Metric, Storage
 

@@ -6,7 +6,7 @@ searches that run keep theirs, and with it the memory that their slots point to.
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -18,13 +18,25 @@ from workers.search.kernels.codes import Codes
 from workers.search.kernels.metrics import Metric, Storage
 from workers.search.walk import fields
 
-if TYPE_CHECKING:
-    from workers.search.index.audit import Audit
-
 Array = np.ndarray[Any, Any]
 
 COMPILED_MAX = 64  # filters that a view remembers, and ways to search it
 LONG = 10_000_000  # comparisons of a filter, about 10 ms
+_GROWN = 8  # an index that has grown by this part is audited again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """What the last rounds of `audit.py` found."""
+
+    rows: int  # linked rows then
+    entries: int  # entry points after it
+    rounds: int
+    missed_share: float  # of the rows that the last round searched for
+
+    def is_old(self, rows: int) -> bool:
+        """Whether so many linked rows are to be audited again."""
+        return rows - self.rows > self.rows // _GROWN
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +57,7 @@ class IndexView:
     columns: Columns
     epoch: int
     codes: Codes | None = None  # of the linked rows
-    audit: "Audit | None" = None  # of the entry points; None: not made yet
+    audit: Audit | None = None  # of the entry points; None: not made yet
     ways: dict[Any, Any] = field(default_factory=dict)  # of `ways.py`
     _filters: dict[str, Allowed] = field(default_factory=dict)
 

@@ -13,8 +13,8 @@ from infra.cli.retrieve.index_files import verify
 from schemas.settings import LogSettings
 from tests.workers.search.data import gaussian
 from workers.search.index import snapshot
-from workers.search.index.audit import Audit
 from workers.search.index.index import Index
+from workers.search.index.view import Audit
 from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings
 

@@ -1,0 +1,44 @@
+"""The rooms of the search worker: imports run one way between them, and in no circle within."""
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import workers.search
+
+SEARCH = Path(workers.search.__file__).parent
+ROOMS = ("kernels", "walk", "graph", "index", "cuda", "engine", "service")  # each sees those before
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Modules of ours that a file imports anywhere, as paths without suffix: `walk/steps`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("workers.search."):
+            place = "/".join((node.module or "").split(".")[2:])
+            for each in node.names:
+                whole = f"{place}/{each.name}"
+                yield whole if (SEARCH / f"{whole}.py").exists() else place
+
+
+def modules() -> dict[str, set[str]]:
+    paths = [path for path in SEARCH.rglob("*.py") if path.name != "__init__.py"]
+    return {path.relative_to(SEARCH).as_posix()[:-3]: set(imports(path)) for path in paths}
+
+
+def rank(module: str) -> int:
+    """Where its room stands; what lies beside the rooms is below them all."""
+    room, slash, _ = module.partition("/")
+    return ROOMS.index(room) if slash else -1
+
+
+def test_imports_run_one_way_between_rooms() -> None:
+    found = ((module, each) for module, used in modules().items() for each in used)
+    assert [(module, each) for module, each in found if rank(each) > rank(module)] == []
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    try:
+        TopologicalSorter(modules()).prepare()
+    except CycleError as error:
+        raise AssertionError(" <- ".join(error.args[1])) from None
