@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import DeadlineExceeded, EngineDead, InvalidRequest
-from tests.workers.search.cuda.test_kernels import SIZES
+from tests.workers.search.cuda.running import SIZES
 from tests.workers.search.data import clustered_index, gaussian
 from tests.workers.search.engine.test_engine import assert_nothing_is_left
 from workers.search.cuda.device import Device

@@ -1,0 +1,60 @@
+"""Searches on a device's batch without an engine: how tests begin them, and what they leave."""
+
+from typing import Any
+
+import numpy as np
+
+from tests.workers.search.data import gaussian
+from tests.workers.search.walk.reference import hits_of
+from workers.search.cuda.batch import Batch, BatchSettings
+from workers.search.index import inputs, ways
+from workers.search.index.filters import Equal, OneOf, Range
+from workers.search.index.query import Effort
+from workers.search.index.view import IndexView
+from workers.search.walk import fields
+
+SIZES = BatchSettings(
+    slots=12, sizes=(2, 8), steps=(1, 4), top_m_max=96, k_max=200, dim_max=256, tasks_max=256,
+    seed_rows=64, merge_max=64, threads=32,
+)  # fmt: skip
+EFFORTS = [
+    Effort(k=1, top_m=16),
+    Effort(k=10, top_m=48, width=3),
+    Effort(k=10, top_m=64, width=2, patience=3),
+    Effort(k=30, top_m=16),
+    Effort(k=5, where=Equal("part", 3)),
+    Effort(k=5, top_m=24, where=~OneOf("part", [1, 2, 3])),
+    Effort(k=90, where=Range("part", 3, 3) & Equal("kind", "odd")),
+]
+
+
+def searches(view: IndexView, effort: Effort, count: int = 6, **how: Any) -> list[Any]:
+    queries = inputs.prepared(gaussian(count, view.dim, seed=2), view.dim, view.metric)
+    return [
+        ways.search_of(effort, np.ascontiguousarray(query[None]), view, **how) for query in queries
+    ]
+
+
+def assign(batch: Batch, slot: int, search: ways.Search) -> None:
+    warm = np.empty(0, np.int64) if search.warm is None else search.warm
+    batch.assign(slot, batch.copies.row(search.row, search), search.query[0], warm)
+
+
+def left(batch: Batch, slot: int, search: ways.Search) -> tuple[bytes, bytes, list[int]]:
+    """Rows, distances and counts that an ended slot left."""
+    lists = batch.found if search.row[fields.SCREENED] else batch.top
+    rows, distances = hits_of(lists[slot, : search.k].copy())
+    return rows.tobytes(), distances.tobytes(), batch.counts[slot].tolist()
+
+
+def run(batch: Batch, wanted: list[Any], extends: int = 4) -> list[tuple[bytes, bytes, list[int]]]:
+    """What searches leave that are all begun at once."""
+    for slot, search in enumerate(wanted):
+        assign(batch, slot, search)
+    out, active = {}, list(range(len(wanted)))
+    while active:
+        batch.launch(active[: batch.places], extends)
+        for slot in batch.collect():
+            out[slot] = left(batch, slot, wanted[slot])
+            active.remove(slot)
+    return [out[slot] for slot in range(len(wanted))]

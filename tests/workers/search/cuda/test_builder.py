@@ -1,0 +1,38 @@
+"""An index that is built on a device is the one that cores build."""
+
+import pytest
+
+from tests.workers.search.data import gaussian
+from workers.search.cuda import builder
+from workers.search.cuda.device import Device
+from workers.search.graph.build import own_graph
+from workers.search.graph.knn import neighbours
+from workers.search.index import inputs
+from workers.search.index.index import Index
+from workers.search.kernels.metrics import Metric, Storage
+
+
+@pytest.mark.parametrize("storage", list(Storage))
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("dim", [20, 130])
+def test_neighbour_lists_equal_the_cpus(
+    device: Device, monkeypatch: pytest.MonkeyPatch, storage: Storage, exact: bool, dim: int
+) -> None:
+    """Those of 130 values have codes there."""
+    monkeypatch.setattr("workers.search.graph.knn.EXACT_ROWS_MAX", 1_000 if exact else 0)
+    monkeypatch.setattr(builder, "THREADS", 32)
+    kind = (Metric.SQEUCLIDEAN.number, storage.number)
+    vectors = inputs.prepared(gaussian(150, dim), dim, Metric.SQEUCLIDEAN, storage)
+    cpu = neighbours(vectors, 24, *kind, seed=3, threads=1)
+    gpu = builder.neighbours(device, vectors, 24, *kind, seed=3, exact_rows_max=1_000 * exact)
+    assert cpu.tobytes() == gpu.tobytes()
+
+
+def test_an_index_that_is_built_on_a_device_is_the_same(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder, "THREADS", 32)
+    vectors = gaussian(120, 10)
+    one = Index.build(vectors, degree=8, graph_of=own_graph)
+    two = Index.build(vectors, degree=8, graph_of=builder.graph_on(device))
+    assert one.graph.tobytes() == two.graph.tobytes()

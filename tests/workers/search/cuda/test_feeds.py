@@ -1,0 +1,91 @@
+"""Bulk searches on a device find what cores find, to the last bit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.workers.search.cuda.running import SIZES
+from tests.workers.search.data import gaussian, nearest, overlapping
+from workers.search.cuda import feeds
+from workers.search.cuda.batch import Batch
+from workers.search.cuda.device import Device
+from workers.search.index import bulk, inputs
+from workers.search.index.filters import Equal
+from workers.search.index.index import Index
+from workers.search.index.query import Effort
+from workers.search.index.view import IndexView
+from workers.search.kernels.metrics import Metric, Storage
+
+
+@pytest.mark.parametrize("team", [4, 8, 16])
+@pytest.mark.parametrize("storage", list(Storage))
+@pytest.mark.parametrize("metric", list(Metric))
+def test_distances_are_the_cpus_whatever_the_team(
+    device: Device, metric: Metric, storage: Storage, team: int
+) -> None:
+    sizes = replace(SIZES, team=team)
+    for dim in (3, 64, 100, 200):
+        index = Index.build(gaussian(90, dim), metric=metric, storage=storage)
+        view = index.view()
+        queries = inputs.prepared(gaussian(4, dim, seed=1), dim, metric)
+        cpu = bulk.search_all(Effort(k=90), queries, view)
+        gpu = feeds.search_all(Batch(device, sizes), Effort(k=90), queries, view)
+        assert cpu.rows.tobytes() == gpu.rows.tobytes()
+        assert cpu.distances.tobytes() == gpu.distances.tobytes()
+
+
+@pytest.mark.parametrize("metric", list(Metric))
+def test_codes_with_which_cores_leave_rows_out_change_nothing(
+    device: Device, metric: Metric
+) -> None:
+    view = Index.build(overlapping(1_500, 0, 96)[0], metric=metric, degree=16).view()
+    assert view.codes is not None
+    queries = inputs.prepared(gaussian(8, 96, seed=4), 96, metric)
+    effort = Effort(k=10, top_m=40, width=2)
+    cpu = bulk.search_all(effort, queries, view)
+    gpu = feeds.search_all(Batch(device, SIZES), effort, queries, view)
+    assert cpu.rows.tobytes() == gpu.rows.tobytes()
+    assert cpu.distances.tobytes() == gpu.distances.tobytes()
+    assert cpu.extends == gpu.extends
+
+
+def test_ties_are_ordered_by_row(device: Device) -> None:
+    vectors = np.repeat(np.round(gaussian(4, 6) * 4), 300, axis=0)
+    view = Index.build(vectors).view()
+    queries = inputs.prepared(vectors[[0, 600]], 6, view.metric)
+    found = feeds.search_all(Batch(device, SIZES), Effort(k=20, top_m=64), queries, view)
+    assert found.rows.tolist() == [list(range(20)), list(range(600, 620))]
+    truth = ((vectors[found.rows] - vectors[[0, 600]][:, None]) ** 2).sum(2)
+    assert found.distances.tobytes() == truth.astype(np.float32).tobytes()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 31, 33, 127])
+def test_small_indexes_are_searched_exactly(device: Device, rows: int) -> None:
+    vectors, queries = gaussian(rows, 17), gaussian(5, 17, seed=1)
+    view = Index.build(vectors).view()
+    prepared = inputs.prepared(queries, 17, view.metric)
+    found = feeds.search_all(Batch(device, SIZES), Effort(k=10), prepared, view)
+    kept = min(rows, 10)
+    assert found.rows[:, :kept].tolist() == nearest(vectors, queries, 10).tolist()
+    assert (found.rows[:, kept:] == -1).all()
+
+
+def test_a_walk_that_fills_its_table_loses_nothing(device: Device) -> None:
+    """Beyond half of the visited table rows are not kept: they come again and are dropped."""
+    index = Index.build(gaussian(3_000, 24), degree=120)
+    queries = inputs.prepared(gaussian(3, 24, seed=3), 24, index.metric)
+    effort = Effort(k=5, top_m=21, width=2)
+    found = feeds.search_all(Batch(device, SIZES), effort, queries, index.view())
+    assert found.computed / len(queries) > 1_024
+    cpu = bulk.search_all(effort, queries, index.view())
+    assert found.rows.tobytes() == cpu.rows.tobytes()
+
+
+def test_bulk_searches_equal_the_cpus(device: Device, view: IndexView) -> None:
+    queries = inputs.prepared(gaussian(40, 20, seed=5), 20, view.metric)
+    for effort in (Effort(k=7, top_m=32), Effort(k=40, top_m=20, where=~Equal("part", 3))):
+        cpu = bulk.search_all(effort, queries, view, threads=1)
+        gpu = feeds.search_all(Batch(device, SIZES), effort, queries, view)
+        assert gpu.rows.tobytes() == cpu.rows.tobytes()
+        assert gpu.distances.tobytes() == cpu.distances.tobytes()
