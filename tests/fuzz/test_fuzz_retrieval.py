@@ -172,7 +172,7 @@ async def test_an_oversized_retrieval_is_buried_before_it_costs_anything(
 async def test_hits_that_are_too_large_are_an_error_in_their_place() -> None:
     """Names of documents may be long; nobody could send 512 of them."""
     async with intake() as (found, producer):
-        index = found._serving._collections.get("books")
+        index = found._responder._collections.get("books")
         names = [f"{number}".zfill(1_024) for number in range(600)]
         index.upsert(names, np.ones((600, 4)))
         await given_to(found, [CODEC.encode(dataclasses.replace(asked(), k=512))])

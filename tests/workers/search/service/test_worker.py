@@ -234,7 +234,7 @@ async def test_documents_that_cannot_be_used_are_buried_once_whoever_reads_them(
             await books.put({"short": np.ones(DIM - 1), "better": np.ones(DIM)})
             await held(second, 2)
             await until(lambda: are_buried(3))
-            refusals = [each._feed.refusals for each in (first, second)]
+            refusals = [each._documents.refusals for each in (first, second)]
             await until(lambda: not any(each._waiting for each in refusals))
         async with worker(kafka, "second"):
             pass

@@ -118,7 +118,7 @@ class Batch:
 def alone(wanted: Wanted) -> bytes:
     """What the search leaves behind where nothing runs beside it."""
     batch = Batch(1)
-    batch.assign(wanted)
+    batch.admit(wanted)
     while True:
         for _, left in batch.advance([0], 1_000_000):
             return left
@@ -143,7 +143,7 @@ class BatchMates(RuleBasedStateMachine):
         for i in range(copies):
             if len(self.batch.held) < self.batch.slots.count:
                 query = (wanted["query"] + i) % QUERY_COUNT
-                self.batch.assign(Wanted(**{**wanted, "query": query}))
+                self.batch.admit(Wanted(**{**wanted, "query": query}))
 
     @rule(data=st.data(), extends=st.sampled_from([1, 2, 7, 50]))
     def advance(self, data: st.DataObject, extends: int) -> None:
