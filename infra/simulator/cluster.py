@@ -76,6 +76,9 @@ class Checker:
     def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
         """The router took an event and answered with effects."""
 
+    def router_died(self) -> None:
+        """What follows is another router's, which has read the log."""
+
     def wrote(self, topic: str, record: object, now_ms: float) -> None:
         """Somebody wrote a record; it stands in the log."""
 
@@ -134,6 +137,7 @@ class Cluster:
                 frame=self._frame,
                 decided=lambda decision: self._note("decisions", decision),
                 applied=self._applied,
+                died=self._router_died,
             ),
             keeps_log=keeps_log,
         )
@@ -246,6 +250,10 @@ class Cluster:
     def _applied(self, event: Event, effects: Sequence[Effect]) -> None:
         for applied in self._on_applied:
             applied(event, effects, self.clock.now_ms)
+
+    def _router_died(self) -> None:
+        for checker in self.checkers:
+            checker.router_died()
 
     def _order(self, effect: Dispatch) -> None:
         there = _LOG.partitions(TOPICS[effect.topic].group)

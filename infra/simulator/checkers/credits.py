@@ -2,10 +2,11 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from math import inf
 
 from infra.simulator.cluster import Checker, Cluster
 from schemas.fleet import LEASE_MS
-from schemas.records import CancelWork, Heartbeat, Outcome, PhaseKind, Role, Work, WorkPhase
+from schemas.records import CancelWork, Heartbeat, Outcome, Phase, PhaseKind, Role, Work, WorkPhase
 from streams.core.effects import Dispatch, Effect, End
 from streams.core.events import Event, FleetRecordArrived, OutcomeArrived, PhaseArrived
 
@@ -33,19 +34,23 @@ class Credits(Checker):
             PhaseKind.FAILED,
             PhaseKind.REFUSED,
         ):
-            key = f"{event.phase.request_id}.{event.phase.attempt}"
-            for prefill in (True, False):
-                self._held[event.phase.worker_id, prefill].discard(key)
+            self._freed(event.phase)
         for effect in effects:
             if isinstance(effect, Dispatch) and isinstance(effect.record, Work):
                 self._given(effect.record, now_ms)
+            elif isinstance(effect, Dispatch) and isinstance(effect.record, CancelWork):
+                if effect.record.void:  # it is read before any later work
+                    self._freed(effect.record)
             elif isinstance(effect, End):
                 self._gone(effect.outcome)
 
     def _beat(self, beat: Heartbeat, now_ms: float) -> None:
         """Of a former life, or told before, it says nothing."""
-        number = (beat.epoch, beat.seq)
-        if number > self._beats.get(beat.member_id, (0, -1)):
+        number, last = (beat.epoch, beat.seq), self._beats.get(beat.member_id, (0, -1))
+        if number > last:
+            if number[0] > last[0]:  # another life holds nothing
+                for prefill in (True, False):
+                    self._held[beat.member_id, prefill] = set()
             self._beats[beat.member_id] = number
             self._heard_ms[beat.member_id] = now_ms
             for prefill in (True, False):
@@ -65,6 +70,11 @@ class Credits(Checker):
         silent_ms = now_ms - self._heard_ms[work.worker_id]
         assert silent_ms <= LEASE_MS, f"{work.worker_id}: work after {silent_ms} ms of silence"
 
+    def _freed(self, record: Phase | CancelWork) -> None:
+        """A worker holds this attempt no longer."""
+        for prefill in (True, False):
+            self._held[record.worker_id, prefill].discard(f"{record.request_id}.{record.attempt}")
+
     def _gone(self, outcome: Outcome) -> None:
         """Nobody holds the outcome's attempt any more, nor one before it."""
         for held in self._held.values():
@@ -83,6 +93,7 @@ class Idle(Checker):
 
     def __init__(self) -> None:
         self._over_ms: dict[tuple[str, int], float] = {}  # since when, of each attempt
+        self._void_ms: dict[tuple[str, str, int], float] = {}  # likewise, on a worker
 
     def wrote(self, topic: str, record: object, now_ms: float) -> None:
         """Note what is over."""
@@ -90,15 +101,19 @@ class Idle(Checker):
             for attempt in range(record.attempt + 1):
                 self._over_ms.setdefault((record.request_id, attempt), now_ms)
         elif isinstance(record, CancelWork):
-            self._over_ms.setdefault((record.request_id, record.attempt), now_ms)
+            name = record.worker_id, record.request_id, record.attempt
+            self._void_ms.setdefault(name, now_ms)
 
     def looked(self, cluster: Cluster) -> None:
         """Look into the engines."""
         for worker in cluster.workers.values():
             for name in worker.life.engine.state.computations:
                 request_id, _, attempt = name.rpartition(".")
-                over_ms = self._over_ms.get((request_id, int(attempt)))
-                late_ms = 0.0 if over_ms is None else cluster.clock.now_ms - over_ms
+                over_ms = min(
+                    self._over_ms.get((request_id, int(attempt)), inf),
+                    self._void_ms.get((worker.worker_id, request_id, int(attempt)), inf),
+                )
+                late_ms = cluster.clock.now_ms - over_ms
                 assert late_ms <= IDLE_MS, f"{worker.worker_id} computes {name}, which is over"
 
     def finished(self, cluster: Cluster) -> None:

@@ -1,5 +1,6 @@
 """Invariant 7: nothing runs for readers that are all lost, and what is read is not ended."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from infra.simulator.cluster import Checker
@@ -7,9 +8,11 @@ from schemas.fleet import LEASE_MS
 from schemas.records import CancelReason, Heartbeat, MemberKind, Outcome, Registration
 from streams.core.effects import Effect, End
 from streams.core.events import (
+    CancellationArrived,
     Event,
     FleetRecordArrived,
     OutcomeArrived,
+    PartitionReady,
     RequestArrived,
     ResumptionArrived,
     Tick,
@@ -24,6 +27,9 @@ class Readers(Checker):
         self._process: dict[str, tuple[str, int]] = {}  # by member id
         self._heard_ms: dict[tuple[str, int], float] = {}
         self._readers: dict[str, set[tuple[str, int]]] = {}  # of requests that depend on some
+        self._resumed: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
+        self._ended: set[str] = set()
+        self._begun_ms = 0.0  # the router's life: it counts anew
         self.lost: set[str] = set()
 
     def applied(self, event: Event, effects: Sequence[Effect], now_ms: float) -> None:
@@ -32,22 +38,31 @@ class Readers(Checker):
             self._heard(event.record, now_ms)
         elif isinstance(event, RequestArrived):
             request = event.request
-            if request.gateway_started_ms and not request.keeps_running:
+            ended = request.request_id in self._ended
+            if request.gateway_started_ms and not request.keeps_running and not ended:
                 reader = request.gateway_id, request.gateway_started_ms
                 self._readers.setdefault(request.request_id, {reader})
         elif isinstance(event, ResumptionArrived):
             resumed = event.resumption
-            if resumed.request_id in self._readers:
-                place = resumed.gateway_id, resumed.gateway_started_ms
-                self._readers[resumed.request_id].add(place)
+            place = resumed.gateway_id, resumed.gateway_started_ms
+            self._resumed[resumed.request_id].add(place)
         elif isinstance(event, OutcomeArrived):
-            self._readers.pop(event.outcome.request_id, None)
+            self._over(event.outcome.request_id)
+        elif isinstance(event, CancellationArrived):  # a worker is told to end it, and does
+            self._over(event.cancellation.request_id)
+        elif isinstance(event, PartitionReady):
+            self._begun_ms = now_ms
         for effect in effects:
             if isinstance(effect, End):
-                self._ended(effect.outcome, now_ms)
+                self._told(effect.outcome, now_ms)
         if isinstance(event, Tick):
             longest_ms = LEASE_MS + self._grace_ms + 2_000
-            late = [each for each in self._readers if self._unread_ms(each, now_ms) > longest_ms]
+            waited_ms = now_ms - self._begun_ms
+            late = [
+                each
+                for each in self._readers
+                if min(waited_ms, self._unread_ms(each, now_ms)) > longest_ms
+            ]
             assert not late, f"run for nobody: {late}"
 
     def _heard(self, record: Registration | Heartbeat, now_ms: float) -> None:
@@ -57,12 +72,17 @@ class Readers(Checker):
             self._heard_ms[self._process[record.member_id]] = now_ms
 
     def _unread_ms(self, request_id: str, now_ms: float) -> float:
-        return min(now_ms - self._heard_ms[reader] for reader in self._readers[request_id])
+        readers = self._readers[request_id] | self._resumed[request_id]
+        return min(now_ms - self._heard_ms[reader] for reader in readers)
 
-    def _ended(self, outcome: Outcome, now_ms: float) -> None:
+    def _over(self, request_id: str) -> None:
+        self._ended.add(request_id)
+        self._readers.pop(request_id, None)
+
+    def _told(self, outcome: Outcome, now_ms: float) -> None:
         error = outcome.error
         if error is not None and error.message.endswith(CancelReason.GATEWAY_LOST.value):
             self.lost.add(outcome.request_id)
             unread_ms = self._unread_ms(outcome.request_id, now_ms)
             assert unread_ms >= self._grace_ms, f"{outcome.request_id}: read {unread_ms} ms ago"
-        self._readers.pop(outcome.request_id, None)
+        self._over(outcome.request_id)

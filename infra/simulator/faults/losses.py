@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from infra.simulator.cluster import Cluster, Fault
+from infra.simulator.members.gateways import SimGateway
 from infra.simulator.members.life import Life
 
 
@@ -111,7 +112,7 @@ def lose_gateway(at_ms: float, gateway_id: str, resumed_after_ms: Sequence[float
         if len(gateways.living) < 2:
             return
         lost = gateways.by_id[gateway_id]
-        lost.alive = False
+        lost.alive = lost.is_cut = False
         for number, answer in enumerate(gateways.reading(gateway_id)):
             after_ms = resumed_after_ms[number % len(resumed_after_ms)]
             if after_ms is None:
@@ -126,7 +127,8 @@ def restart_gateway(at_ms: float, gateway_id: str) -> Fault:
     """A dead gateway's name is taken by a new process, which knows of no stream."""
 
     def strike(cluster: Cluster) -> None:
-        if not cluster.gateways.by_id[gateway_id].alive:
+        gateway = cluster.gateways.by_id[gateway_id]
+        if not gateway.alive and not gateway.is_cut:
             cluster.members.join_gateway(cluster.gateways.restart(gateway_id))
 
     return Fault(at_ms, strike)
@@ -135,13 +137,16 @@ def restart_gateway(at_ms: float, gateway_id: str) -> Fault:
 def cut_gateway(at_ms: float, gateway_id: str, for_ms: float) -> Fault:
     """A gateway is without the log for a while, and joins again with its streams."""
 
-    def join_again(cluster: Cluster) -> None:
+    def join_again(cluster: Cluster, cut: SimGateway) -> None:
+        if cluster.gateways.by_id[gateway_id] is not cut or not cut.is_cut:
+            return  # it has died meanwhile
         cluster.members.join_gateway(cluster.gateways.join_again(gateway_id))
 
     def strike(cluster: Cluster) -> None:
         if len(cluster.gateways.living) > 1 and cluster.gateways.by_id[gateway_id].alive:
-            cluster.gateways.by_id[gateway_id].alive = False
-            cluster.clock.after(for_ms, lambda: join_again(cluster))
+            cut = cluster.gateways.by_id[gateway_id]
+            cut.alive, cut.is_cut = False, True
+            cluster.clock.after(for_ms, lambda: join_again(cluster, cut))
 
     return Fault(at_ms, strike)
 

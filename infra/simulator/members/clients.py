@@ -166,7 +166,10 @@ class Clients:
     def left(self, request_id: str) -> None:
         """The client of a request reads no more; it notices the end some other way."""
         if request_id in self._live:
-            self._live[request_id][0].left = True
+            served = self._live[request_id][0]
+            served.left = True
+            if served.outcome is not None:
+                self._ended(served, whole=served.completed)
 
     def _ended(self, served: Served, *, whole: bool) -> None:
         """The next turn follows a whole answer."""

@@ -75,6 +75,7 @@ class SimGateway:
     partition: int = 0
     epoch: int = 1
     alive: bool = True
+    is_cut: bool = False  # without the log for a while; else what does not live has died
     hub: Hub = field(default_factory=Hub)
 
     def registration(self) -> Registration:
@@ -195,7 +196,7 @@ class Gateways:
     def join_again(self, gateway_id: str) -> SimGateway:
         """It was only cut off: the same process, in another epoch, which reads what it missed."""
         gateway = self.by_id[gateway_id]
-        gateway.epoch, gateway.alive = gateway.epoch + 1, True
+        gateway.epoch, gateway.alive, gateway.is_cut = gateway.epoch + 1, True, False
         for partition, frames in self._logged.items():
             for frame in frames:
                 if gateway.hub.waits_on(partition):

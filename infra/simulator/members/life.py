@@ -119,11 +119,12 @@ class Life:
 
     def _send_frames(self) -> None:
         pacing, now_ms = self._pacing, self._clock.now_ms
-        due = pacing.due(now_ms, len(self.held))
-        while due is not None:
-            for batch in pacing.take(due, int(now_ms)):
+        while (due := pacing.due(now_ms, len(self.held))) is not None:
+            batches = pacing.take(due, int(now_ms))
+            for batch in batches:
                 self._send_frame(batch)
-            due = pacing.due(now_ms, len(self.held))
+            if not batches:  # what is urgent waits for an acknowledgement
+                break
         if pacing.alarm_ms is not None and self._interval_ms is None:
             self._interval_ms = pacing.alarm_ms
             self._clock.at(pacing.alarm_ms, self._interval_over)

@@ -38,6 +38,7 @@ class Carriers:
     frame: Callable[[int, TokenFrame], None]
     decided: Callable[[Decision], None]
     applied: Callable[[Event, Sequence[Effect]], None]  # who looks on
+    died: Callable[[], None]
 
 
 class SimRouter:
@@ -82,14 +83,16 @@ class SimRouter:
         """Take one event in, and carry out what follows."""
         if self._keeps_log and isinstance(event, FleetRecordArrived):
             self._fleet.append((event, int(self._clock.now_ms)))
+            if not self.alive:
+                self._carriers.applied(event, ())
         if not self.alive:
             return
         effects: Sequence[Effect] = self.core.apply(event, int(self._clock.now_ms))
-        self._carriers.applied(event, effects)
         if self._last_sends is not None and effects:
             effects = sorted(effects, key=lambda effect: isinstance(effect, Dispatch))
             effects = effects[: self._last_sends]
-            self.alive, self._last_sends = False, None
+            self._end()
+        self._carriers.applied(event, effects)
         for effect in effects:
             self._carry_out(effect)
 
@@ -124,11 +127,17 @@ class SimRouter:
         """Die over the next event that leads to anything, after so many of its effects."""
         self._last_sends = sends
 
+    def _end(self) -> None:
+        self.alive, self._last_sends = False, None
+        self._carriers.died()
+
     def take_over(self) -> None:
         """Another process reads the log and goes on, also where the last one lives still."""
         assert self._keeps_log, "who is to take over needs a log"
         now_ms = int(self._clock.now_ms)
-        self.alive, self._last_sends = True, None
+        if self.alive:
+            self._end()
+        self.alive = True
         self.epoch += 1
         self.core = self._make()
         for heard, at_ms in self._fleet:

@@ -1,0 +1,88 @@
+"""All invariants, in storms drawn from a seed; and bugs that these find."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from schemas.records import OutcomeKind
+from tests.infra.simulator.storms import weathered
+from workers.llm import held
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_invariant_holds_in_a_storm(seed: int) -> None:
+    """Workers, routers and gateways die, drain and are cut off, clients leave, the log is slow, and
+    records come twice (issue 11, 1)."""
+    cluster = weathered(seed)
+    kinds = {each.outcome.kind for each in cluster.clients.served if each.outcome}
+    assert OutcomeKind.COMPLETED in kinds
+
+
+def test_the_same_seed_gives_the_same_storm() -> None:
+    one, other = (
+        [(each.request_id, each.first_ms, each.ended_ms, each.outcome) for each in served]
+        for served in (weathered(3).clients.served for _ in range(2))
+    )
+    assert one == other
+
+
+# What is wrong, the lines of held.py and what stands in their place, a seed, and what it finds.
+BUGS = {
+    "work that comes twice is begun twice": (
+        "(me.worker_id, me.epoch) or not self._new(work):",
+        "(me.worker_id, me.epoch):",
+        *(1, "used twice"),
+    ),
+    "a hand-over does not wait for its token": (
+        "stream.columns.report(record, stream.headers)",
+        "self._report(record, stream.headers)",
+        *(18, "handed over before its token is in the log"),
+    ),
+    "a void order is answered": (
+        "if stream.ends_request and not order.void:",
+        "if stream.ends_request:",
+        *(2, "cancelled, and nobody asked for it"),
+    ),
+    "what is cancelled goes on in the engine": (
+        "OutcomeKind.CANCELLED, now_ms))\n        self._engine.abort(job_id)",
+        "OutcomeKind.CANCELLED, now_ms))",
+        *(2, "which is over"),
+    ),
+    "what has expired goes on in the engine": (
+        "self._engine.abort(stream.job_id)\n            self._expire(stream, now_ms)",
+        "self._expire(stream, now_ms)",
+        *(4, "which is over"),
+    ),
+    "tokens are counted wrongly": (
+        "stream.seq = seq + len(token_ids)",
+        "stream.seq = seq + 1",
+        *(0, "text of another place"),
+    ),
+    "both sides of a pair end an expired request": (
+        "self._drop(stream)\n        if stream.ends_request:",
+        "self._drop(stream)\n        if True:",
+        *(59, "two outcomes"),
+    ),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_seed_finds_a_bug_in_held_requests(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulator serves by the rules of workers/llm/held.py: what is wrong there shows
+    (issue 11, 1)."""
+    right, wrong, seed, message = BUGS[bug]
+    source = Path(held.__file__).read_text()
+    assert source.count(right) == 1
+    module = ModuleType("held_with_a_bug")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # for its dataclasses
+    exec(source.replace(right, wrong), module.__dict__)
+    monkeypatch.setattr("infra.simulator.members.life.HeldRequests", module.HeldRequests)
+    with pytest.raises(AssertionError, match=message):
+        weathered(seed)
+
+
+@pytest.mark.parametrize("seed", sorted({seed for *_, seed, _ in BUGS.values()}))
+def test_those_seeds_find_nothing_else(seed: int) -> None:
+    weathered(seed)
