@@ -1,15 +1,10 @@
 """What people see of a stack whose broker is away, and when it says that it is ready."""
 
-import asyncio
 import json
 import os
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -17,90 +12,16 @@ from unittest.mock import patch
 import pytest
 from aiokafka.errors import KafkaTimeoutError
 
-from infra.broker.keeper import BrokerKeeper
 from infra.stack import launcher
 from infra.stack.configuration import Settings
 from infra.stack.fleet_watch import FleetWatch
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
-from infra.stack.readiness import is_served
 from infra.stack.statefile import NO_BROKER, ProcessRow, StackFiles, read_state
 from schemas.errors import BrokerUnavailable
 from schemas.log import patience
 from tests.infra.cli.running import trivium
 from tests.virtual import virtual
-from tests.waiting import until
-
-
-@contextmanager
-def answering(status: int) -> Iterator[str]:
-    """A gateway that says no more than this."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(status)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            """Nothing on the test's output."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-class StubbornBroker:
-    """Dies again and again, and sometimes cannot have its port at once."""
-
-    log_file = "x.log"
-
-    def __init__(self) -> None:
-        self.alive = False
-        self.spawns: list[bool] = []
-        self.refusals = 0
-
-    def runs(self) -> bool:
-        return self.alive
-
-    def answers(self) -> bool:
-        return True
-
-    def spawn(self, *, same_port: bool = False) -> str:
-        self.spawns.append(same_port)
-        if self.refusals:
-            self.refusals -= 1
-            raise BrokerUnavailable("port 9092 is taken")
-        self.alive = True
-        return "127.0.0.1:9092"
-
-
-@virtual
-async def test_a_broker_is_started_again_at_its_address_however_often_it_dies() -> None:
-    """A port that is taken for a while ends nothing (issue 10, 4)."""
-    broker = StubbornBroker()
-    kept = BrokerKeeper(broker, 10.0)  # type: ignore[arg-type]  # as much of one as is asked
-    assert await kept.start() == "127.0.0.1:9092"
-    task = asyncio.create_task(kept.keep())
-    for number in range(3):
-        broker.alive, broker.refusals = False, number
-        await until(lambda: broker.alive, seconds=600)
-    assert broker.spawns == [False] + [True] * sum(1 + number for number in range(3))
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-@virtual
-async def test_a_broker_that_never_answers_is_told_with_its_log() -> None:
-    broker = StubbornBroker()
-    broker.answers = lambda: False  # type: ignore[method-assign]  # as long as anybody asks
-    with pytest.raises(BrokerUnavailable, match="9092 did not answer within 10 s; see x.log"):
-        await BrokerKeeper(broker, 10.0).start()  # type: ignore[arg-type]  # as above
 
 
 def test_pauses_grow_up_to_a_bound_and_start_anew_after_a_long_life() -> None:
@@ -131,15 +52,6 @@ async def test_a_stack_is_ready_when_its_gateways_know_their_workers(
     half = Stack(Settings(), StackPlan(decode=0, broker=False), folder=tmp_path)
     await half.wait_ready("gateway-0")  # nobody could serve anything
     assert asked == urls * 2
-
-
-def test_a_gateway_is_asked_over_http() -> None:
-    found = {}
-    for status in (503, 200):
-        with answering(status) as url:
-            found[status] = asyncio.run(is_served(url))
-    assert found == {503: False, 200: True}
-    assert asyncio.run(is_served("http://127.0.0.1:1")) is False
 
 
 def test_status_answers_without_a_broker(tmp_path: Path) -> None:

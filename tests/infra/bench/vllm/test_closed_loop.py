@@ -1,4 +1,4 @@
-"""The comparison with vLLM's serving without engines: its load, its proxy, its figures."""
+"""The load of the comparison with vLLM's serving, without engines."""
 
 import asyncio
 import json
@@ -6,24 +6,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import pytest
 from aiohttp import web
 
 from infra.bench.serving.proxies import aiohttp_app
 from infra.bench.serving.sim_server import listening
 from infra.bench.vllm.closed_loop import TOKENS, Cell, Conversations
 from infra.bench.vllm.figures import (
-    BOTH,
-    PAIR,
-    REPLICAS,
-    VLLM_PAIR,
-    VLLM_REPLICAS,
-    bars,
     equal_answers,
 )
 from infra.broker.probe import free_ports
 
 HOST = "127.0.0.1"
+
+
 SMALL = Cell(streams=2, prompt_tokens=5, turns=2, window_s=0.3)
 
 
@@ -73,23 +68,3 @@ async def test_whole_requests_are_dealt_in_turn() -> None:
             await Conversations(url, "model", SMALL, ["one", "two"], "1").measure()
     assert abs(len(left) - len(right)) <= 1
     assert not any("kv_transfer_params" in body for body in left + right)
-
-
-def measured(rate: float) -> list[dict[str, Any]]:
-    return [{"requests_per_s": rate, "errors": {}, "ttft_ms": {"p50": 1.0}}]
-
-
-def test_bars_are_means_over_the_cells_of_so_many_streams() -> None:
-    cells = [Cell(streams=4, prompt_tokens=tokens, turns=1) for tokens in (60, 400)]
-    rates = {PAIR: (2, 3), VLLM_PAIR: (1, 1), BOTH: (4, 4), REPLICAS: (4, 4), VLLM_REPLICAS: (5, 4)}
-    found = bars(
-        {
-            name: {cell: measured(rate) for cell, rate in zip(cells, pair, strict=True)}
-            for name, pair in rates.items()
-        }
-    )
-    values = {bar.name: bar.value for bar in found}
-    assert values["1P+1D, of vLLM's rate: 4 streams"] == pytest.approx(6**0.5)
-    assert values["replicas, of vLLM's rate: 4 streams"] == pytest.approx(0.8**0.5)
-    assert values["both roles, of the best of all: 4 streams"] == pytest.approx(0.8**0.5)
-    assert values["Trivium's errors"] == 0

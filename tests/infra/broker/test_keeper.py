@@ -1,0 +1,58 @@
+"""Keeping a stack's broker running."""
+
+import asyncio
+
+import pytest
+
+from infra.broker.keeper import BrokerKeeper
+from schemas.errors import BrokerUnavailable
+from tests.virtual import virtual
+from tests.waiting import until
+
+
+class StubbornBroker:
+    """Dies again and again, and sometimes cannot have its port at once."""
+
+    log_file = "x.log"
+
+    def __init__(self) -> None:
+        self.alive = False
+        self.spawns: list[bool] = []
+        self.refusals = 0
+
+    def runs(self) -> bool:
+        return self.alive
+
+    def answers(self) -> bool:
+        return True
+
+    def spawn(self, *, same_port: bool = False) -> str:
+        self.spawns.append(same_port)
+        if self.refusals:
+            self.refusals -= 1
+            raise BrokerUnavailable("port 9092 is taken")
+        self.alive = True
+        return "127.0.0.1:9092"
+
+
+@virtual
+async def test_a_broker_is_started_again_at_its_address_however_often_it_dies() -> None:
+    """A port that is taken for a while ends nothing (issue 10, 4)."""
+    broker = StubbornBroker()
+    kept = BrokerKeeper(broker, 10.0)  # type: ignore[arg-type]  # as much of one as is asked
+    assert await kept.start() == "127.0.0.1:9092"
+    task = asyncio.create_task(kept.keep())
+    for number in range(3):
+        broker.alive, broker.refusals = False, number
+        await until(lambda: broker.alive, seconds=600)
+    assert broker.spawns == [False] + [True] * sum(1 + number for number in range(3))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@virtual
+async def test_a_broker_that_never_answers_is_told_with_its_log() -> None:
+    broker = StubbornBroker()
+    broker.answers = lambda: False  # type: ignore[method-assign]  # as long as anybody asks
+    with pytest.raises(BrokerUnavailable, match="9092 did not answer within 10 s; see x.log"):
+        await BrokerKeeper(broker, 10.0).start()  # type: ignore[arg-type]  # as above
