@@ -25,8 +25,8 @@ from workers.config import WorkerSettings
 from workers.llm.engine import Engine, Output
 from workers.llm.frames import Frames, HeldReport
 from workers.llm.held import HeldRequests
+from workers.llm.pacing import Intervals, Pacing
 from workers.outbox import Outbox
-from workers.pacing import Intervals, Pacing
 
 
 class Loops:

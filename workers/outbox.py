@@ -1,7 +1,7 @@
 """Sends phases and outcomes durably, off the decode loop, and never loses one silently.
 
-The rules are in `workers/reports.py`. A record that cannot be sent ends the life. Nothing is sent
-while the worker's lease is in doubt.
+The rules are in `workers/llm/reports.py`. A record that cannot be sent ends the life. Nothing is
+sent while the worker's lease is in doubt.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from schemas.errors import BrokerUnavailable, RecordTooLarge
 from schemas.log.clients import Ack, Headers, LogProducer
 from schemas.records import Outcome, Phase
-from workers.reports import Report, Reports
+from workers.llm.reports import Report, Reports
 
 
 class Outbox:

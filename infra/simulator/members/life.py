@@ -14,10 +14,10 @@ from schemas.records import CancelWork, Outcome, Phase, TokenFrame, Work
 from workers.config import WorkerSettings
 from workers.llm.frames import Frames, OutgoingFrame
 from workers.llm.held import HeldRequests, Limits
+from workers.llm.pacing import Intervals, Pacing
 from workers.llm.peers import Peers
+from workers.llm.reports import Report, Reports
 from workers.llm.stream import WorkerIdentity
-from workers.pacing import Intervals, Pacing
-from workers.reports import Report, Reports
 
 _SETTINGS = WorkerSettings()
 _INTERVALS = Intervals(

@@ -21,7 +21,7 @@ from schemas.records import (
 )
 from schemas.settings import LogSettings
 from tests.waiting import until
-from tests.workers.router_on_broker import Router, chat, router_of, worker_of
+from tests.workers.on_broker.router import Router, chat, router_of, worker_of
 
 pytestmark = pytest.mark.kafka
 PREFILL, DECODE, REPLICA = Role.PREFILL, Role.DECODE, Role.REPLICA

@@ -27,7 +27,7 @@ from schemas.rules.tokens import pack_tokens
 from schemas.settings import LogSettings
 from tests.waiting import until
 from tests.workers.fakes import cancel_work
-from tests.workers.router_on_broker import Router, chat, router_of, worker_of
+from tests.workers.on_broker.router import Router, chat, router_of, worker_of
 
 pytest.importorskip("nixl", reason="the NIXL library is missing")
 pytestmark = pytest.mark.kafka

@@ -4,7 +4,7 @@ import pytest
 
 from tests.workers.fakes import WORKER
 from workers.llm.frames import Frames
-from workers.pacing import Due, Intervals, Pacing
+from workers.llm.pacing import Due, Intervals, Pacing
 
 MANY = [f"r{number}" for number in range(5)]
 

@@ -21,7 +21,7 @@ from schemas.records import (
 from schemas.settings import LogSettings
 from tests.waiting import until
 from tests.workers.fakes import cancel_work
-from tests.workers.router_on_broker import chat, router_of, worker_of
+from tests.workers.on_broker.router import chat, router_of, worker_of
 
 pytestmark = pytest.mark.kafka
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from schemas.errors import BrokerUnavailable
 from schemas.rules.outcomes import outcome_key
 from tests.schemas.examples import example
-from workers.reports import RETRY_MS, Reports
+from workers.llm.reports import RETRY_MS, Reports
 
 PHASE, OUTCOME = example("trivium.Phase"), example("trivium.Outcome")
 
