@@ -37,12 +37,8 @@ class _Offer:
 class Presence:
     """A worker's side of its membership."""
 
-    def __init__(
-        self,
-        membership: Callable[[OnRecord], Membership],
-        clock_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._clock_s = clock_s
+    def __init__(self, membership: Callable[[OnRecord], Membership]) -> None:
+        self._clock_s = time.monotonic
         self._beat_wanted = asyncio.Event()
         self._offer: _Offer | None = None
         self.on_router: Callable[[], None] = lambda: None  # a router has joined

@@ -77,7 +77,7 @@ class HeldRequests:
         limits: Limits,
         frames: Frames,
         report: Report,
-        known: peers.Peers | None = None,
+        known: peers.Peers,
     ) -> None:
         self.draining = False
         self.requests_total = 0
@@ -89,7 +89,7 @@ class HeldRequests:
         self._limits = limits
         self._frames = frames
         self._report = report
-        self._known = known or peers.Strangers()
+        self._known = known
         self._streams: dict[str, Stream] = {}  # by job id
         self._jobs: dict[str, str] = {}  # request id to job id
         self._seen: dict[str, tuple[int, int]] = {}  # request id to attempt and its phases' bits

@@ -25,18 +25,6 @@ class Peers(Protocol):
         """By how much its clock differs from this one's."""
 
 
-class Strangers:
-    """Nothing is known of anybody."""
-
-    def epoch_of(self, worker_id: str) -> int:
-        """Unknown."""
-        return 0
-
-    def apart_ms(self, worker_id: str) -> int:
-        """Not measured."""
-        return 0
-
-
 def usable_kv(work: Work, me: WorkerIdentity, now_ms: int, known: Peers) -> KvHandle | None:
     """The handle to fetch; none computes the prompt in place.
 

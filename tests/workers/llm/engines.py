@@ -37,14 +37,16 @@ async def start_sim(**changes: Any) -> SimEngine:
     epoch = changes.pop("worker_epoch", 1)
     model = ModelSettings(path="sim", max_model_len=changes.pop("max_model_len", 2_048))
     peer_metadata = changes.pop("peer_metadata", None)
-    return await start(
+    engine = await start(
         replace(FAST, **changes),
         model=model,
         engine_id=f"engine-{os.getpid()}-{number}",
         worker_id=worker_id,
         worker_epoch=epoch,
-        peer_metadata=peer_metadata,
     )
+    if peer_metadata is not None:
+        engine.set_peer_metadata(peer_metadata)
+    return engine
 
 
 def transfer_of(engine: Engine) -> FaultyTransfer:

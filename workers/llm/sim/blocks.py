@@ -29,7 +29,7 @@ class BlockTable:
 class BlockManager:
     """Every block is in exactly one of: free, cached, held."""
 
-    def __init__(self, block_count: int, block_log: BlockLog | None = None) -> None:
+    def __init__(self, block_count: int, block_log: BlockLog) -> None:
         assert block_count > 0
         self.block_count = block_count
         self._log = block_log
@@ -98,8 +98,7 @@ class BlockManager:
         if value not in self._by_hash and self._hash_of[block] is None:
             self._by_hash[value] = block
             self._hash_of[block] = value
-            if self._log is not None:
-                self._log.stored((value,))
+            self._log.stored((value,))
 
     def detach(self, table: BlockTable, first: int) -> list[int]:
         """Take the blocks from `first` on out of a table; their references pass to the caller."""
@@ -144,5 +143,4 @@ class BlockManager:
         self._hash_of[block] = None
         self._free.append(block)
         self.evictions_total += 1
-        if self._log is not None:
-            self._log.removed((value,))
+        self._log.removed((value,))

@@ -43,13 +43,8 @@ async def start(
     engine_id: str,
     worker_id: str,
     worker_epoch: int,
-    peer_metadata: PeerMetadata | None = None,
 ) -> "SimEngine":
-    """A simulated engine, ready to serve.
-
-    `peer_metadata` finds a peer engine's `Capability.nixl_metadata`, say in the fleet. Without it
-    handles carry the metadata themselves, a few hundred bytes each.
-    """
+    """A simulated engine, ready to serve."""
     vocabulary = await asyncio.to_thread(load_vocabulary, model.path, settings.vocabulary)
     arena = KvArena(
         settings.kv_blocks,
@@ -86,7 +81,7 @@ async def start(
     block_log = BlockLog(settings.block_size, settings.kv_blocks)
     blocks = BlockManager(settings.kv_blocks, block_log)
     owner = Owner(worker_id=worker_id, worker_epoch=worker_epoch, engine_id=engine_id)
-    exchange = KvExchange(settings, owner, blocks, arena, transfer, peer_metadata)
+    exchange = KvExchange(settings, owner, blocks, arena, transfer)
     return SimEngine(settings, capability, vocabulary, blocks, block_log, arena, exchange)
 
 
@@ -151,7 +146,9 @@ class SimEngine:
         return self._schedule.figures()
 
     def set_peer_metadata(self, peer_metadata: PeerMetadata) -> None:
-        """As the argument of `start`, for a worker that knows the fleet only later."""
+        """How to find a peer's `Capability.nixl_metadata`. Without it handles carry it themselves,
+        a few hundred bytes each.
+        """
         self.exchange.set_peer_metadata(peer_metadata)
 
     def saw_worker(self, worker_id: str, epoch: int, engine_id: str) -> None:

@@ -33,11 +33,10 @@ class KvExchange:
         blocks: BlockManager,
         arena: KvArena,
         transfer: KvTransfer,
-        peer_metadata: PeerMetadata | None,
     ) -> None:
         self._settings, self._owner, self._blocks, self._arena = settings, owner, blocks, arena
         self._held, self._rules = PinnedKv(), HandleRules(settings.block_size)
-        self._moves = Moves(settings, blocks, transfer, peer_metadata)
+        self._moves = Moves(settings, blocks, transfer)
         size = arena.block_bytes
         self.allocations = Allocations(
             settings, blocks, self._moves, size, target=self._target, ended=self._end

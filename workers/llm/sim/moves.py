@@ -63,16 +63,12 @@ class _Retry:
 
 
 class Moves:
-    """All moves of one engine."""
+    """All moves of one engine; without `peer_metadata` handles carry the peers' cards."""
 
-    def __init__(
-        self,
-        settings: SimSettings,
-        blocks: BlockManager,
-        transfer: KvTransfer,
-        peer_metadata: PeerMetadata | None,
-    ) -> None:
-        self.transfer, self.peer_metadata = transfer, peer_metadata
+    peer_metadata: PeerMetadata | None = None
+
+    def __init__(self, settings: SimSettings, blocks: BlockManager, transfer: KvTransfer) -> None:
+        self.transfer = transfer
         self._settings, self._blocks = settings, blocks
         self._flying: dict[int, Moving] = {}
         self._retries: list[_Retry] = []

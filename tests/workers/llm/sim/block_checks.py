@@ -1,6 +1,12 @@
 """What tests do to a block manager that no engine does: look at all of it, and drop its cache."""
 
+from workers.kv.block_log import BlockLog
 from workers.llm.sim.blocks import BlockManager
+
+
+def block_manager(block_count: int) -> BlockManager:
+    """One whose log nobody reads."""
+    return BlockManager(block_count, BlockLog(16, block_count))
 
 
 def drop_prefix_cache(blocks: BlockManager) -> None:

@@ -2,9 +2,9 @@
 
 import numpy as np
 
+from tests.workers.llm.sim.block_checks import block_manager
 from workers.llm.sim.arena import KvArena
 from workers.llm.sim.batch import BatchRow, RunningBatch
-from workers.llm.sim.blocks import BlockManager
 
 SIZE = 4
 
@@ -14,7 +14,7 @@ TOKENS = list(range(100, 120))
 
 def drawn(tokens: list[int], count: int, *, seed: int = 0, spoiled: bool = False) -> list[int]:
     """Answer tokens drawn from the KV of this prompt."""
-    arena, manager = KvArena(16, SIZE, 16), BlockManager(16)
+    arena, manager = KvArena(16, SIZE, 16), block_manager(16)
     batch: RunningBatch[BatchRow] = RunningBatch(
         2, manager, arena, token_ids=[*range(200, 300), 7], end_every_tokens=0
     )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.workers.llm.sim.block_checks import check_blocks, drop_prefix_cache
+from tests.workers.llm.sim.block_checks import block_manager, check_blocks, drop_prefix_cache
 from workers.llm.sim.blocks import BlockManager, BlockTable
 
 BLOCKS = 12
@@ -22,7 +22,7 @@ def remembered(manager: BlockManager, table: BlockTable, hashes: list[int]) -> N
 
 
 def test_prefix_is_found_again_after_its_table_closed() -> None:
-    manager = BlockManager(BLOCKS)
+    manager = block_manager(BLOCKS)
     first = opened(manager, [], 3, 3)
     blocks = list(first.blocks)
     remembered(manager, first, [11, 12])
@@ -35,7 +35,7 @@ def test_prefix_is_found_again_after_its_table_closed() -> None:
 
 
 def test_prefix_is_shared_by_two_tables() -> None:
-    manager = BlockManager(BLOCKS)
+    manager = block_manager(BLOCKS)
     first = opened(manager, [], 2, 2)
     remembered(manager, first, [11, 12])
     second = opened(manager, [11, 12], 2, 4)
@@ -48,7 +48,7 @@ def test_prefix_is_shared_by_two_tables() -> None:
 
 
 def test_least_recently_used_is_evicted_first_and_tails_before_heads() -> None:
-    manager = BlockManager(4)
+    manager = block_manager(4)
     for hashes in ([1, 2], [3, 4]):
         table = opened(manager, [], 2, 2)
         remembered(manager, table, hashes)
@@ -62,7 +62,7 @@ def test_least_recently_used_is_evicted_first_and_tails_before_heads() -> None:
 
 
 def test_reserved_blocks_are_promised_to_nobody_else() -> None:
-    manager = BlockManager(4)
+    manager = block_manager(4)
     table = opened(manager, [], 1, 3)
     assert manager.available == 1
     assert manager.open([], 2, 2) is None
@@ -77,7 +77,7 @@ def test_reserved_blocks_are_promised_to_nobody_else() -> None:
 
 
 def test_refused_table_changes_nothing() -> None:
-    manager = BlockManager(4)
+    manager = block_manager(4)
     first = opened(manager, [], 2, 2)
     remembered(manager, first, [1, 2])
     manager.close(first)
@@ -88,7 +88,7 @@ def test_refused_table_changes_nothing() -> None:
 
 
 def test_closing_twice_is_a_bug() -> None:
-    manager = BlockManager(4)
+    manager = block_manager(4)
     table = opened(manager, [], 2, 2)
     manager.close(table)
     with pytest.raises(AssertionError):
@@ -96,7 +96,7 @@ def test_closing_twice_is_a_bug() -> None:
 
 
 def test_detached_blocks_stay_held_until_released() -> None:
-    manager = BlockManager(4)
+    manager = block_manager(4)
     table = opened(manager, [], 3, 4)
     taken = manager.detach(table, 1)
     manager.close(table)
@@ -122,7 +122,7 @@ OPERATIONS = st.lists(
 @settings(max_examples=150)
 @given(OPERATIONS)
 def test_blocks_are_never_lost_or_given_twice(operations: list[tuple[str, int, list[int]]]) -> None:
-    manager = BlockManager(BLOCKS)
+    manager = block_manager(BLOCKS)
     tables: list[tuple[BlockTable, list[int]]] = []
     loose: list[list[int]] = []
     for name, number, chain in operations:
