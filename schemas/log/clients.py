@@ -2,7 +2,7 @@
 
 Every aiokafka setting that Trivium uses on a hot path stands here, once. Consumer groups are not
 used: readers are assigned their partitions, because a rebalance has no place between a dispatch and
-its worker. Faust agents are the one exception (`schemas/log/faust/app.py`).
+its worker. Faust agents are the one exception (`schemas/log/faust`).
 """
 
 import asyncio

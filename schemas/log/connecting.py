@@ -2,9 +2,11 @@
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+from aiokafka import AIOKafkaConsumer
 from aiokafka.errors import BrokerResponseError, KafkaConnectionError, KafkaError
 
 from schemas.errors import BrokerUnavailable
@@ -46,6 +48,22 @@ async def started(
             starting.exception()  # that it failed as well is of no interest any more
         await stop()
         raise
+
+
+@asynccontextmanager
+async def asking_client(
+    settings: LogSettings, group_id: str | None = None
+) -> AsyncIterator[AIOKafkaConsumer]:
+    """A consumer that fetches nothing: on a connection with a fetch under way every question would
+    wait for that fetch. With a group it commits what it is told to, and nothing by itself."""
+    consumer = AIOKafkaConsumer(
+        **client_options(settings), group_id=group_id, enable_auto_commit=False
+    )
+    await started(consumer.start, consumer.stop)
+    try:
+        yield consumer
+    finally:
+        await consumer.stop()
 
 
 def no_broker(bootstrap: str, error: KafkaError) -> BrokerUnavailable:

@@ -1,12 +1,9 @@
-"""The router's Faust app: its group and its four agents.
-
-Each agent hands its events to `OwnedPartitions.take`.
-"""
+"""The routers' consumer group: its name, its topics and its Faust app."""
 
 from typing import Any
 
 from schemas.log.faust import app as faust_app
-from schemas.log.faust.app import Taker
+from schemas.log.faust.app import GroupMember
 from schemas.settings import LogSettings
 
 TOPICS = ("requests", "cancellations", "phases", "outcomes")
@@ -17,11 +14,9 @@ def group_id(log: LogSettings) -> str:
     return f"{log.topic_prefix}router"
 
 
-def make_app(log: LogSettings, router_id: str) -> Any:
-    """An app with no agents yet; `add_agents` follows."""
-    return faust_app.make_app(log, group=group_id(log), member_id=router_id)
-
-
-def add_agents(app: Any, prefix: str, partitions: Taker) -> list[Any]:
-    """One agent per topic; each hands its events to `partitions.take`."""
-    return faust_app.add_agents(app, prefix, "router", TOPICS, partitions)
+def make_app(log: LogSettings, router_id: str, partitions: GroupMember) -> Any:
+    """An app that hands records and rebalances to `OwnedPartitions`."""
+    app = faust_app.make_app(log, group=group_id(log), member_id=router_id)
+    faust_app.add_agents(app, log.topic_prefix, "router", TOPICS, partitions)
+    faust_app.follow_rebalances(app, log.topic_prefix, partitions)
+    return app

@@ -11,14 +11,14 @@ from typing import Any
 from schemas.codec import Codec
 from schemas.log.admin import check_retention, needs_of_requests
 from schemas.log.faust.app import run_app
+from schemas.log.faust.watchdog import watch
 from schemas.log.patience import outlive
 from schemas.settings import LogSettings
 from schemas.topics import live_ms_max
-from streams.agents.app import add_agents, make_app
+from streams.agents.app import make_app
 from streams.agents.marks import keep_marks
 from streams.agents.partitions import OwnedPartitions
 from streams.agents.router import RouterProcess
-from streams.agents.watchdog import watch_progress
 from streams.config import RouterSettings
 
 log = logging.getLogger(__name__)
@@ -62,25 +62,15 @@ async def run_router(
 
 async def _route(process: RouterProcess, stop: asyncio.Event) -> None:
     partitions = OwnedPartitions(process)
-    app = make_app(process.log, process.router_id)
-    add_agents(app, process.log.topic_prefix, partitions)
-
-    async def on_assigned(sender: Any, assigned: Any, **_: Any) -> None:
-        partitions.assigned({tp.partition for tp in assigned})
-
-    async def on_revoked(sender: Any, revoked: Any, **_: Any) -> None:
-        await partitions.revoked()
-
-    app.on_partitions_assigned.connect(on_assigned)
-    app.on_partitions_revoked.connect(on_revoked)
+    app = make_app(process.log, process.router_id, partitions)
     loops: Sequence[Any] = (
         process.outbox.run(),
         process.membership.run(),
         process.prefixes.run(),
         process.tick(),
-        watch_progress(process.log, process.settings, partitions),
+        watch(process.log, process.group, process.settings.stall_exit_ms),
         keep_marks(process.log, partitions),
-        process.failure(),
+        process.group.failure(),
         run_app(app),
         stop.wait(),
     )

@@ -10,10 +10,10 @@ import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError
 
-from schemas.log.connecting import client_options, started
+from schemas.log.connecting import asking_client
 from schemas.settings import LogSettings
 
 MARK_S = 1.0  # between two commits
@@ -70,15 +70,11 @@ def marks_group(log: LogSettings) -> str:
 
 async def keep_marks(log: LogSettings, partitions: HasMarks) -> None:
     """Commit what has changed, until cancelled. A commit that fails only costs a longer rebuild."""
-    consumer = AIOKafkaConsumer(
-        **client_options(log), group_id=marks_group(log), enable_auto_commit=False
-    )
-    await started(consumer.start, consumer.stop)
     places = [
         TopicPartition(f"{log.topic_prefix}requests", p) for p in range(log.session_partitions)
     ]
     known: Offsets = {}
-    try:
+    async with asking_client(log, marks_group(log)) as consumer:
         consumer.assign(places)
         consumer.pause(*places)  # it only commits
         while True:
@@ -89,5 +85,3 @@ async def keep_marks(log: LogSettings, partitions: HasMarks) -> None:
                 if changed:
                     await consumer.commit(changed)
                     known = marks
-    finally:
-        await consumer.stop()

@@ -1,9 +1,9 @@
 """Carries effects out in the order in which they were decided, and acknowledges their causes.
 
 A record that caused effects is acknowledged to Faust when the broker has acknowledged all of them,
-and never before an earlier record of its topic: Faust would commit past what is still in flight
-(DECISIONS.md, 4, names the defect). A send that fails is fatal to the process, unless it is of work
-that is too large: then a phase says so for the worker, and only the attempt fails.
+and never before an earlier record of its partition (`schemas/log/faust/receipts.py`). A send that
+fails is fatal to the process, unless it is of work that is too large: then a phase says so for the
+worker, and only the attempt fails.
 
 Order between partitions. What was decided goes first, what workers are told after it. Nothing waits
 for an acknowledgement in between on the usual way: of work of a first attempt the next router knows
@@ -23,10 +23,10 @@ from aiokafka.errors import MessageSizeTooLargeError
 from schemas.errors import RecordTooLarge
 from schemas.log.clients import Headers, LogProducer
 from schemas.log.clock import wall_ms
+from schemas.log.faust.receipts import Receipt
 from schemas.records import Work
 from schemas.rules.outcomes import outcome_key
 from schemas.rules.trace import trace_of
-from streams.agents.receipts import Receipt
 from streams.agents.records import end_frame, unsent_phase
 from streams.core.effects import Decide, Dispatch, Effect, End, Forget, SaveSession
 

@@ -17,6 +17,7 @@ from schemas.errors import RecordError
 from schemas.log.clients import bury
 from schemas.log.clock import wall_ms
 from schemas.log.faust.app import consumer_record
+from schemas.log.faust.receipts import Place
 from schemas.records import (
     Cancellation,
     Decision,
@@ -32,7 +33,6 @@ from schemas.rules.sizes import check_size
 from schemas.topics import check_record
 from streams.agents.app import TOPICS
 from streams.agents.marks import Marks
-from streams.agents.receipts import Place, Receipts
 from streams.agents.router import RouterProcess
 from streams.agents.takeover import past_records
 from streams.core.events import (
@@ -108,46 +108,35 @@ class OwnedPartitions:
 
     def __init__(self, process: RouterProcess) -> None:
         self.process = process
+        self.group = process.group
         self.gate = Gate()
-        self.receipts = Receipts()
-        self.next_offsets: dict[Place, int] = {}  # after the last record read
-        self.records_read = 0  # by agents and rebuilds, ever
         self._marks = Marks(process.is_live)
         self._unreadable: set[tuple[str, int, int]] = set()  # found so by a rebuild, not buried yet
         self._takeover: asyncio.Task[None] | None = None
 
-    @property
-    def owned(self) -> set[int]:
-        """Partitions of every topic of the group."""
-        return self.process.router.owned
-
     def marks(self) -> dict[int, int]:
         """From where on requests matter, of each partition that is rebuilt."""
         rebuilt = self.process.router.rebuilt
-        return self._marks.oldest({p: self.next_offsets["requests", p] for p in rebuilt})
+        return self._marks.oldest({p: self.group.next_offsets["requests", p] for p in rebuilt})
 
     # Records
 
     async def take(self, topic: str, event: Any) -> None:
         """One record of the group's, from an agent."""
-        try:
-            await self._take(topic, event)
-        except Exception as error:  # nothing may leave an agent: Faust would acknowledge and go on
-            self.process.fail(error)
-            await asyncio.Event().wait()
+        await self.group.guarded(self._take(topic, event))
 
     async def _take(self, topic: str, event: Any) -> None:
-        process, message = self.process, event.message
+        process, group, message = self.process, self.group, event.message
         place = (topic, message.partition)
         await process.outbox.wait_for_room()
         if not await self.gate.passes(message.partition):
             return  # of a partition that was taken away; read again by whoever owns it
-        if process.has_failed:
+        if group.has_failed:
             return  # likewise
-        self.records_read += 1
-        repeated = message.offset < self.next_offsets.get(place, 0)
+        group.records_read += 1
+        repeated = message.offset < group.next_offsets.get(place, 0)
         if repeated and (*place, message.offset) not in self._unreadable:
-            self.receipts.open(place, event.ack, 0)
+            group.receipts.open(place, event.ack, 0)
             return
         record = consumer_record(message)
         try:
@@ -155,14 +144,14 @@ class OwnedPartitions:
         except RecordError as error:
             await bury(process.producer, record, error)
             self._unreadable.discard((*place, message.offset))
-            self.next_offsets[place] = max(message.offset + 1, self.next_offsets.get(place, 0))
-            self.receipts.open(place, event.ack, 0)
+            group.next_offsets[place] = max(message.offset + 1, group.next_offsets.get(place, 0))
+            group.receipts.open(place, event.ack, 0)
             return
-        self.next_offsets[place] = message.offset + 1
+        group.next_offsets[place] = message.offset + 1
         effects = process.apply(decoded, topic, message.partition, message.offset)
         if isinstance(decoded, RequestArrived):
             self._marks.arrived(message.partition, message.offset, decoded.request.request_id)
-        process.outbox.put(effects, self.receipts.open(place, event.ack, len(effects)))
+        process.outbox.put(effects, group.receipts.open(place, event.ack, len(effects)))
 
     def _decode(self, topic: str, record: ConsumerRecord) -> Event:
         process = self.process
@@ -179,29 +168,33 @@ class OwnedPartitions:
 
     # Ownership
 
-    def assigned(self, partitions: set[int]) -> None:
+    def assigned(self, places: set[Place]) -> None:
         """Faust owns these partitions now; rebuild them, then open the gate."""
+        partitions, owned = {partition for _, partition in places}, self.process.router.owned
+        self.group.assigned(places)
         self.gate.keep(partitions)
-        self._give_up(self.owned - partitions)
-        taken = sorted(partitions - self.owned)
+        self._give_up(owned - partitions)
+        taken = sorted(partitions - owned)
         for partition in taken:
             self.process.apply(PartitionTaken(partition), "taken", partition, 0)
+            for topic in TOPICS:  # all of it is to be read
+                self.group.next_offsets.setdefault((topic, partition), 0)
         self._takeover = asyncio.create_task(self._take_over(taken))
         self._takeover.add_done_callback(self._check_takeover)
 
     def _check_takeover(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self.process.fail(task.exception())
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.group.fail(error)
 
     async def _take_over(self, partitions: list[int]) -> None:
         process = self.process
         requests: list[tuple[int, int, str]] = []
         if partitions:
-            started_ms, before = wall_ms(), self.records_read
+            started_ms, before = wall_ms(), self.group.records_read
             requests = await self._rebuild(partitions)
             log.info(
                 "%s: rebuilt partitions %s from %d records in %d ms",
-                *(process.router_id, partitions, self.records_read - before),
+                *(process.router_id, partitions, self.group.records_read - before),
                 wall_ms() - started_ms,
             )
         process.membership.set_state(MemberState.READY)
@@ -221,12 +214,12 @@ class OwnedPartitions:
             partitions,
             session_ttl_ms=process.settings.session_ttl_ms,
             client_id=f"{process.router_id}-takeover",
-            next_offsets=self.next_offsets,
+            next_offsets=self.group.next_offsets,
         )
         async with aclosing(past) as records:
             async for topic, record in records:
-                self.records_read += 1
-                if not self.records_read % _RECORDS_PER_TURN:
+                self.group.records_read += 1
+                if not self.group.records_read % _RECORDS_PER_TURN:
                     await asyncio.sleep(0)  # heartbeats have to go on
                 if record.value is None:
                     continue
@@ -244,9 +237,9 @@ class OwnedPartitions:
         """Faust owns nothing now. When this returns, all that was decided is in the log, so that
         whoever takes the partitions sees it."""
         self.gate.close()
-        self._give_up(self.owned)
+        self._give_up(self.process.router.owned)
         self._unreadable.clear()
-        self.receipts.drop()
+        self.group.revoked()
         self.process.flush()
         await self.stop_takeover()
         await self.process.outbox.drain()
@@ -263,4 +256,4 @@ class OwnedPartitions:
             self.process.outbox.put(effects)
             self._marks.forget(partition)
             for topic in TOPICS:
-                self.next_offsets.pop((topic, partition), None)
+                self.group.next_offsets.pop((topic, partition), None)

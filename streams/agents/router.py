@@ -15,6 +15,7 @@ from schemas.codec import Codec
 from schemas.errors import ConfigError, LeaseError
 from schemas.log.clients import LogProducer
 from schemas.log.clock import SLEWED_MS, wall_ms
+from schemas.log.faust.group import Group
 from schemas.log.membership import Membership
 from schemas.records import Heartbeat, JournalBatch, KvEvents, MemberKind, Registration
 from schemas.rules.sizes import JOURNAL_LINES_MAX
@@ -127,16 +128,11 @@ class RouterProcess:
         )
         self.journal = Journal(router_id)
         self._now_ms = 0
-        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.group = Group()
 
     def is_live(self, request_id: str) -> bool:
         """Whether a request has not ended, or its end is not in the log yet."""
         return self.router.is_live(request_id) or request_id in self.outbox.ending
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether this life is over."""
-        return self._failed.done()
 
     def apply(
         self, event: Event, topic: str, partition: int, offset: int, at_ms: int = 0
@@ -146,7 +142,7 @@ class RouterProcess:
         A core that raised is asked nothing more: the next router begins with a fresh one, and with
         the note of whom this one failed over.
         """
-        if self.has_failed:
+        if self.group.has_failed:
             return []
         self._now_ms = max(self._now_ms, at_ms or wall_ms())
         self.journal.add(topic, partition, offset, self._now_ms)
@@ -154,7 +150,7 @@ class RouterProcess:
             return self.router.apply(event, self._now_ms)
         except Exception as error:
             self.outbox.put(self.router.blame(self._now_ms))
-            self.fail(error)
+            self.group.fail(error)
             raise
 
     def _apply_fleet_record(
@@ -206,12 +202,3 @@ class RouterProcess:
             await self.producer.stop()
         else:
             await self.producer.discard()
-
-    def fail(self, error: BaseException | None) -> None:
-        """End this life with this error."""
-        if not self.has_failed:
-            self._failed.set_exception(error or RuntimeError(f"{self.router_id}: failed"))
-
-    async def failure(self) -> None:
-        """Wait for a failure, and raise it."""
-        await asyncio.shield(self._failed)

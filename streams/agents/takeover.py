@@ -5,24 +5,21 @@ the first of them, or from Faust's committed offset where that is earlier; conve
 as one is remembered. Every record is handed over in the order that keeps the rebuild small:
 outcomes first, requests last. The rebuild itself is `streams/core/requests/recovery.py`'s. Called
 by `streams/agents/partitions.py`.
-
-Offsets are asked for by a client that fetches nothing: on a connection with a fetch under way,
-every question would wait for that fetch.
 """
 
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
-from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
+from aiokafka import ConsumerRecord, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 from schemas.log.clients import AssignedReader
 from schemas.log.clock import wall_ms
-from schemas.log.connecting import client_options, started
+from schemas.log.connecting import asking_client, client_options, started
+from schemas.log.faust.receipts import Place
 from schemas.settings import LogSettings
 from streams.agents.app import TOPICS, group_id
 from streams.agents.marks import marks_group
-from streams.agents.receipts import Place
 
 ORDER = ("sessions", "outcomes", "decisions", "phases", "cancellations", "requests")
 SKEW_MS = 60_000  # how far the clocks of two producers may differ
@@ -82,17 +79,6 @@ async def _committed(log: LogSettings, group: str, partitions: list[int]) -> Off
     prefix = log.topic_prefix
     places = {(tp.topic.removeprefix(prefix), tp.partition): at for tp, at in committed.items()}
     return {place: at.offset for place, at in places.items() if at.offset >= 0}
-
-
-@asynccontextmanager
-async def asking_client(log: LogSettings) -> AsyncIterator[AIOKafkaConsumer]:
-    """A consumer that fetches nothing."""
-    consumer = AIOKafkaConsumer(**client_options(log))
-    await started(consumer.start, consumer.stop)
-    try:
-        yield consumer
-    finally:
-        await consumer.stop()
 
 
 async def _ranges(

@@ -128,7 +128,7 @@ async def given_to(found: Intake, values: Sequence[bytes | None]) -> list[FakeEv
         event.topic = "retrieval.decode"
         await unstalled(found.take(event.topic, event))
     await unstalled(found.drain())
-    assert not found._failed.done(), found._failed
+    assert not found.group.has_failed
     return events
 
 

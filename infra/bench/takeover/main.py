@@ -111,9 +111,9 @@ async def take_over(log: LogSettings) -> dict[str, float]:
     process = RouterProcess(log, RouterSettings(), router_id="router-bench")
     partitions, taken = OwnedPartitions(process), set(range(log.session_partitions))
     began_s, began_cpu_s = time.monotonic(), time.process_time()
-    partitions.assigned(taken)
+    partitions.assigned({("requests", p) for p in taken})
     opened = asyncio.gather(*(partitions.gate.passes(p) for p in taken))
-    failing = asyncio.ensure_future(process.failure())
+    failing = asyncio.ensure_future(process.group.failure())
     ends: list[asyncio.Future[Any]] = [opened, failing]
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if failing.done():
@@ -122,7 +122,7 @@ async def take_over(log: LogSettings) -> dict[str, float]:
     return {
         "seconds": time.monotonic() - began_s,
         "cpu_seconds": time.process_time() - began_cpu_s,
-        "records": float(partitions.records_read),
+        "records": float(process.group.records_read),
         "live": float(len(process.router.view())),
     }
 

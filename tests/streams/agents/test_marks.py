@@ -61,7 +61,7 @@ def test_a_request_lives_until_its_end_is_in_the_log() -> None:
     async def main() -> None:
         partitions, _ = await router_with_partition()
         process = partitions.process
-        partitions.next_offsets["requests", 0] = 0
+        partitions.group.next_offsets["requests", 0] = 0
         request = builders.request("r1", deadline_ms=wall_ms() + MINUTE_MS)
         await partitions.take("requests", FakeEvent(process.codec.encode(request), offset=5))
         assert partitions.marks() == {0: 5}

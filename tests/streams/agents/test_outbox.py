@@ -9,6 +9,7 @@ from aiokafka.errors import MessageSizeTooLargeError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordTooLarge
+from schemas.log.faust.receipts import Receipts
 from schemas.records import (
     Outcome,
     OutcomeKind,
@@ -19,7 +20,6 @@ from schemas.records import (
     Work,
 )
 from streams.agents.outbox import TRACES_MAX, Outbox
-from streams.agents.receipts import Receipts
 from streams.agents.records import end_frame
 from streams.core.effects import Decide, Dispatch, Effect, End, Forget, SaveSession
 from streams.core.events import PhaseArrived, Tick

@@ -71,7 +71,7 @@ def test_a_record_that_was_rebuilt_is_acknowledged_and_not_applied_again() -> No
     async def main() -> None:
         partitions, _ = await router_with_partition()
         process = partitions.process
-        partitions.next_offsets["requests", 0] = 5
+        partitions.group.next_offsets["requests", 0] = 5
         deadline_ms = wall_ms() + 60_000
         value = process.codec.encode(builders.request("r1", deadline_ms=deadline_ms))
         old, fresh = FakeEvent(value, offset=4), FakeEvent(value, offset=5)
@@ -79,7 +79,7 @@ def test_a_record_that_was_rebuilt_is_acknowledged_and_not_applied_again() -> No
         assert old.acks == [4] and not process.router.view()
         await partitions.take("requests", fresh)
         assert fresh.acks == [5] and process.router.view()
-        assert partitions.next_offsets["requests", 0] == 6
+        assert partitions.group.next_offsets["requests", 0] == 6
 
     run(main())
 
@@ -136,7 +136,7 @@ def test_a_rebuild_that_is_given_up_has_closed_what_it_reads(
         partitions, _ = await router_with_partition()
         process = partitions.process
         sending = asyncio.create_task(process.outbox.run())
-        partitions.assigned({0, 1})
+        partitions.assigned({("requests", 0), ("requests", 1)})
         await reading.wait()
         await partitions.revoked()
         sending.cancel()
@@ -153,7 +153,7 @@ def test_a_rebuild_counts_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None
         for offset in range(3):
             value = codec.encode(builders.request(f"r{offset}"))
             yield "requests", FakeEvent(value, offset)
-            counts.append(made[0].records_read)
+            counts.append(made[0].group.records_read)
         yield "requests", FakeEvent(b"garbage", 3)
         yield "sessions", FakeEvent(None)
 
@@ -163,7 +163,7 @@ def test_a_rebuild_counts_what_it_reads(monkeypatch: pytest.MonkeyPatch) -> None
         made.append(partitions)
         process.apply(PartitionTaken(1), "taken", 1, 0)
         await partitions._rebuild([1])
-        assert partitions.records_read == 5
+        assert partitions.group.records_read == 5
 
     codec, counts, made = Codec(), list[int](), list[Any]()
     monkeypatch.setattr(partitions_module, "past_records", past)

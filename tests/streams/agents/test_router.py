@@ -67,7 +67,7 @@ def test_a_bug_in_the_core_ends_the_process_and_acknowledges_nothing() -> None:
         event = FakeEvent(process.codec.encode(builders.request("r1")))
         taking = asyncio.create_task(partitions.take("requests", event))
         with pytest.raises(AssertionError, match="a bug"):
-            await process.failure()
+            await process.group.failure()
         assert not event.acks and not taking.done()
         taking.cancel()
         process.router.apply = lambda *_: pytest.fail("asked")  # type: ignore[method-assign]
@@ -94,7 +94,7 @@ def test_a_failing_core_leaves_a_note_of_the_request_it_was_at(
             partitions.take("requests", FakeEvent(process.codec.encode(request)))
         )
         with pytest.raises(AssertionError, match="a bug"):
-            await process.failure()
+            await process.group.failure()
         taking.cancel()
         sending = asyncio.create_task(process.outbox.run())
         await process.outbox.drain()

@@ -12,12 +12,12 @@ from schemas.codec import Codec
 from schemas.errors import RecordError, RecordTooLarge
 from schemas.log.clients import Ack, LogProducer, bury
 from schemas.log.faust.app import consumer_record
+from schemas.log.faust.group import Group
 from schemas.records import Hits, RetrievalRequest
 from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
 from schemas.topics import check_record
 from workers.search.index.kinds import Kind
-from workers.search.service.receipts import Partition, Receipts
 from workers.search.service.responder import Responder
 
 TOPICS = {"retrieval.prefill": Kind.PREFILL, "retrieval.decode": Kind.DECODE}
@@ -39,33 +39,29 @@ class Intake:
         self._producer = producer
         self._responder = responder
         self._room = asyncio.Semaphore(pending_max)
-        self._receipts = Receipts()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.draining = False
-        self.read: dict[Partition, int] = {}  # offset after the last record taken
+        self.group = Group()
 
     async def take(self, topic: str, event: Any) -> None:
-        """One record, from an agent. Nothing leaves it: Faust would acknowledge and go on."""
-        try:
-            await self._room.acquire()
-            if not self.draining and not self._failed.done():
-                await self._take(topic, event)
-                return
-        except Exception as error:
-            self._fail(error)
-        await asyncio.Event().wait()  # the process ends; whoever is next reads it again
+        """One record, from an agent. While the process ends it is not taken: whoever is next reads
+        it again."""
+        await self._room.acquire()
+        if self.draining or self.group.has_failed:
+            await asyncio.Event().wait()
+        await self.group.guarded(self._take(topic, event))
 
     async def _take(self, topic: str, event: Any) -> None:
         record = consumer_record(event.message)
         partition = (topic, record.partition)
-        self.read[partition] = record.offset + 1
-        receipt = self._receipts.open(partition, event.ack)
+        self.group.next_offsets[partition] = record.offset + 1
+        self.group.records_read += 1
+        receipt = self.group.receipts.open(partition, event.ack)
         try:
             request = self._decoded(topic, record.value)
         except RecordError as error:
             await bury(self._producer, record, error)
-            self._receipts.close(partition, receipt)
+            receipt.settle()
             self._room.release()
             return
 
@@ -76,7 +72,7 @@ class Intake:
             except RecordTooLarge as error:
                 ack = await self._send(request, self._responder.refused(request, error))
             await ack
-            self._receipts.close(partition, receipt)
+            receipt.settle()
 
         task = asyncio.create_task(answer())
         self._tasks.add(task)
@@ -90,7 +86,7 @@ class Intake:
         self._tasks.discard(task)
         self._room.release()
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)
+            self.group.fail(error)
 
     def _decoded(self, topic: str, value: bytes | None) -> RetrievalRequest:
         request = self._codec.decode(value)
@@ -109,11 +105,6 @@ class Intake:
             )
         return request
 
-    def revoked(self) -> None:
-        """The partitions were taken away: what is under way is answered, not acknowledged."""
-        self._receipts.drop()
-        self.read.clear()
-
     async def drain(self) -> None:
         """Take no more, and wait for what is under way."""
         self.draining = True
@@ -125,11 +116,3 @@ class Intake:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def _fail(self, error: BaseException) -> None:
-        if not self._failed.done():
-            self._failed.set_exception(error)
-
-    async def failure(self) -> None:
-        """Wait for a failure, and raise it."""
-        await asyncio.shield(self._failed)

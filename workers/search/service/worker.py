@@ -11,12 +11,13 @@ and reads on where it stood.
 
 import asyncio
 import logging
-from typing import Any
 
 from schemas.codec import Codec
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
-from schemas.log.faust.app import add_agents, make_app, run_app
+from schemas.log.faust.app import add_agents, follow_rebalances, make_app, run_app
+from schemas.log.faust.receipts import Place
+from schemas.log.faust.watchdog import watch
 from schemas.log.membership import Membership
 from schemas.log.patience import outlive
 from schemas.records import (
@@ -42,9 +43,9 @@ from workers.search.service.responder import Responder
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 from workers.search.service.snapshots import AGE_MAX_MS, Snapshots
 from workers.search.service.upkeep import Upkeep
-from workers.search.service.watchdog import watch
 
 log = logging.getLogger("trivium.retrieval")
+_STALL_MS = 30_000  # lag without progress for so long ends a life
 _BUFFERED_MAX = 64  # records that Faust holds for each agent; the rest stays in the log
 
 
@@ -142,10 +143,9 @@ class RetrievalWorker:
             buffer_max=_BUFFERED_MAX,
             leaves_group=True,
         )
-        add_agents(
-            self._app, self._log_settings.topic_prefix, "retrieval", tuple(TOPICS), self._intake
-        )
-        self._owned: set[tuple[str, int]] = set()  # topic and partition
+        prefix = self._log_settings.topic_prefix
+        add_agents(self._app, prefix, "retrieval", tuple(TOPICS), self._intake)
+        follow_rebalances(self._app, prefix, self)
         self._tasks = tasks.Tasks()
         self._drained = False
 
@@ -218,28 +218,26 @@ class RetrievalWorker:
         await group.begin(self._log_settings, self._place)
 
     def _serve(self) -> None:
-        self._app.on_partitions_assigned.connect(self._assigned)
-        self._app.on_partitions_revoked.connect(self._revoked)
         self._tasks.spawn("documents", self._documents.run())
         self._tasks.spawn("refusals", self._documents.refusals.run())
         self._tasks.spawn("steady", self._steady.until(_for_ever()))
         self._tasks.spawn("control", self._control.run())
-        watching = watch(self._log_settings, lambda: self._owned, self._intake.read)
-        self._tasks.spawn("watchdog", watching)
-        self._tasks.spawn("failure", self._intake.failure())
+        group = self._intake.group
+        self._tasks.spawn("watchdog", watch(self._log_settings, group, _STALL_MS))
+        self._tasks.spawn("failure", group.failure())
         self._tasks.spawn("agents", run_app(self._app))
 
-    async def _assigned(self, sender: Any, assigned: Any, **_: Any) -> None:
-        prefix = self._log_settings.topic_prefix
-        self._owned = {(each.topic.removeprefix(prefix), each.partition) for each in assigned}
-        own = sorted({partition for _, partition in self._owned})
+    def assigned(self, places: set[Place]) -> None:
+        """The group gave it partitions; with the first it is ready."""
+        self._intake.group.assigned(places)
+        own = sorted({partition for _, partition in places})
         log.info("shard %s: serves partitions %s", self._place, own)
         if self.membership.state is MemberState.STARTING:
             self.membership.set_state(MemberState.READY)
 
-    async def _revoked(self, sender: Any, revoked: Any, **_: Any) -> None:
-        self._owned = set()
-        self._intake.revoked()
+    async def revoked(self) -> None:
+        """The partitions were taken away: what is under way is answered, not acknowledged."""
+        self._intake.group.revoked()
 
     def _fleet_record(self, record: Registration | Heartbeat, offset: int, now_ms: int) -> None:
         if isinstance(record, Heartbeat):

@@ -134,7 +134,8 @@ async def test_replicas_join_leave_and_are_replaced_while_retrievals_go_on(
         reader = await served_by(one, books, vectors)
         async with worker(kafka, "two") as two:
             await reader.until(lambda: two.responder.searches_total > 20)
-            await reader.until(lambda: len(two._owned) == len(one._owned) == 2)  # of two topics
+            owned = [each._intake.group for each in (one, two)]
+            await reader.until(lambda: [len(each.owned) for each in owned] == [2, 2])  # two topics
             await first.aclose()
             assert one.membership.state is MemberState.GONE
             assert await members(kafka) == ["two"], "the group need not wait for one that left"

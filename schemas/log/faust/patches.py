@@ -1,0 +1,144 @@
+"""What is changed in Faust and aiokafka that they offer no setting for, of one pinned version.
+
+Three things cost milliseconds per record or seconds per rebalance: the consumer's own thread, a
+sleep before every record, and a race of four tasks for each message that is handed over. All of it
+uses private names, so `check` refuses to start on another version. `schemas/log/faust/app.py`
+makes an app with it.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Coroutine, Generator
+from importlib.metadata import version
+from inspect import isawaitable, iscoroutine
+from typing import Any
+
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor
+from faust._cython import streams as cython_streams
+from faust.transport.drivers import aiokafka as driver
+
+from schemas.errors import ConfigError
+
+FAUST_VERSION = "0.15.3"  # the private names below were checked for this one
+FETCH_MAX_WAIT_MS = 100
+RECORDS_PER_TURN = 64
+_records = itertools.count(1)
+
+
+def check() -> None:
+    """Raise ConfigError unless what is changed here is what is installed."""
+    if version("faust-streaming") != FAUST_VERSION:
+        raise ConfigError(
+            f"expected faust-streaming {FAUST_VERSION}, found {version('faust-streaming')}; "
+            "schemas/log/faust/patches.py changes what it offers no setting for"
+        )
+    if not hasattr(cython_streams, "sleep"):
+        raise ConfigError("faust's streams have no sleep; check schemas/log/faust/patches.py")
+
+
+def install(app: Any, *, leaves_group: bool) -> None:
+    """Give an app that was just made the changed consumer, and all apps the changed streams."""
+    cython_streams.sleep = _turn_now_and_then
+    app.transport = _Transport(app.conf.broker_consumer, app)
+    app.transport.leaves_group = leaves_group
+
+
+class _InLoop(driver.AIOKafkaConsumerThread):  # type: ignore[misc]  # faust has no types here
+    """Faust's consumer with three things changed that it offers no setting for.
+
+    It runs in the process's own loop, not in a thread of its own: every batch would cross two
+    queues and wait for the interpreter lock, five milliseconds at worst, both ways. A fetch waits
+    100 ms and not 1500, which bounds how long a partition waits after a rebalance. Partitions are
+    assigned by range, so that one member owns the same partitions of all topics; Faust would deal
+    them round-robin over all topics together.
+    """
+
+    wait_for_shutdown = False  # there is no thread to wait for
+
+    def __init__(self, consumer: Any, *, loop: Any, beacon: Any) -> None:
+        super().__init__(consumer, loop=loop, thread_loop=loop, beacon=beacon)
+
+    async def start(self) -> None:
+        self._thread_started.set()
+        await self._default_start()
+
+    async def on_stop(self) -> None:
+        if self._consumer is not None:
+            if self.transport.leaves_group:
+                # aiokafka says goodbye only for members that have no name
+                self._consumer._coordinator._group_instance_id = None  # noqa: SLF001  # no setting
+            await self._consumer.stop()
+
+    async def call_thread(self, fun: Any, *args: Any, **options: Any) -> Any:
+        result = fun(*args, **options)
+        return await result if isawaitable(result) else result
+
+    async def cast_thread(self, fun: Any, *args: Any, **options: Any) -> None:
+        await self.call_thread(fun, *args, **options)
+
+    def _create_worker_consumer(self, transport: Any) -> Any:
+        consumer = super()._create_worker_consumer(transport)
+        for name, value in (
+            ("_fetch_max_wait_ms", FETCH_MAX_WAIT_MS),
+            ("_partition_assignment_strategy", (RangePartitionAssignor,)),
+        ):
+            if not hasattr(consumer, name):
+                raise ConfigError(
+                    f"aiokafka's consumer has no {name}; check schemas/log/faust/patches.py"
+                )
+            setattr(consumer, name, value)
+        return consumer
+
+
+async def _turn_now_and_then(delay_s: float) -> None:
+    """Stands in for the `sleep(0)` that Faust takes before every record of a stream.
+
+    A busy loop's turn lasts milliseconds, so a burst of records would wait for as many of them.
+    """
+    if not next(_records) % RECORDS_PER_TURN:
+        await asyncio.sleep(delay_s)
+
+
+class _Resumed:
+    """What is left of a coroutine after its first step, which waits for `first`."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], first: Any) -> None:
+        self._coroutine = coroutine
+        self._first = first
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        waited = self._first
+        try:
+            while True:
+                yield waited
+                waited = self._coroutine.send(None)
+        except StopIteration:
+            return
+        finally:
+            self._coroutine.close()
+
+
+class _Consumer(driver.Consumer):  # type: ignore[misc]  # faust has no types here
+    async def wait_first(self, *waits: Any, **options: Any) -> Any:
+        """Faust hands each message over in a race of four new tasks, against a rebalance.
+
+        Nearly always the message goes straight into the agent's buffer. So take that step first,
+        with no task at all, and race only where the buffer is full.
+        """
+        if len(waits) != 2 or not (iscoroutine(waits[0]) and iscoroutine(waits[1])):
+            return await super().wait_first(*waits, **options)
+        handing, suspended = waits
+        try:
+            waited = handing.send(None)
+        except StopIteration:
+            suspended.close()
+            return None
+        return await super().wait_first(_Resumed(handing, waited), suspended, **options)
+
+    def _new_consumer_thread(self) -> _InLoop:
+        return _InLoop(self, loop=self.loop, beacon=self.beacon)
+
+
+class _Transport(driver.Transport):  # type: ignore[misc]  # faust has no types here
+    Consumer = _Consumer
+    leaves_group = False

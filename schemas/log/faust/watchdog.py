@@ -1,0 +1,66 @@
+"""Ends a life whose consumer has died quietly: there is something to read, and nothing is read.
+
+Faust and aiokafka have been seen to stop fetching after a rebalance or a broker restart without
+any error; a restart is the cure. Asks the broker by a client of its own. A broker that is away is
+no reason to end, however long it is.
+"""
+
+import asyncio
+from collections.abc import Mapping
+
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaError
+
+from schemas.errors import BrokerUnavailable
+from schemas.log.connecting import asking_client
+from schemas.log.faust.group import Group
+from schemas.log.faust.receipts import Place
+from schemas.settings import LogSettings
+
+_LOOKS = 5  # in the time after which a consumer is stuck
+
+
+class Progress:
+    """What a group's member has read against what there is; time is an argument."""
+
+    def __init__(self, group: Group, stall_ms: int) -> None:
+        self._group, self._stall_ms = group, stall_ms
+        self._rebalances = self._records_read = -1
+        self._first: dict[Place, int] = {}  # ends when a partition was first looked at
+        self._moved_ms = 0.0
+
+    def look(self, ends: Mapping[Place, int], now_ms: float) -> None:
+        """`ends` are the offsets after the last records. Raises BrokerUnavailable.
+
+        Of a partition of which nothing was read what comes from now on counts, and after each
+        rebalance all is counted anew: what others have read meanwhile is not known here.
+        """
+        group = self._group
+        if self._rebalances != group.rebalances:
+            self._first.clear()
+        first = self._first = {place: self._first.get(place, end) for place, end in ends.items()}
+        lag = sum(max(0, end - group.next_offsets.get(p, first[p])) for p, end in ends.items())
+        before = self._rebalances, self._records_read
+        self._rebalances, self._records_read = group.rebalances, group.records_read
+        if not lag or before != (group.rebalances, group.records_read):
+            self._moved_ms = now_ms
+        if now_ms - self._moved_ms > self._stall_ms:
+            raise BrokerUnavailable(
+                f"{lag} records to read of {sorted(group.owned)} and none read for "
+                f"{self._stall_ms} ms; the consumer is stuck, restart it"
+            )
+
+
+async def watch(log: LogSettings, group: Group, stall_ms: int) -> None:
+    """Look now and then, until cancelled; raises BrokerUnavailable where nothing moves for so long
+    although there is something to read."""
+    loop, progress = asyncio.get_running_loop(), Progress(group, stall_ms)
+    async with asking_client(log) as consumer:
+        while True:
+            await asyncio.sleep(stall_ms / 1_000 / _LOOKS)
+            places = {TopicPartition(log.topic_prefix + t, p): (t, p) for t, p in group.owned}
+            try:
+                ends = await consumer.end_offsets(list(places)) if places else {}
+            except KafkaError:
+                ends = {}
+            progress.look({places[tp]: end for tp, end in ends.items()}, loop.time() * 1_000)

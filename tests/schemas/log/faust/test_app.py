@@ -1,0 +1,89 @@
+"""The Faust app: its settings, what is changed in it, and how its agents and rebalances arrive."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor
+
+from schemas.errors import ConfigError
+from schemas.log.faust import patches
+from schemas.log.faust.app import add_agents, follow_rebalances, make_app
+from schemas.log.faust.receipts import Place
+from schemas.settings import LogSettings
+
+LOG = LogSettings(topic_prefix="test.")
+TOPICS = ("requests", "phases")
+
+
+class Member:
+    """Who is told what."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[str, bytes]] = []
+        self.owned: list[set[Place]] = []
+
+    async def take(self, topic: str, event: Any) -> None:
+        self.taken.append((topic, event.value))
+
+    def assigned(self, places: set[Place]) -> None:
+        self.owned.append(places)
+
+    async def revoked(self) -> None:
+        self.owned.append(set())
+
+
+def app_of(log: LogSettings = LOG) -> Any:
+    return make_app(log, group="test.group", member_id="member-a")
+
+
+async def test_each_agent_hands_its_events_to_the_member() -> None:
+    app, member = app_of(), Member()
+    for topic, agent in zip(TOPICS, add_agents(app, "test.", "x", TOPICS, member), strict=True):
+        async with agent.test_context() as context:
+            await context.put(b"garbage-" + topic.encode())
+    assert member.taken == [(topic, b"garbage-" + topic.encode()) for topic in TOPICS]
+
+
+async def test_a_member_hears_of_its_partitions_by_their_topics_in_the_table() -> None:
+    app, member = app_of(), Member()
+    follow_rebalances(app, "test.", member)
+    found = [SimpleNamespace(topic="test.requests", partition=p) for p in (0, 2)]
+    await app.on_partitions_assigned.send(found)
+    await app.on_partitions_revoked.send(found)
+    assert member.owned == [{("requests", 0), ("requests", 2)}, set()]
+
+
+async def test_the_app_has_no_web_server_and_never_commits_ahead() -> None:
+    conf = app_of().conf
+    assert conf.id == "test.group"
+    assert conf.web_enabled is False
+    assert conf.stream_buffer_maxsize == 4_096
+    assert conf.consumer_group_instance_id == "member-a"
+    assert conf.topic_allow_declare is False
+
+
+async def test_another_faust_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patches, "version", lambda name: "9.9.9")
+    with pytest.raises(ConfigError, match=r"expected faust-streaming 0\.15\.3, found 9\.9\.9"):
+        app_of()
+
+
+async def test_the_consumer_is_changed_as_meant() -> None:
+    app = app_of()
+    worker = app.consumer._thread._create_worker_consumer(app.transport)
+    assert worker._fetch_max_wait_ms == patches.FETCH_MAX_WAIT_MS
+    assert worker._partition_assignment_strategy == (RangePartitionAssignor,)
+    await worker.stop()
+
+
+async def test_security_settings_reach_faust() -> None:
+    sasl = LogSettings(
+        security_protocol="SASL_SSL",
+        sasl_mechanism="SCRAM-SHA-512",
+        sasl_username="u",
+        sasl_password="p",
+    )
+    credentials = app_of(sasl).conf.broker_credentials
+    assert str(credentials.mechanism.value) == "SCRAM-SHA-512"
+    assert app_of(LogSettings(security_protocol="SSL")).conf.broker_credentials is not None

@@ -1,0 +1,48 @@
+"""A group's member: what a rebalance changes, and that nothing leaves an agent."""
+
+import asyncio
+
+import pytest
+
+from schemas.log.faust.group import Group
+from tests.waiting import until
+
+PLACE = ("requests", 0)
+
+
+async def test_a_failure_ends_the_life_and_not_the_agent() -> None:
+    """Faust would acknowledge the record and go on."""
+    group = Group()
+
+    async def taking() -> None:
+        raise AssertionError("a bug")
+
+    agent = asyncio.create_task(group.guarded(taking()))
+    await until(lambda: group.has_failed)
+    group.fail(ValueError("a later one"))
+    for _ in range(2):
+        with pytest.raises(AssertionError, match="a bug"):
+            await group.failure()
+    assert not agent.done()
+    agent.cancel()
+
+
+async def test_what_succeeds_returns() -> None:
+    group = Group()
+    await group.guarded(asyncio.sleep(0))
+    assert not group.has_failed
+
+
+async def test_a_rebalance_forgets_what_others_may_read() -> None:
+    group, acknowledged = Group(), list[str]()
+    group.assigned({PLACE})
+    group.next_offsets[PLACE] = 7
+    receipt = group.receipts.open(PLACE, lambda: acknowledged.append("r"))
+    group.revoked()
+    receipt.settle()
+    assert (group.owned, group.next_offsets, group.rebalances, acknowledged) == (
+        frozenset(),
+        {},
+        2,
+        [],
+    )

@@ -1,0 +1,103 @@
+"""The watchdog: a consumer that reads nothing although there is something to read ends its life."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiokafka.errors import KafkaConnectionError
+
+from schemas.errors import BrokerUnavailable
+from schemas.log.faust import watchdog
+from schemas.log.faust.group import Group
+from schemas.log.faust.watchdog import Progress
+from schemas.settings import LogSettings
+from tests.virtual import virtual
+from tests.waiting import pass_time
+
+PLACE = ("requests", 0)
+STALL_MS = 1_000
+
+
+async def group_at(offset: int | None) -> tuple[Group, Progress]:
+    group = Group()
+    group.assigned({PLACE})
+    if offset is not None:
+        group.next_offsets[PLACE] = offset
+    return group, Progress(group, STALL_MS)
+
+
+async def test_lag_without_progress_ends_the_life() -> None:
+    _, progress = await group_at(3)
+    for now_ms in range(0, 9_000, 500):
+        progress.look({PLACE: 3}, now_ms)  # nothing to read
+    progress.look({PLACE: 5}, 9_500)
+    with pytest.raises(BrokerUnavailable, match=r"2 records to read of .*requests.* restart it"):
+        progress.look({PLACE: 5}, 10_600)
+
+
+async def test_whatever_is_read_is_progress() -> None:
+    """A rebuild too, whose end is far away (issue 10, 5)."""
+    group, progress = await group_at(0)
+    for now_ms in range(0, 9_000, 900):
+        group.records_read += 1
+        progress.look({PLACE: 5}, now_ms)
+    progress.look({PLACE: 5}, 9_000)
+    with pytest.raises(BrokerUnavailable, match="5 records"):
+        progress.look({PLACE: 5}, 9_200)
+
+
+async def test_of_what_was_never_read_only_what_comes_now_counts() -> None:
+    _, progress = await group_at(None)
+    for now_ms in range(0, 9_000, 500):
+        progress.look({PLACE: 100}, now_ms)
+    progress.look({PLACE: 110}, 9_000)
+    with pytest.raises(BrokerUnavailable, match="10 records"):
+        progress.look({PLACE: 110}, 9_600)
+
+
+async def test_a_rebalance_begins_the_count_of_what_was_read_anew() -> None:
+    """What others have read meanwhile is not known."""
+    group, progress = await group_at(100)
+    progress.look({PLACE: 100}, 0)
+    group.records_read += 50
+    group.next_offsets[PLACE] = 150
+    progress.look({PLACE: 150}, 500)
+    group.revoked()
+    group.assigned({PLACE})
+    for now_ms in range(1_000, 9_000, 500):
+        progress.look({PLACE: 150}, now_ms)
+    progress.look({PLACE: 160}, 9_000)
+    with pytest.raises(BrokerUnavailable, match="10 records to read"):
+        progress.look({PLACE: 160}, 9_600)
+
+
+@virtual
+async def test_a_broker_that_is_away_is_no_stuck_consumer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it is; what stands still afterwards is one (issue 10, 4)."""
+
+    class Asking:
+        away = True
+
+        async def __aenter__(self) -> "Asking":
+            return self
+
+        async def __aexit__(self, *_: object) -> None:
+            """Closed."""
+
+        async def end_offsets(self, places: list[Any]) -> dict[Any, int]:
+            assert [tp.topic for tp in places] == ["test.requests"]
+            if self.away:
+                raise KafkaConnectionError("nobody answers")
+            return dict.fromkeys(places, 3)
+
+    asking = Asking()
+    monkeypatch.setattr(watchdog, "asking_client", lambda log: asking)
+    group, _ = await group_at(0)
+    watching = asyncio.create_task(
+        watchdog.watch(LogSettings(topic_prefix="test."), group, STALL_MS)
+    )
+    await pass_time(20)
+    assert not watching.done()
+    asking.away = False
+    with pytest.raises(BrokerUnavailable, match="3 records to read"):
+        await watching
