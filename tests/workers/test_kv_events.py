@@ -9,6 +9,7 @@ from aiokafka.errors import KafkaTimeoutError
 from schemas import prefix
 from schemas.errors import ConfigError
 from schemas.records import KvEvents, TokenFrame
+from tests.virtual import virtual
 from tests.waiting import pass_time, until
 from tests.workers.fakes import EPOCH, WORKER, out, work
 from tests.workers.running_worker import RunningWorker, running_worker
@@ -114,6 +115,7 @@ async def test_a_router_that_joins_gets_a_snapshot() -> None:
     await ended(worker)
 
 
+@virtual
 async def test_everything_is_told_now_and_then() -> None:
     worker = RunningWorker(**QUICK, kv_snapshot_interval_s=1)
     await started(worker, 1)

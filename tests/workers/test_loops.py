@@ -229,6 +229,7 @@ async def test_a_report_that_fails_is_sent_again() -> None:
 
 
 @pytest.mark.parametrize("refusing", [True, False])
+@virtual
 async def test_a_report_that_never_gets_through_ends_the_life(
     refusing: bool, caplog: pytest.LogCaptureFixture
 ) -> None:

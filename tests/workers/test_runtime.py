@@ -14,6 +14,7 @@ from schemas.records import (
     Outcome,
     TokenFrame,
 )
+from tests.virtual import virtual
 from tests.waiting import until
 from tests.workers.fakes import (
     FakeKvEngine,
@@ -75,6 +76,7 @@ async def test_it_can_be_stopped_while_its_engine_starts() -> None:
     assert worker.membership.left
 
 
+@virtual
 async def test_a_fleet_without_room_is_waited_for_with_the_engine() -> None:
     """The cause lies outside the worker, so it never gives up (issue 10, 4)."""
     worker = RunningWorker()
@@ -89,6 +91,7 @@ async def test_a_fleet_without_room_is_waited_for_with_the_engine() -> None:
     assert worker.engine.closed
 
 
+@virtual
 async def test_a_worker_waits_for_its_broker_before_it_starts_its_engine() -> None:
     """A start before the broker is there waits (issue 10, 4)."""
     worker, started = RunningWorker(), list[int]()
@@ -105,6 +108,7 @@ async def test_a_worker_waits_for_its_broker_before_it_starts_its_engine() -> No
     assert await worker.ended() is None
 
 
+@virtual
 async def test_a_worker_that_lost_its_lease_lives_on_with_its_engine() -> None:
     """It drops what it held, says nothing of it, and serves in a higher epoch (issue 10, 4)."""
     async with running_worker(exchanges_kv=True) as worker:
@@ -127,6 +131,7 @@ async def test_a_worker_that_lost_its_lease_lives_on_with_its_engine() -> None:
         assert {r for frame in worker.log.of(TokenFrame) for r in frame.request_ids} == {"r3"}
 
 
+@virtual
 async def test_what_a_lost_life_has_buffered_is_not_written_later() -> None:
     """It was flushed when the link healed; a drained life has nothing to hide (issue 10, 9)."""
     async with running_worker() as worker:
@@ -139,6 +144,7 @@ async def test_what_a_lost_life_has_buffered_is_not_written_later() -> None:
         assert sorted(worker.log.closed) == [("durable", "sent"), ("tokens", "sent")]
 
 
+@virtual
 async def test_a_broker_that_is_away_ends_no_worker() -> None:
     """Each try fails at another place, and the engine stays (issue 10, 4)."""
     async with running_worker() as worker:
