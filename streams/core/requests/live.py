@@ -250,6 +250,8 @@ class LiveRequests:
 
     def move(self, live: LiveRequest, state: State) -> None:
         """Change a request's state, and with it its place in all indexes."""
+        if state is live.state:
+            return
         before, left = live.state, live.holders
         live.enter(state)
         holders = live.holders
