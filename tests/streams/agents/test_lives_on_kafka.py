@@ -60,9 +60,9 @@ class Stage:
         """Read a topic until so many records fit; returns those."""
         if topic not in self._readers:
             groups = {"prefill": "worker", "decode": "worker", "tokens": "gateway"}
-            found = self.log.partitions(groups.get(topic, "session"))
+            count = self.log.partitions(groups.get(topic, "session"))
             partitions = (
-                [0] if topic in ("journal", "prefixes") or ".dlq" in topic else range(found)
+                [0] if topic in ("journal", "prefixes") or ".dlq" in topic else range(count)
             )
             reader = AssignedReader(self.log, topic, list(partitions), client_id="test")
             await reader.start("earliest")
@@ -82,13 +82,13 @@ class Stage:
 @asynccontextmanager
 async def stage(log: LogSettings) -> AsyncIterator[Stage]:
     """Where workers and routers meet; none of them is lost to a stall of the machine."""
-    found = Stage(log)
-    await found.producer.start()
+    stage = Stage(log)
+    await stage.producer.start()
     try:
         with long_leases():
-            yield found
+            yield stage
     finally:
-        await found.close()
+        await stage.close()
 
 
 @asynccontextmanager

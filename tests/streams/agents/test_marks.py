@@ -114,14 +114,14 @@ async def commit(log: LogSettings, group: str, offset: int) -> None:
 
 async def names(log: LogSettings) -> list[str]:
     """What a takeover reads, by topic and id."""
-    codec, found = Codec(), []
+    codec, lines = Codec(), []
     past = past_records(log, [PARTITION], session_ttl_ms=HOUR_MS, client_id="t", next_offsets={})
     async with aclosing(past) as records:
         async for topic, record in records:
             read = codec.decode(record.value)
             name = read.session_id if isinstance(read, Session) else read.request_id
-            found.append(f"{topic} {name}")
-    return found
+            lines.append(f"{topic} {name}")
+    return lines
 
 
 @pytest.mark.kafka
@@ -182,8 +182,8 @@ def test_marks_follow_what_ends(kafka: LogSettings) -> None:
             return dict(self.at)
 
     async def committed() -> dict[int, int]:
-        found = await _committed(kafka, marks_group(kafka), [0, 1])
-        return {place[1]: at for place, at in found.items() if place[0] == "requests"}
+        committed = await _committed(kafka, marks_group(kafka), [0, 1])
+        return {place[1]: at for place, at in committed.items() if place[0] == "requests"}
 
     async def main() -> None:
         process = Process()

@@ -268,8 +268,8 @@ def test_sessions_are_saved_once_and_forgotten_with_a_tombstone() -> None:
         assert producer.sent == []
         box.save_sessions()
         await box.drain()
-        found = [(topic, record, partition) for topic, record, _, partition, _ in producer.sent]
-        assert found == [("sessions", session, 1), ("test.sessions", None, 0)]
+        sent = [(topic, record, partition) for topic, record, _, partition, _ in producer.sent]
+        assert sent == [("sessions", session, 1), ("test.sessions", None, 0)]
         task.cancel()
 
     run(main())

@@ -162,8 +162,8 @@ def test_the_table_of_a_policy_is_read_from_its_file(tmp_path: Path) -> None:
     table = PpdTable(dict.fromkeys(AXES, (1.0,)), [cell])
     path = tmp_path / "table.json"
     path.write_text(json.dumps(table.to_dict()))
-    found = load_table(RouterSettings(policy="table", table=str(path)))
-    assert found is not None and found.to_dict() == table.to_dict()
+    loaded = load_table(RouterSettings(policy="table", table=str(path)))
+    assert loaded is not None and loaded.to_dict() == table.to_dict()
     assert load_table(RouterSettings(policy="static", table=str(path))) is not None, "for wishes"
     assert load_table(RouterSettings()) is None
     for text, message in (("{", r"expected a JSON file .*table\.json"), ("{}", r".*table\.json: ")):

@@ -77,20 +77,22 @@ class Cluster:
     async def join(self, name: str, kind: MemberKind) -> Membership:
         """One more member of the fleet, ready."""
         roles = (Role.REPLICA,) if kind is MemberKind.WORKER else ()
-        found = Membership(self.log, Codec(), self.producer, member_id=name, kind=kind, roles=roles)
-        found.set_state(MemberState.READY)
-        await found.join(CAPABILITY if roles else None)
-        self.members.append(asyncio.create_task(_run(found)))
-        return found
+        membership = Membership(
+            self.log, Codec(), self.producer, member_id=name, kind=kind, roles=roles
+        )
+        membership.set_state(MemberState.READY)
+        await membership.join(CAPABILITY if roles else None)
+        self.members.append(asyncio.create_task(_run(membership)))
+        return membership
 
     async def next_request(self, session_id: str = "") -> Request:
         """The next request that any gateway sends, of this session if one is named."""
         while True:
             for record in await self.reader.batch(max_records=1):
-                found = Codec().decode(record.value)
-                assert isinstance(found, Request)
-                if session_id in ("", found.session_id):
-                    return found
+                request = Codec().decode(record.value)
+                assert isinstance(request, Request)
+                if session_id in ("", request.session_id):
+                    return request
 
     async def answer(self, request: Request, first: int, last: int) -> None:
         """Send the frame of some of its tokens; with the last one its end."""
@@ -136,12 +138,12 @@ async def cluster(kafka: LogSettings, lease_ms: int = 100_000) -> AsyncIterator[
     reader = AssignedReader(kafka, "requests", range(kafka.session_partitions), client_id="test")
     await producer.start()
     await reader.start("latest")
-    found = Cluster(kafka, producer, reader)
+    cluster = Cluster(kafka, producer, reader)
     with long_leases(lease_ms):
         try:
-            yield found
+            yield cluster
         finally:
-            await found.stop()
+            await cluster.stop()
 
 
 async def test_a_stream_crosses_the_log_and_another_gateway_resumes_it(kafka: LogSettings) -> None:

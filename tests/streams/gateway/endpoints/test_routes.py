@@ -19,8 +19,9 @@ async def test_models_tokenize_and_what_is_not_there() -> None:
         assert (await client.get(f"/v1/models/{MODEL}")).json() == models["data"][0]
         missing = await client.get("/v1/models/a/b")
         assert missing.json()["error"]["code"] == "model_not_found"
-        found = await client.post("/tokenize", json={**chat("hello"), "return_token_strs": True})
-        assert found.json() == {
+        body = {**chat("hello"), "return_token_strs": True}
+        tokenized = await client.post("/tokenize", json=body)
+        assert tokenized.json() == {
             "count": 5,
             "max_model_len": 512,
             "tokens": [0, 3, 275, 1, 4],
@@ -32,7 +33,7 @@ async def test_models_tokenize_and_what_is_not_there() -> None:
         assert (nowhere.status_code, nowhere.json()["error"]["code"]) == (404, "not_found")
         wrong = await client.put("/v1/chat/completions")
         assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
-        for response in (missing, found, both, nowhere, wrong):
+        for response in (missing, tokenized, both, nowhere, wrong):
             assert response.headers["x-request-id"].startswith("r")
 
 

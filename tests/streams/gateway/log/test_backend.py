@@ -25,10 +25,10 @@ from tests.streams.gateway.in_process import log_backend
 
 def joined(view: FleetView) -> LogBackend:
     """A backend that is a member with this view, and whose heartbeats are acknowledged."""
-    found = log_backend()
+    log = log_backend()
     member: Any = SimpleNamespace(view=view, leases={"tokens": 1}, is_valid=lambda: True)
-    found._membership, found._positions = member, {1: 7}
-    return found
+    log._membership, log._positions = member, {1: 7}
+    return log
 
 
 async def test_workers_are_silent_only_while_the_log_is_heard(
@@ -41,18 +41,18 @@ async def test_workers_are_silent_only_while_the_log_is_heard(
     view.apply(builders.beat("replica-a", 1), 1, T0)
     itself = builders.registration("gateway-a", kind=MemberKind.GATEWAY)
     view.apply(itself, 2, now_ms)
-    found = joined(view)
+    log = joined(view)
     for later_ms in (0, LEASE_MS):
         monkeypatch.setattr(backend, "wall_ms", lambda later_ms=later_ms: now_ms + later_ms)
-        assert found.reply_position() == (1, 7)
-        assert found.problems() == ["no router is alive"]
+        assert log.reply_position() == (1, 7)
+        assert log.problems() == ["no router is alive"]
     monkeypatch.setattr(backend, "wall_ms", lambda: now_ms + LEASE_MS + 1)
     with pytest.raises(BrokerUnavailable, match="nothing of the log is heard"):
-        found.reply_position()
-    assert found.problems() == ["nothing of the log is heard; is the broker away?"]
+        log.reply_position()
+    assert log.problems() == ["nothing of the log is heard; is the broker away?"]
     view.apply(builders.beat("gateway-a", 1), 3, now_ms + LEASE_MS)
     with pytest.raises(NotReady, match="no worker serves the model"):
-        found.reply_position()
+        log.reply_position()
 
 
 class RefusingProducer:
@@ -95,10 +95,10 @@ async def test_only_a_broker_that_is_away_closes_the_gateway_to_others(
     view.apply(builders.registration("replica-a", Role.REPLICA), 0, T0)
     view.apply(builders.registration("gateway-a", kind=MemberKind.GATEWAY), 1, T0)
     monkeypatch.setattr(backend, "wall_ms", lambda: T0)
-    found = joined(view)
-    found._producer = RefusingProducer(error, at_once=at_once)  # type: ignore[assignment]  # a fake
+    log = joined(view)
+    log._producer = RefusingProducer(error, at_once=at_once)  # type: ignore[assignment]  # a fake
     with pytest.raises(raised):
-        await found.send(builders.request("r1"))
+        await log.send(builders.request("r1"))
     expected = BrokerUnavailable if away else NotReady  # no worker has told its model
     with pytest.raises(expected):
-        found.reply_position()
+        log.reply_position()

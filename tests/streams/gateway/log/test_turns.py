@@ -69,12 +69,12 @@ async def test_turns_reach_all_gateways_and_those_that_start_later(kafka: LogSet
         buried.append(record.offset)
 
     def side(name: str) -> tuple[TurnTopic, list[Turn]]:
-        found = TurnTopic(
+        topic = TurnTopic(
             kafka, Codec(), gateway_id=name, back_ms=3_600_000, producer=lambda: producer, bury=bury
         )
         heard: list[Turn] = []
-        found.on_turn = lambda turn: heard.append(turn._replace(at_ms=0))
-        return found, heard
+        topic.on_turn = lambda turn: heard.append(turn._replace(at_ms=0))
+        return topic, heard
 
     (one, to_one), (other, to_other) = side("gateway-1"), side("gateway-2")
     turns = [Turn(bytes([n]) * 16, f"s{n}", 0) for n in range(4)]

@@ -22,20 +22,20 @@ def assistant(text: str) -> dict[str, str]:
 
 def turn(sessions: Conversations, history: Messages, answer: str, now_ms: int = 0) -> Conversation:
     """Ask, and remember the answer; extends the history."""
-    found = sessions.find("", history, now_ms)
-    sessions.remember(found, answer, now_ms)
+    conversation = sessions.find("", history, now_ms)
+    sessions.remember(conversation, answer, now_ms)
     history.append(assistant(answer))
-    return found
+    return conversation
 
 
 def test_the_turns_of_a_conversation_are_one_session() -> None:
     sessions, history = table(), [user("hello")]
-    found = [turn(sessions, history, "hi")]
+    conversations = [turn(sessions, history, "hi")]
     for text in ("and then", "go on", "more"):
         history.append(user(text))
-        found.append(turn(sessions, history, "well, " + text))
-    assert len({conversation.session_id for conversation in found}) == 1
-    assert [conversation.turn for conversation in found] == [0, 1, 2, 3]
+        conversations.append(turn(sessions, history, "well, " + text))
+    assert len({conversation.session_id for conversation in conversations}) == 1
+    assert [conversation.turn for conversation in conversations] == [0, 1, 2, 3]
 
 
 def test_equal_words_are_not_one_session() -> None:
@@ -70,25 +70,25 @@ def test_space_around_an_answer_does_not_matter() -> None:
     sessions = table()
     first = sessions.find("", [user("hello")], 0)
     sessions.remember(first, " hi\n", 0)
-    found = sessions.find("", [user("hello"), assistant("hi"), user("more")], 0)
-    assert found.session_id == first.session_id
+    conversation = sessions.find("", [user("hello"), assistant("hi"), user("more")], 0)
+    assert conversation.session_id == first.session_id
 
 
 def test_gateways_agree_on_a_conversation_from_its_first_turn_on() -> None:
     """Whichever answers a turn, once the others have heard of the one before (issue 10, 3)."""
     gateways, history = [table(), table(), table()], [user("hello")]
-    found = []
+    session_ids = []
     for n in range(6):
         gateway = gateways[n % 3]
         conversation = gateway.find("", history, n)
-        found.append(conversation.session_id)
+        session_ids.append(conversation.session_id)
         told = gateway.remember(conversation, f"answer {n}", n)
         assert told is not None
         for each in gateways:
             each.add(told)
             each.add(told)  # records may come twice
         history += [assistant(f"answer {n}"), user(f"more {n}")]
-    assert len(set(found)) == 1
+    assert len(set(session_ids)) == 1
     assert len({each.find("", history, 9).session_id for each in gateways}) == 1
 
 
@@ -134,10 +134,10 @@ def test_an_idle_session_is_forgotten() -> None:
 def test_the_table_is_bounded_and_the_oldest_goes() -> None:
     sessions = table(entries_max=2)
     histories = [[user(text)] for text in ("a", "b", "c")]
-    found = [turn(sessions, history, "x") for history in histories]
+    conversations = [turn(sessions, history, "x") for history in histories]
     assert len(sessions) == 2
     again = [sessions.find("", [*history, user("?")], 0) for history in histories]
-    same = [a.session_id == b.session_id for a, b in zip(found, again, strict=True)]
+    same = [a.session_id == b.session_id for a, b in zip(conversations, again, strict=True)]
     assert same == [False, True, True]
 
 

@@ -311,8 +311,8 @@ async def test_bad_fields_are_refused_by_name(fields: dict[str, Any], message: s
 @pytest.mark.parametrize(("path", "body", "status", "code", "message"), BAD_BODIES)
 async def test_bad_bodies(path: str, body: bytes, status: int, code: str, message: str) -> None:
     gateway = InProcessGateway()
-    found, answer = await call(gateway, body, "/v1/" + path)
-    assert found == status
+    answered, answer = await call(gateway, body, "/v1/" + path)
+    assert answered == status
     assert answer["error"]["code"] == code
     assert message in answer["error"]["message"]
     assert not gateway.log.sent

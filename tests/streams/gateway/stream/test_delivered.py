@@ -18,11 +18,11 @@ from tests.waiting import until
 TEXTS = ["The", " answer", " is", " 41"]
 
 
-def other(found: TokenFrame, at: int) -> TokenFrame:
+def other(one: TokenFrame, at: int) -> TokenFrame:
     """The frame with another token there."""
-    ids = list(found.token_ids)
+    ids = list(one.token_ids)
     ids[at] += 1
-    return replace(found, token_ids=ids)
+    return replace(one, token_ids=ids)
 
 
 async def test_a_stream_whose_next_attempt_differs_ends_with_an_error() -> None:
@@ -78,7 +78,7 @@ async def test_another_gateway_refuses_to_go_on_behind_other_tokens(seen: int) -
     first = InProcessGateway()
     stream = await whole_stream(first, chat(stream=True), TEXTS)
     second = InProcessGateway(partition=1)
-    second.log.frames = [other(found, 0) for found in first.log.frames]
+    second.log.frames = [other(one, 0) for one in first.log.frames]
     async with second.client() as client:
         path = f"/v1/requests/{stream.headers['x-request-id']}/events"
         response = await client.get(path, headers={"Last-Event-ID": stream.ids[seen]})
