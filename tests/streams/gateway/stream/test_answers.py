@@ -111,8 +111,8 @@ async def test_logprobs_in_both_forms() -> None:
             log.hub.apply(frame(request.request_id, ["é"], end=end, logprobs=[rows]), 0.0)
 
         log.on_request = answer
-        _, answer = await call(gateway, body, path)
-        form = answer["choices"][0]["logprobs"]
+        _, body_of_answer = await call(gateway, body, path)
+        form = body_of_answer["choices"][0]["logprobs"]
         if "chat" in path:
             alike = {"token": "é", "logprob": -0.5, "bytes": [195, 169]}
             assert form == {"content": [{**alike, "top_logprobs": [alike]}]}
