@@ -11,11 +11,8 @@ from tests.streams.gateway.samples import chat
 from tests.streams.gateway.streamed_call import accepted_requests, streamed_call
 
 ROOT = Path(__file__).parents[3]
-# They run too, and hand nothing on: a gateway's state, what they ask, and where tokens will arrive.
-BESIDE = {
-    "state.py", "ids.py", "request/body.py", "request/sampling.py",
-    "stream/hub.py", "stream/stream.py", "stream/delivered.py",
-}  # fmt: skip
+# They run too, and hand nothing on: ids, and where the tokens will arrive.
+BESIDE = {"ids.py", "stream/hub.py", "stream/stream.py", "stream/delivered.py"}
 REPLACED = "log/backend.py"  # by the test's log
 
 
