@@ -141,7 +141,10 @@ def test_free_ports_are_not_the_same() -> None:
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [({"port": 70_000}, "broker.port: expected at most 65535, found 70000"), ({"heap_mb": 1}, "at least 128")],
+    [
+        ({"port": 70_000}, "broker.port: expected at most 65535, found 70000"),
+        ({"heap_mb": 1}, "at least 128"),
+    ],
 )
 def test_settings_are_checked(values: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
