@@ -11,8 +11,12 @@ from tests.streams.gateway.samples import chat
 from tests.streams.gateway.streamed_call import accepted_requests, streamed_call
 
 ROOT = Path(__file__).parents[3]
-# They run too, and hand nothing on: ids, and where the tokens will arrive.
-BESIDE = {"ids.py", "stream/hub.py", "stream/stream.py", "stream/delivered.py"}
+# They run too, and hand nothing on: a gateway's state, what is asked on the way, and where the
+# tokens will arrive. The page may leave them out.
+BESIDE = {
+    "state.py", "ids.py", "request/body.py", "request/sampling.py",
+    "stream/hub.py", "stream/stream.py", "stream/delivered.py",
+}  # fmt: skip
 REPLACED = "log/backend.py"  # by the test's log
 
 
@@ -43,8 +47,6 @@ async def files_run() -> list[str]:
 
 async def test_the_way_that_the_page_names_is_the_one_that_runs() -> None:
     """(issue 11)"""
-    run = await files_run()
-    assert [name for name in run if name not in BESIDE] == [
-        name for name in files_named() if name != REPLACED
-    ]
-    assert BESIDE < set(run)
+    run, named = await files_run(), [name for name in files_named() if name != REPLACED]
+    assert named == [name for name in run if name in named]
+    assert set(run) - set(named) <= BESIDE
