@@ -149,7 +149,10 @@ class Cluster:
             conversations_max=conversations_max,
             weights=weights,
         )
-        self.gateways = Gateways(self.clock, gateways, self.clients.news)
+        self._on_heard = [each.heard for each in checkers if _overrides(each, "heard")]
+        self.gateways = Gateways(
+            self.clock, gateways, self.clients.news, wants_ids=bool(self._on_heard)
+        )
         self.exchange = Exchange(self.clock, setup, self.links)
         self.members = Membership(
             self.clock, self.router, self.gateways, orchestrations, self._send_numbered
@@ -158,7 +161,6 @@ class Cluster:
         self.checkers = list(checkers)
         self._on_applied = [each.applied for each in checkers if _overrides(each, "applied")]
         self._on_wrote = [each.wrote for each in checkers if _overrides(each, "wrote")]
-        self._on_heard = [each.heard for each in checkers if _overrides(each, "heard")]
         self._on_look = [each.looked for each in checkers if _overrides(each, "looked")]
         self.exchange.on_move = [each.moved for each in checkers if _overrides(each, "moved")]
         self._tick_ms = settings.tick_ms
@@ -315,7 +317,8 @@ class Cluster:
 
     def _send(self, channel: Channel, record: object, deliver: Callable[[], None]) -> None:
         self.bus.send(channel, record, deliver)
-        self._note(channel[0], record)
+        if self._on_wrote:
+            self._note(channel[0], record)
 
     def _send_numbered(self, topic: str, record: object, deliver: Callable[[int], None]) -> None:
         offset = self.bus.sent(topic, PARTITION)

@@ -18,8 +18,15 @@ def token_count(packed: bytes) -> int:
     return len(packed) // _TOKEN_BYTES
 
 
-def unpack_tokens(packed: bytes) -> list[int]:
-    """Inverse of `pack_tokens`; raises RecordError where the length is no multiple of 4."""
+def token_array(packed: bytes) -> "array[int]":
+    """Inverse of `pack_tokens`, as cheap as a copy; raises RecordError where the length is no
+    multiple of 4.
+    """
     if len(packed) % _TOKEN_BYTES:
         raise RecordError(f"token ids: expected a multiple of 4 bytes, found {len(packed)}")
-    return list(array("i", packed))
+    return array("i", packed)
+
+
+def unpack_tokens(packed: bytes) -> list[int]:
+    """The same as a list."""
+    return token_array(packed).tolist()

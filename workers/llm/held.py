@@ -37,7 +37,7 @@ from schemas.records import (
     WorkPhase,
 )
 from schemas.rules.phases import phase_of
-from schemas.rules.tokens import unpack_tokens
+from schemas.rules.tokens import token_array
 from schemas.rules.trace import trace_of
 from workers.llm import decode, peers, prefill
 from workers.llm.engine import Job, Jobs, Output
@@ -117,7 +117,7 @@ class HeldRequests:
             self._drop(self._streams[older])
             self._engine.abort(older)
         try:
-            prompt_tokens = unpack_tokens(work.prompt_tokens)
+            prompt_tokens = token_array(work.prompt_tokens)
             self._check(work, now_ms)
         except TriviumError as error:
             refused = isinstance(error, WorkerRefused)

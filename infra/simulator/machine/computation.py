@@ -1,6 +1,6 @@
 """What a simulated engine keeps of a job."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from string import ascii_lowercase
 from zlib import crc32
 
@@ -9,8 +9,10 @@ from infra.simulator.machine.gpu import Sequence
 from schemas.records import KvHandle, WorkPhase
 from workers.llm.engine import Job, Output
 
-_TOKENS = 1 << 20  # different ones
-_LETTERS = ascii_lowercase * 8_192
+_FIRST_TOKENS = 1 << 12  # different ones
+_ANSWER_TOKENS_MAX = 1 << 16  # that are made before, so that saying them makes no numbers
+_TOKENS = list(range(_FIRST_TOKENS + _ANSWER_TOKENS_MAX))
+_LETTERS = ascii_lowercase * (_ANSWER_TOKENS_MAX // len(ascii_lowercase) + 2)
 
 
 @dataclass(slots=True, eq=False)
@@ -36,27 +38,24 @@ class Computation:
     posted: bool = False  # and its KV is on the way to the decode engine
     valid_tokens: int | None = None  # that a paired decode engine has; None until it says so
 
-    @property
-    def job_id(self) -> str:
-        return self.job.request_id
+    job_id: str = field(init=False)
+    request_id: str = field(init=False)  # without the attempt
+    first_token: int = field(init=False)
+    prefill: bool = field(init=False)
 
-    @property
-    def request_id(self) -> str:
-        """Without the attempt."""
-        return self.job.request_id.rpartition(".")[0]
-
-    @property
-    def prefill(self) -> bool:
-        return self.job.phase is WorkPhase.PREFILL
+    def __post_init__(self) -> None:
+        self.job_id = self.job.request_id
+        self.request_id = self.job_id.rpartition(".")[0]
+        self.first_token = crc32(self.request_id.encode()) % _FIRST_TOKENS
+        self.prefill = self.job.phase is WorkPhase.PREFILL
 
     def say(self, tokens: int, finish_reason: str = "", kv: KvHandle | None = None) -> Output:
         """The answer up to so many tokens, as far as it was not said."""
         said, self.said_tokens = self.said_tokens, max(tokens, self.said_tokens)
-        first = crc32(self.request_id.encode()) % _TOKENS
-        at = first % len(ascii_lowercase)
+        first, at = self.first_token, self.first_token % len(ascii_lowercase)
         return Output(
             request_id=self.job_id,
-            token_ids=range(first + said, first + self.said_tokens),
+            token_ids=_TOKENS[first + said : first + self.said_tokens],
             text=_LETTERS[at + said : at + self.said_tokens],
             finish_reason=finish_reason,
             cached_tokens=self.cached_tokens,

@@ -144,7 +144,8 @@ class TimedEngine:
     def _step_done(self) -> None:
         if self._setup.steps_max:
             self._say_steps()
-        self.state.wake()
+        if self.state.has_news:
+            self.state.wake()
 
     def _say_steps(self) -> None:
         """What the batch has drawn so far."""

@@ -197,7 +197,8 @@ class Exchange:
         self._tell(move)
 
         def arrived(took_ms: float) -> None:
-            self._tell(replace(move, done=True, at_ms=self._clock.now_ms))
+            if self.on_move:
+                self._tell(replace(move, done=True, at_ms=self._clock.now_ms))
             target.arrived(into)
             done(took_ms)
 

@@ -65,6 +65,11 @@ class EngineState:
         """Have the worker hear it, the next time that it drains."""
         self._said.append(output)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything to drain."""
+        return bool(self._said)
+
     def drain(self) -> list[Output]:
         """What was said since the last time."""
         said, self._said = self._said, []

@@ -144,7 +144,7 @@ class Clients:
         if live is None or stream.is_catching_up:
             return
         served, tokens, stream.token_ids = live[0], stream.token_ids, []
-        if tokens and served.first_ms is None:
+        if stream.next_seq and served.first_ms is None:
             served.first_ms = self.clock.now_ms
         self._heard(served, tokens, stream.drain())
         if stream.end is not None:

@@ -38,6 +38,8 @@ class Answer(Call):
         offset: int,
         now_ms: float,
         has: Position | None = None,
+        *,
+        wants_ids: bool,
     ) -> None:
         key = StreamKey(
             parent_id=request.request_id,
@@ -49,7 +51,7 @@ class Answer(Call):
             created_s=0,
             deadline_ms=request.deadline_ms,
             choices=1,
-            token_ids=True,
+            token_ids=wants_ids,
         )
         super().__init__(
             key, deadline_ms=request.deadline_ms, arrived_s=now_ms / 1000, waits_for_end=False
@@ -102,9 +104,11 @@ class SimGateway:
 class Gateways:
     """All of them. With a count of 0 there is one that nobody hears of, and that never dies."""
 
-    def __init__(self, clock: Clock, count: int, told: Callable[[Answer], None]) -> None:
-        """`told` is called for each answer that has grown or ended."""
-        self._clock, self._told = clock, told
+    def __init__(
+        self, clock: Clock, count: int, told: Callable[[Answer], None], *, wants_ids: bool
+    ) -> None:
+        """`told` is called for each answer that has grown or ended, if it is so with its ids."""
+        self._clock, self._told, self._wants_ids = clock, told, wants_ids
         self._accepted = 0
         self._touched: dict[str, Answer] = {}
         self._logged: defaultdict[int, list[TokenFrame]] = defaultdict(list)
@@ -133,7 +137,9 @@ class Gateways:
                 keeps_running=not self._accepted % KEEPS_RUNNING_EVERY,
             )
         offset = len(self._logged[gateway.partition]) if self._alone is None else 0
-        gateway.hub.add(Answer(found, self._touched, offset, self._clock.now_ms))
+        gateway.hub.add(
+            Answer(found, self._touched, offset, self._clock.now_ms, wants_ids=self._wants_ids)
+        )
         return found
 
     def refused(self, request: Request) -> None:
@@ -181,7 +187,10 @@ class Gateways:
         """The client of a gateway that was lost goes on at one that lives, behind what it has."""
         gateway, request, key = self.living[0], answer.request, answer.key
         now_ms = self._clock.now_ms
-        again = Answer(request, self._touched, key.offset, now_ms, answer.stream.position())
+        position = answer.stream.position()
+        again = Answer(
+            request, self._touched, key.offset, now_ms, position, wants_ids=self._wants_ids
+        )
         gateway.hub.add(again)
         for frame in self._logged[key.partition][key.offset :]:
             self._take(gateway, frame)

@@ -111,12 +111,6 @@ class Life:
         if self.engine.state.cache.has_changed:
             self._ports.blocks_changed(self._me.worker_id)
 
-    def _acknowledge(self, call: Callable[[], None]) -> None:
-        if self._ports.ack_ms:
-            self._clock.after(self._ports.ack_ms, call)
-        else:
-            call()
-
     def _send_frames(self) -> None:
         pacing, now_ms = self._pacing, self._clock.now_ms
         while (due := pacing.due(now_ms, len(self.held))) is not None:
@@ -131,17 +125,20 @@ class Life:
 
     def _send_frame(self, batch: OutgoingFrame) -> None:
         self._ports.frame(batch.partition, batch.frame)
+        if self._ports.ack_ms:
+            self._clock.after(self._ports.ack_ms, lambda: self._frame_acknowledged(batch))
+        else:
+            self._in_log(batch)
 
-        def acknowledged() -> None:
-            if not self.alive:
-                return
-            self._pacing.acknowledged(batch.partition)
-            for record, headers in batch.reports:
-                self._reports.add(record, headers)
-            if self._ports.ack_ms:
-                self._go_on()
+    def _frame_acknowledged(self, batch: OutgoingFrame) -> None:
+        if self.alive:
+            self._in_log(batch)
+            self._go_on()
 
-        self._acknowledge(acknowledged)
+    def _in_log(self, batch: OutgoingFrame) -> None:
+        self._pacing.acknowledged(batch.partition)
+        for record, headers in batch.reports:
+            self._reports.add(record, headers)
 
     def _interval_over(self) -> None:
         self._interval_ms = self._pacing.alarm_ms = None
@@ -159,7 +156,7 @@ class Life:
         except RecordTooLarge as error:
             self._reports.too_large(report, error)
         else:
-            self._acknowledge(lambda: self._reports.acknowledged(report))
+            self._reports.acknowledged(report)  # nobody asks how many are not
 
     def _watch_deadlines(self) -> None:
         due_ms = self.held.next_deadline_ms
