@@ -115,6 +115,8 @@ class Attempts:
             self._endings.end_failed(live, Reason.ATTEMPTS_EXHAUSTED, error, now_ms)
             return
         if live.cancel is not None:
+            if failed is None and live.state in ON_WORKERS:
+                self._orders.dispatch_again(live, now_ms)  # a worker ends only what reached it
             self.cancel(live, now_ms)
         elif live.state is State.QUEUED:
             self._endings.enqueue(live, now_ms)
