@@ -62,5 +62,5 @@ async def watch(log: LogSettings, group: Group, stall_ms: int) -> None:
             try:
                 ends = await consumer.end_offsets(list(places)) if places else {}
             except KafkaError:
-                continue
+                ends = {}  # a broker that is away is no reason to end
             progress.look({places[tp]: end for tp, end in ends.items()}, loop.time() * 1_000)

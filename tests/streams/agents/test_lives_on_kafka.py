@@ -60,10 +60,9 @@ class Stage:
         """Read a topic until so many records fit; returns those."""
         if topic not in self._readers:
             groups = {"prefill": "worker", "decode": "worker", "tokens": "gateway"}
-            count = self.log.partitions(groups.get(topic, "session"))
-            partitions = (
-                [0] if topic in ("journal", "prefixes") or ".dlq" in topic else range(count)
-            )
+            shared = topic in ("journal", "prefixes") or ".dlq" in topic
+            all_of = range(self.log.partitions(groups.get(topic, "session")))
+            partitions = [0] if shared else all_of
             reader = AssignedReader(self.log, topic, list(partitions), client_id="test")
             await reader.start("earliest")
             self._readers[topic], self.read[topic] = reader, []
