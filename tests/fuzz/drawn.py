@@ -3,12 +3,8 @@
 `FUZZ_TIMES` multiplies the examples of every fuzz test; `make fuzz` sets it, with new seeds.
 """
 
-import asyncio
-import gc
 import json
 import os
-import time
-from collections.abc import Awaitable
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -17,7 +13,6 @@ from hypothesis import strategies as st
 from schemas.codec import Codec
 from tests.schemas.examples import example
 
-STALL_S = 0.2  # of this thread's processor time, so that a busy machine makes nothing longer
 TIMES = int(os.environ.get("FUZZ_TIMES", "1"))
 CODEC = Codec()
 
@@ -82,22 +77,3 @@ def changed_bytes(draw: st.DrawFn, whole: bytes) -> bytes:
 def record_bytes(draw: st.DrawFn, kinds: tuple[str, ...]) -> bytes:
     """A record of one of these kinds, as somebody who means harm writes it."""
     return draw(changed_bytes(CODEC.encode(example(f"trivium.{draw(st.sampled_from(kinds))}"))))
-
-
-async def unstalled(work: Awaitable[Any]) -> Any:
-    """The result of work that never held the event loop for long.
-
-    Without the garbage collector, which looks through all that other tests have made.
-    """
-    gc.disable()
-    try:
-        before = time.thread_time()
-        task = asyncio.ensure_future(work)
-        while not task.done():
-            await asyncio.sleep(0)
-            now = time.thread_time()
-            assert now - before < STALL_S, f"the event loop stood still for {now - before:.3f} s"
-            before = now
-        return task.result()
-    finally:
-        gc.enable()

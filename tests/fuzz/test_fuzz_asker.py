@@ -14,10 +14,11 @@ from schemas.errors import NotReady, TriviumError
 from schemas.fleet import FleetView
 from schemas.records import Load, MemberKind, MemberState, RetrievalRequest
 from schemas.retrieval import pack_vector
-from tests.fuzz.drawn import CODEC, examples, record_bytes, unstalled
+from tests.fuzz.drawn import CODEC, examples, record_bytes
 from tests.fuzz.test_fuzz_retrieval import FLOATS, IDS, KINDS, MANY, NUMBERS, TIMES
 from tests.schemas.examples import example, instances
 from tests.schemas.log.retrieval.asked_pool import Pool, ask, asking, hits
+from tests.stalls import unstalled
 from workers.search.engine.control import Signals, move
 from workers.search.service.fleet_figures import FleetFigures, stalled_share
 from workers.search.service.settings import RetrievalSettings

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.gateway.request.body import ChatBody, CompletionBody, TokenizeBody
-from tests.fuzz.drawn import JSON, changed_bytes, examples, text_of, unstalled
+from tests.fuzz.drawn import JSON, changed_bytes, examples, text_of
+from tests.stalls import unstalled
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import chat, completion
 

@@ -20,8 +20,9 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from streams.gateway.endpoints.openapi import describe
-from tests.fuzz.drawn import examples, text_of, unstalled
+from tests.fuzz.drawn import examples, text_of
 from tests.fuzz.test_fuzz_http import PATHS
+from tests.stalls import unstalled
 from tests.streams.gateway.in_process import InProcessGateway
 
 CHECKS = [

@@ -26,8 +26,9 @@ from schemas.retrieval import pack_vector
 from schemas.rules.sizes import DIM_MAX
 from schemas.settings import LogSettings
 from schemas.topics import collection_key, document_key
-from tests.fuzz.drawn import CODEC, JSON, examples, record_bytes, text_of, unstalled
+from tests.fuzz.drawn import CODEC, JSON, examples, record_bytes, text_of
 from tests.schemas.examples import example
+from tests.stalls import unstalled
 from tests.streams.agents.fakes import FakeEvent, FakeProducer
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.index import Index

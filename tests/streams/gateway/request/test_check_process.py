@@ -1,9 +1,6 @@
 """Checks that may take long: nobody waits for them, and they are ended."""
 
-import asyncio
-import gc
 import json
-import time
 from typing import Any
 
 import pytest
@@ -11,6 +8,7 @@ import pytest
 from schemas.errors import InvalidRequest, TooManyRequests
 from streams.gateway.request import check_process
 from streams.gateway.request.check_process import CheckProcess
+from tests.stalls import unstalled
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import chat, completion
 
@@ -18,27 +16,6 @@ MEGABYTE = 1 << 20
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 QUADRATIC = {"$schema": DRAFT_4, "enum": [{"a": i} for i in range(2_000)]}
 SLOW_PATTERN = "(?i)" + "[a\x01-\U0010ffff]" * 1_000
-STALL_S = 0.2  # of processor time: a busy machine makes nothing here longer
-
-
-async def stall_s(work: Any) -> float:
-    """The longest turn of the event loop while the work is done, in this thread's time.
-
-    What other tests of this process left is not collected meanwhile: a gateway has none of it.
-    """
-    gc.collect()
-    gc.freeze()
-    try:
-        longest, before = 0.0, time.thread_time()
-        task = asyncio.ensure_future(work)
-        while not task.done():
-            await asyncio.sleep(0)
-            now = time.thread_time()
-            longest, before = max(longest, now - before), now
-        task.result()
-        return longest
-    finally:
-        gc.unfreeze()
 
 
 @pytest.mark.parametrize(
@@ -69,11 +46,8 @@ async def test_no_body_stalls_the_event_loop(path: str, body: Any) -> None:
     raw = json.dumps(body).encode()
     target = "/v1/chat/completions" if path == "chat" else "/v1/completions"
 
-    async def said() -> None:
-        status, answer = await call(gateway, raw, target)
-        assert status in (200, 400), answer
-
-    assert await stall_s(said()) < STALL_S
+    status, answer = await unstalled(call(gateway, raw, target))
+    assert status in (200, 400), answer
 
 
 async def test_a_check_that_takes_too_long_is_ended_and_the_next_one_answered() -> None:
