@@ -11,7 +11,6 @@ import asyncio
 import json
 import logging
 import random
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from infra.bench.arguments import chosen
+from infra.bench.arguments import chosen, run_and_print
 from infra.bench.faults.chaos_figures import ChaosRun, bars, figures, show
 from infra.bench.faults.conversation_load import Client, Talks
 from infra.bench.faults.expected_answers import alone
@@ -161,11 +160,8 @@ def parse(arguments: Sequence[str]) -> tuple[Options, bool]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry of `trivium bench chaos`."""
-    options, as_json = parse(sys.argv[1:] if arguments is None else arguments)
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # a broker that is away is no news
-    report = asyncio.run(run(options, Console(stderr=as_json)))
-    if as_json:
-        print(json.dumps(report, indent=1))
+    run_and_print(arguments, parse, run)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import json
 import logging
 import random
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from infra.bench.arguments import chosen
+from infra.bench.arguments import chosen, run_and_print
 from infra.bench.faults.http_clients import WHOLE, Once, Question, Resuming, Seen
 from infra.bench.faults.kill_schedule import BROKER, KILL, Blow, Killer
 from infra.bench.faults.target_stack import MODEL, make_stack, urls
@@ -236,11 +235,8 @@ def parse(arguments: Sequence[str]) -> tuple[Options, bool]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry of `trivium bench kills`."""
-    options, as_json = parse(sys.argv[1:] if arguments is None else arguments)
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # a broker that is away is no news
-    report = asyncio.run(run(options, Console(stderr=as_json)))
-    if as_json:
-        print(json.dumps(report, indent=1))
+    run_and_print(arguments, parse, run)
 
 
 if __name__ == "__main__":

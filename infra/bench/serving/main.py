@@ -7,10 +7,8 @@ each other; bars judge the medians. Writes build/bench/serving.json and serving.
 """
 
 import argparse
-import asyncio
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -19,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from infra.bench.arguments import chosen
+from infra.bench.arguments import chosen, run_and_print
 from infra.bench.results import BENCH_DIR, command_line, show_bars, write_report
 from infra.bench.serving.cells import (
     PROMPT_WORDS,
@@ -110,10 +108,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, bool]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry of `trivium bench serving`."""
-    options, as_json = parse(sys.argv[1:] if arguments is None else arguments)
-    report = asyncio.run(run(options, Console(stderr=as_json)))
-    if as_json:
-        print(json.dumps(report, indent=1))
+    run_and_print(arguments, parse, run)
 
 
 if __name__ == "__main__":

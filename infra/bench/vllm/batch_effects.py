@@ -6,10 +6,8 @@ second attempt on another worker of the same kind would compute. Writes build/be
 """
 
 import argparse
-import asyncio
 import json
 import random
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from infra.bench.arguments import chosen
+from infra.bench.arguments import chosen, run_and_print
 from infra.bench.results import BENCH_DIR, command_line, write_report
 from infra.bench.vllm.smollm import SMOLLM, model_of, plain_words
 from infra.stack.engine_source import start_engine
@@ -181,10 +179,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, bool]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry of `trivium bench attempts`."""
-    options, as_json = parse(sys.argv[1:] if arguments is None else arguments)
-    report = asyncio.run(run(options, Console(stderr=as_json)))
-    if as_json:
-        print(json.dumps(report, indent=1))
+    run_and_print(arguments, parse, run)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,9 @@ measured on one after the other. Writes build/bench/vllm.json.
 """
 
 import argparse
-import asyncio
 import json
 import logging
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext
@@ -23,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from tokenizers import Tokenizer
 
-from infra.bench.arguments import chosen
+from infra.bench.arguments import chosen, run_and_print
 from infra.bench.results import BENCH_DIR, command_line, show_bars, write_report
 from infra.bench.vllm.closed_loop import TOKENS, Cell, Conversations
 from infra.bench.vllm.contenders import ENGINE, MODEL, Peer, give_roles, trivium, vllm_pair
@@ -195,11 +193,8 @@ def parse(arguments: Sequence[str]) -> tuple[Options, bool]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry of `trivium bench vllm`."""
-    options, as_json = parse(sys.argv[1:] if arguments is None else arguments)
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    report = asyncio.run(run(options, Console(stderr=as_json)))
-    if as_json:
-        print(json.dumps(report, indent=1))
+    run_and_print(arguments, parse, run)
 
 
 if __name__ == "__main__":
