@@ -26,7 +26,7 @@ from workers.llm.engine import Engine, Output
 from workers.llm.frames import Frames, HeldReport
 from workers.llm.held import HeldRequests
 from workers.llm.pacing import Intervals, Pacing
-from workers.outbox import Outbox
+from workers.outbox import ReportOutbox
 
 
 class Loops:
@@ -42,7 +42,7 @@ class Loops:
         engine: Engine,
         held: HeldRequests,
         frames: Frames,
-        outbox: Outbox,
+        outbox: ReportOutbox,
         settings: WorkerSettings,
         assign: Callable[[AssignRoles], None],
     ) -> None:

@@ -13,7 +13,7 @@ from schemas.records import Outcome, Phase
 from workers.llm.reports import Report, Reports
 
 
-class Outbox:
+class ReportOutbox:
     """Phases and outcomes on their way. `add` never blocks; `run` sends until cancelled."""
 
     def __init__(

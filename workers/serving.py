@@ -29,7 +29,7 @@ from workers.llm.frames import Frames
 from workers.llm.held import HeldRequests, Limits
 from workers.llm.stream import WorkerIdentity
 from workers.loops import Loops
-from workers.outbox import Outbox
+from workers.outbox import ReportOutbox
 from workers.presence import Presence
 from workers.roles import RoleOrders, lease_topics
 
@@ -78,7 +78,7 @@ class Serving:
         self._tasks = tasks.Tasks()
         self.readers: dict[str, AssignedReader] = {}
         frames = Frames(self._me.worker_id)
-        self._outbox = Outbox(
+        self._outbox = ReportOutbox(
             clients.durable,
             membership.stands,
             pending_max=settings.worker.reports_pending_max,

@@ -11,7 +11,7 @@ from schemas.records import Outcome, OutcomeKind, Phase, PhaseKind
 from schemas.rules.sizes import NAME_CHARS_MAX, REPORT_BYTES_MAX
 from tests.schemas.examples import example
 from tests.workers.fakes import FakeLog, FakeProducer, handle
-from workers.outbox import Outbox
+from workers.outbox import ReportOutbox
 
 HUGE = replace(handle(1), params=bytes(REPORT_BYTES_MAX))
 
@@ -25,7 +25,7 @@ async def sent(*records: Phase | Outcome) -> list[Any]:
     log = FakeLog()
     producer = FakeProducer(log)
     await producer.start()
-    outbox = Outbox(producer, standing, pending_max=9, tries_max=1)  # type: ignore[arg-type]  # a fake
+    outbox = ReportOutbox(producer, standing, pending_max=9, tries_max=1)  # type: ignore[arg-type]  # a fake
     for record in records:
         outbox.add(record)
     sending = asyncio.ensure_future(outbox.run())
@@ -48,7 +48,7 @@ async def test_nothing_is_said_while_the_lease_is_in_doubt() -> None:
         asked.set()
         await leased.wait()
 
-    outbox = Outbox(producer, stands, pending_max=9, tries_max=1)  # type: ignore[arg-type]  # a fake
+    outbox = ReportOutbox(producer, stands, pending_max=9, tries_max=1)  # type: ignore[arg-type]  # a fake
     outbox.add(replace(example("trivium.Outcome"), kv=None))
     sending = asyncio.ensure_future(outbox.run())
     flushed = asyncio.ensure_future(outbox.flushed())

@@ -7,10 +7,10 @@ A replica's work is a decode job without KV, so it has no module of its own. Pur
 from schemas.records import Outcome, Phase, StreamEnd
 from workers.llm.engine import Output
 from workers.llm.prefill import whole_or_failed
-from workers.llm.stream import Stream, WorkerIdentity, kv_received
+from workers.llm.stream import HeldStream, WorkerIdentity, kv_received
 
 
-def row(stream: Stream, output: Output, text: str, seq: int, chars: int) -> None:
+def row(stream: HeldStream, output: Output, text: str, seq: int, chars: int) -> None:
     """Append an output that repeats what prefill has sent, or that has log-probabilities.
 
     Decode generates from its own first token on, so the gateway is to compare that with prefill's.
@@ -34,7 +34,7 @@ def row(stream: Stream, output: Output, text: str, seq: int, chars: int) -> None
         stream.columns.add_logprobs(stream.request_id, logprobs)
 
 
-def received(stream: Stream, output: Output, now_ms: int) -> Phase | None:
+def received(stream: HeldStream, output: Output, now_ms: int) -> Phase | None:
     """The phase that says that the KV arrived, the first time.
 
     Prefill has none: it tells the bytes when it is done, of a pair what it read and what it wrote.
@@ -53,7 +53,7 @@ def received(stream: Stream, output: Output, now_ms: int) -> Phase | None:
 
 
 def finish(
-    stream: Stream, output: Output, me: WorkerIdentity, now_ms: int
+    stream: HeldStream, output: Output, me: WorkerIdentity, now_ms: int
 ) -> Phase | tuple[StreamEnd, Outcome]:
     """The record of the last output of a decode job."""
     return whole_or_failed(stream, output, me, now_ms, output.kv)

@@ -43,7 +43,7 @@ from workers.llm import decode, peers, prefill
 from workers.llm.engine import Job, Jobs, Output
 from workers.llm.frames import Frames
 from workers.llm.prefill_gate import PrefillGate
-from workers.llm.stream import Stream, WorkerIdentity, allocated, ended, failed, started
+from workers.llm.stream import HeldStream, WorkerIdentity, allocated, ended, failed, started
 
 Report = Callable[[Phase, Headers], None]
 _BIT = {WorkPhase.PREFILL: 1, WorkPhase.DECODE: 2}
@@ -90,7 +90,7 @@ class HeldRequests:
         self._frames = frames
         self._report = report
         self._known = known
-        self._streams: dict[str, Stream] = {}  # by job id
+        self._streams: dict[str, HeldStream] = {}  # by job id
         self._jobs: dict[str, str] = {}  # request id to job id
         self._seen: dict[str, tuple[int, int]] = {}  # request id to attempt and its phases' bits
         self._deadlines: list[tuple[int, str]] = []  # heap; ended streams leave it lazily
@@ -133,7 +133,7 @@ class HeldRequests:
         self.requests_total += 1
         self.prefill_gate.add(self._job(stream, prompt_tokens, now_ms))
 
-    def _job(self, stream: Stream, prompt_tokens: Sequence[int], now_ms: int) -> Job:
+    def _job(self, stream: HeldStream, prompt_tokens: Sequence[int], now_ms: int) -> Job:
         work, me = stream.work, self._me
         kv = peers.usable_kv(work, me, now_ms, self._known)
         if work.kv is not None and kv is None:
@@ -186,8 +186,8 @@ class HeldRequests:
         if work.deadline_ms > now_ms:
             peers.check_promise(work, self._me, now_ms, self._known)
 
-    def _stream(self, work: Work, headers: Headers, prompt_tokens: int, now_ms: int) -> Stream:
-        return Stream(
+    def _stream(self, work: Work, headers: Headers, prompt_tokens: int, now_ms: int) -> HeldStream:
+        return HeldStream(
             work=work,
             job_id=f"{work.request_id}.{work.attempt}",
             columns=self._frames.columns(work.gateway_partition),
@@ -203,7 +203,7 @@ class HeldRequests:
             repeats=work.first_seq > 0 or work.first_char > 0,
         )
 
-    def _hold(self, stream: Stream) -> None:
+    def _hold(self, stream: HeldStream) -> None:
         self._streams[stream.job_id] = stream
         self._jobs[stream.request_id] = stream.job_id
         heapq.heappush(self._deadlines, (stream.work.deadline_ms, stream.job_id))
@@ -211,7 +211,7 @@ class HeldRequests:
             self._deadlines = [(s.work.deadline_ms, s.job_id) for s in self._streams.values()]
             heapq.heapify(self._deadlines)
 
-    def _drop(self, stream: Stream) -> None:
+    def _drop(self, stream: HeldStream) -> None:
         del self._streams[stream.job_id]
         del self._jobs[stream.request_id]
         self.prefill_gate.left(stream.job_id)
@@ -246,7 +246,7 @@ class HeldRequests:
             if output.finish_reason:
                 self._finish(stream, output, now_ms)
 
-    def _first(self, stream: Stream, output: Output, now_ms: int) -> None:
+    def _first(self, stream: HeldStream, output: Output, now_ms: int) -> None:
         if stream.prefill or stream.paired or stream.work.kv is None:
             stream.cached_tokens = output.cached_tokens  # otherwise the prefill worker's stands
         if output.kv is not None and not output.finish_reason:
@@ -256,7 +256,7 @@ class HeldRequests:
             stream.columns.start(started(stream, self._me))
             stream.first_token_ms = stream.first_token_ms or now_ms
 
-    def _finish(self, stream: Stream, output: Output, now_ms: int) -> None:
+    def _finish(self, stream: HeldStream, output: Output, now_ms: int) -> None:
         if output.error is not None and output.error.code == DeadlineExceeded.code:
             self._expire(stream, now_ms)
             return
@@ -275,7 +275,7 @@ class HeldRequests:
         # Decode goes on after the tokens sent here: they must not come later, or never.
         stream.columns.report(record, stream.headers)
 
-    def _end(self, stream: Stream, records: tuple[StreamEnd, Outcome]) -> None:
+    def _end(self, stream: HeldStream, records: tuple[StreamEnd, Outcome]) -> None:
         stream.columns.end(*records, stream.headers)
 
     def cancel(self, order: CancelWork, now_ms: int) -> None:
@@ -307,7 +307,7 @@ class HeldRequests:
             self._engine.abort(stream.job_id)
             self._expire(stream, now_ms)
 
-    def _expire(self, stream: Stream, now_ms: int) -> None:
+    def _expire(self, stream: HeldStream, now_ms: int) -> None:
         late_ms = now_ms - stream.work.deadline_ms
         error = DeadlineExceeded(
             f"request {stream.request_id}: the deadline passed {late_ms} ms ago in "

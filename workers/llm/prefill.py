@@ -8,12 +8,12 @@ from schemas.errors import EngineFailed
 from schemas.records import KvHandle, Outcome, OutcomeKind, Phase, StreamEnd
 from workers.llm.engine import Output
 from workers.llm.stop_strings import decided
-from workers.llm.stream import Stream, WorkerIdentity, ended, failed, handed_over
+from workers.llm.stream import HeldStream, WorkerIdentity, ended, failed, handed_over
 
 WHOLE = ("stop", "length")
 
 
-def decided_text(stream: Stream, output: Output) -> str:
+def decided_text(stream: HeldStream, output: Output) -> str:
     """The text of a prefill output that no later token can take back; whole at an answer's end."""
     if output.finish_reason in WHOLE:
         return output.text
@@ -21,7 +21,7 @@ def decided_text(stream: Stream, output: Output) -> str:
 
 
 def finish(
-    stream: Stream, output: Output, me: WorkerIdentity, now_ms: int
+    stream: HeldStream, output: Output, me: WorkerIdentity, now_ms: int
 ) -> Phase | tuple[StreamEnd, Outcome]:
     """The record of the last output of a prefill job."""
     if stream.paired:
@@ -34,7 +34,7 @@ def finish(
 
 
 def whole_or_failed(
-    stream: Stream, output: Output, me: WorkerIdentity, now_ms: int, kv: KvHandle | None = None
+    stream: HeldStream, output: Output, me: WorkerIdentity, now_ms: int, kv: KvHandle | None = None
 ) -> Phase | tuple[StreamEnd, Outcome]:
     """The records of an answer that is whole, or the phase of one that is not."""
     if output.finish_reason in WHOLE:
@@ -50,7 +50,7 @@ def whole_or_failed(
     return failed(stream, output.error or unexpected(stream, output).to_wire(), now_ms)
 
 
-def unexpected(stream: Stream, output: Output) -> EngineFailed:
+def unexpected(stream: HeldStream, output: Output) -> EngineFailed:
     """The error of an end that the engine did not explain."""
     return EngineFailed(
         f"request {stream.request_id}: {stream.work.phase} ended with {output.finish_reason!r}"

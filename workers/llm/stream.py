@@ -34,7 +34,7 @@ class WorkerIdentity:
 
 
 @dataclass(slots=True, kw_only=True)
-class Stream:
+class HeldStream:
     """One phase of a request on this worker; `seq` and `chars` count from the answer's start."""
 
     work: Work
@@ -74,7 +74,7 @@ class Stream:
         return not (self.prefill and self.paired)
 
 
-def failed(stream: Stream, error: WireError, now_ms: int) -> Phase:
+def failed(stream: HeldStream, error: WireError, now_ms: int) -> Phase:
     """The worker gives the request back; the router places it again or ends it."""
     return phase_of(
         stream.work,
@@ -88,7 +88,7 @@ def failed(stream: Stream, error: WireError, now_ms: int) -> Phase:
     )
 
 
-def allocated(stream: Stream, me: WorkerIdentity, kv: KvHandle, now_ms: int) -> Phase:
+def allocated(stream: HeldStream, me: WorkerIdentity, kv: KvHandle, now_ms: int) -> Phase:
     """Decode has blocks for the prompt, into which a peer is to write."""
     return phase_of(
         stream.work,
@@ -102,7 +102,7 @@ def allocated(stream: Stream, me: WorkerIdentity, kv: KvHandle, now_ms: int) -> 
 
 
 def handed_over(
-    stream: Stream, me: WorkerIdentity, kv: KvHandle | None, transfer_ms: float, now_ms: int
+    stream: HeldStream, me: WorkerIdentity, kv: KvHandle | None, transfer_ms: float, now_ms: int
 ) -> Phase:
     """Prefill is done: its KV waits for a peer, or lies there already."""
     return phase_of(
@@ -121,7 +121,7 @@ def handed_over(
     )
 
 
-def kv_received(stream: Stream, transfer_ms: float, now_ms: int) -> Phase:
+def kv_received(stream: HeldStream, transfer_ms: float, now_ms: int) -> Phase:
     """The prompt's KV has arrived."""
     return phase_of(
         stream.work,
@@ -135,7 +135,7 @@ def kv_received(stream: Stream, transfer_ms: float, now_ms: int) -> Phase:
     )
 
 
-def started(stream: Stream, me: WorkerIdentity) -> StreamStart:
+def started(stream: HeldStream, me: WorkerIdentity) -> StreamStart:
     """How and where the stream is run, as far as this worker knows."""
     prefill_worker, decode_worker = _who(stream, me)
     return StreamStart(
@@ -149,7 +149,7 @@ def started(stream: Stream, me: WorkerIdentity) -> StreamStart:
 
 
 def ended(
-    stream: Stream,
+    stream: HeldStream,
     me: WorkerIdentity,
     kind: OutcomeKind,
     now_ms: int,
@@ -211,7 +211,7 @@ def mine(kv: KvHandle, me: WorkerIdentity) -> KvHandle:
     return replace(kv, worker_id=me.worker_id, worker_epoch=me.epoch)
 
 
-def _who(stream: Stream, me: WorkerIdentity) -> tuple[str, str]:
+def _who(stream: HeldStream, me: WorkerIdentity) -> tuple[str, str]:
     """Prefill and decode worker, as far as this one knows them."""
     work = stream.work
     if stream.prefill:

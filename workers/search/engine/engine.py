@@ -91,7 +91,7 @@ class SearchEngine:
         inputs.prepared(np.zeros(1), 1, Metric.SQEUCLIDEAN)  # compiled here, as lanes are
         self._clock_ms, self._lanes, self._places = clock_ms, lanes.count, places * lanes.count
         self._inbox_max = settings.inbox_max
-        self._limits = ways.Limits(
+        self._limits = ways.SearchLimits(
             settings.top_m_max, settings.k_max, lanes.tasks_max, lanes.dim_max,
             settings.scanned_rows_max,
         )  # fmt: skip

@@ -33,7 +33,7 @@ _MARGIN = 2  # times as many rows in the routing list as would hold the wanted h
 _SCANNED_PER_MEASURED = 2  # rows of a list in the time in which a walk meets a row
 
 
-class Limits(NamedTuple):
+class SearchLimits(NamedTuple):
     """What searches may ask for, and how small an index is scanned whole."""
 
     top_m_max: int = TOP_M_MAX
@@ -43,7 +43,7 @@ class Limits(NamedTuple):
     scanned_rows_max: int = SCANNED_ROWS_MAX
 
 
-_LIMITS = Limits()
+_LIMITS = SearchLimits()
 _NO_ROWS: Array = np.empty(0, np.int64)
 
 
@@ -114,11 +114,11 @@ def search_of(
     scanned_rows_max: int = SCANNED_ROWS_MAX, top_m_max: int = TOP_M_MAX,
 ) -> Search:  # fmt: skip
     """A search of prepared queries (`metrics.prepared`); raises what `way` does."""
-    limits = Limits(scanned_rows_max=scanned_rows_max, top_m_max=top_m_max)
+    limits = SearchLimits(scanned_rows_max=scanned_rows_max, top_m_max=top_m_max)
     return new_search(view, way(effort, view, limits), query, seeds)
 
 
-def way(effort: Effort, view: IndexView, limits: Limits = _LIMITS) -> Way:
+def way(effort: Effort, view: IndexView, limits: SearchLimits = _LIMITS) -> Way:
     """How searches of an effort go; raises InvalidRequest, UnknownFilterField or EmptyIndex."""
     if effort.where is not None:
         return _way(effort, view, limits)
@@ -141,7 +141,7 @@ def new_search(view: IndexView, way: Way, query: Array, seeds: Any = ()) -> Sear
     return search
 
 
-def _check(effort: Effort, view: IndexView, limits: Limits) -> None:
+def _check(effort: Effort, view: IndexView, limits: SearchLimits) -> None:
     for name, value, most in (
         ("k", effort.k, limits.k_max),
         ("top_m", effort.top_m, limits.top_m_max),
@@ -160,7 +160,7 @@ def _check(effort: Effort, view: IndexView, limits: Limits) -> None:
         )
 
 
-def _way(effort: Effort, view: IndexView, limits: Limits) -> Way:
+def _way(effort: Effort, view: IndexView, limits: SearchLimits) -> Way:
     _check(effort, view, limits)
     row = view.template.copy()
     row[fields.K], row[fields.WIDTH] = effort.k, effort.width

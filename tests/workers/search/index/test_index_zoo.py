@@ -74,8 +74,8 @@ def test_a_filter_is_scanned_or_walked_by_what_costs_less() -> None:
         found[allowed] = ways.way(effort, view)
     assert [way.exact for way in found.values()] == [True, True, True, False, False]
     crowded = Effort(k=100, where=Range("place", 0, 7_599))
-    assert not ways.way(crowded, view, ways.Limits(top_m_max=211)).exact
-    assert ways.way(crowded, view, ways.Limits(top_m_max=210)).exact
+    assert not ways.way(crowded, view, ways.SearchLimits(top_m_max=211)).exact
+    assert ways.way(crowded, view, ways.SearchLimits(top_m_max=210)).exact
 
 
 def islands(count: int, rows: int) -> np.ndarray:
