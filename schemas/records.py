@@ -152,6 +152,7 @@ class Role(StrEnum):
     DECODE = "decode"
     REPLICA = "replica"
     RETRIEVAL = "retrieval"
+    EMBEDDING = "embedding"
 
 
 class StructuredKind(StrEnum):
@@ -251,6 +252,46 @@ class Capability:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A passage of a document, as the embedding pool cut it."""
+
+    text: str  # what it says
+    start: int  # where it begins in the document's text, in characters
+    vector: bytes  # float32, little-endian
+    # token ids of the served model as little-endian int32, ready to be put into a prompt
+    tokens: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Citation:
+    """A passage that stands in a request's prompt."""
+
+    passage_id: str  # DOCUMENT#NUMBER
+    document_id: str  # its document
+    title: str = ""  # from the document's metadata
+    source: str = ""  # from the document's metadata
+    text: str = ""  # what it says
+    start: int = 0  # where it begins in the document's text, in characters
+    score: float = 0.0  # cosine similarity to what was searched for
+    seq: int = 0  # before which token of the answer it was put in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectionDeclared:
+    """What an operator says of a collection, before or after its first document; the last record
+    counts.
+    """
+
+    collection: str  # its name
+    tenants: Sequence[str] = ()  # who may search it; none: everybody
+    # name and version of the embedding model that it is bound to; empty: that of its first text
+    embedder: str = ""
+    chunk_tokens: int = 0  # tokens of a passage at most, 0: the deployment's
+    chunk_overlap: int = -1  # tokens that passages share with the one before, -1: the deployment's
+    at_ms: int  # wall time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionMade:
     """What a collection is on one shard, from its first document on; it outlives that document."""
 
@@ -346,13 +387,90 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """A document as it can be found: its vector and its metadata."""
+    """A document: its text, which is cut into passages and embedded here, or a ready vector; and
+    its metadata.
+    """
 
     document_id: str  # unique in its collection
     collection: str  # made by its first document, which fixes the dimension
-    vector: bytes  # float32, little-endian; empty if deleted
+    # float32, little-endian; empty where the text is embedded here, or if deleted
+    vector: bytes = b""
     metadata: str = ""  # a JSON object that filters look at, empty for none
     deleted: bool = False  # whether it can no longer be found
+    at_ms: int  # wall time
+    text: str = ""  # what is cut into passages, embedded and cited; empty for a ready vector
+    tenant: str = ""  # who alone may find it; empty: whoever may search the collection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DocumentPassages:
+    """A document's passages, all in one record, so that they change together."""
+
+    document_id: str  # unique in its collection
+    collection: str  # of which collection
+    tenant: str = ""  # who alone may find it; empty: whoever may search the collection
+    metadata: str = ""  # a JSON object that filters look at, empty for none
+    content_hash: str  # of the text and of how it was cut; the same again embeds nothing
+    embedder: str  # name and version of the embedding model
+    tokenizer: str = ""  # of the served model whose tokens stand with the passages, empty for none
+    chunks: Sequence[Chunk]  # in order of the text
+    documents_offset: int  # of the document in its partition of documents
+    document_ms: int  # wall time of the document
+    at_ms: int  # wall time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedCapability:
+    """What an embedding worker embeds with."""
+
+    embedder: str  # name and version of the embedding model
+    dim: int  # values of a vector
+    tokens_max: int  # of a text; the rest of it is not seen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedLoad:
+    """What an embedding worker is doing now."""
+
+    waiting: int = 0  # texts that wait
+    queries_total: int = 0  # texts of retrievals and calls since start
+    chunks_total: int = 0  # passages embedded since start
+    documents_total: int = 0  # documents read since start
+    unchanged_total: int = 0  # of these, those whose passages were there already
+    ms_per_text: float = 0.0  # of the last batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedRequest:
+    """Texts whose vectors somebody wants."""
+
+    embed_id: str  # unique; a repeated record has the same
+    asker_id: str  # the member that waits
+    reply_partition: int  # of topic hits; leased by the asker
+    texts: Sequence[str]  # what to embed
+    deadline_ms: int  # wall time after which nobody waits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireError:
+    """An error as it travels; see schemas/errors.py for the tree."""
+
+    code: str  # stable code of the error class
+    message: str  # what was expected, what was found, and the subject's id
+    retriable: bool = False  # whether the same request may succeed when tried again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedded:
+    """The vectors of texts, or why there are none."""
+
+    embed_id: str  # which were asked for
+    worker_id: str = ""  # who embedded
+    embedder: str = ""  # name and version of the embedding model
+    dim: int = 0  # values of each vector
+    vectors: bytes = b""  # float32, little-endian, one after the other
+    tokens: int = 0  # of all texts
+    error: WireError | None = None  # why there are none
     at_ms: int  # wall time
 
 
@@ -419,15 +537,22 @@ class Heartbeat:
     grants: Sequence[Grant] = ()  # a worker's credits, per router
     load: Load  # what it is doing
     search: SearchLoad | None = None  # for retrieval workers
+    embedding: EmbedLoad | None = None  # of an embedding worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WireError:
-    """An error as it travels; see schemas/errors.py for the tree."""
+class Passage:
+    """A passage as it was found: what is put into a prompt, and cited."""
 
-    code: str  # stable code of the error class
-    message: str  # what was expected, what was found, and the subject's id
-    retriable: bool = False  # whether the same request may succeed when tried again
+    passage_id: str  # DOCUMENT#NUMBER, or the id of a document that came with a vector
+    document_id: str  # its document
+    text: str = ""  # what it says
+    tokens: bytes = b""  # token ids of the served model as little-endian int32
+    start: int = 0  # where it begins in the document's text, in characters
+    title: str = ""  # from the document's metadata
+    source: str = ""  # from the document's metadata, as a path or URL
+    # cosine similarity to what was searched for; with words alone the fused score
+    score: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -449,6 +574,11 @@ class Hits:
     distances_computed: int = 0  # work of the search
     took_ms: float = 0.0  # between reading the retrieval and answering it
     at_ms: int  # wall time
+    word_ids: Sequence[str] = ()  # the best by their words, if they were looked up
+    word_scores: bytes = b""  # BM25, float32, little-endian, one for each of word_ids
+    passages: Sequence[Passage] = ()  # of document_ids and word_ids, each once, if they were wanted
+    wait_ms: float = 0.0  # before the search had a slot
+    embedded_ms: float = 0.0  # as the retrieval tells
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -583,6 +713,7 @@ class Registration:
     started_ms: int  # wall time; of a gateway, that of its process, in all its epochs
     capability: Capability | None = None  # for workers
     search: SearchCapability | None = None  # for retrieval workers
+    embedding: EmbedCapability | None = None  # for embedding workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -624,6 +755,27 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Retrieval:
+    """What a request wants to have found first, and where that goes in the prompt."""
+
+    collection: str  # where to search
+    query: str  # what to search for
+    k: int  # passages at most
+    mode: str = "hybrid"  # vector, words or hybrid
+    filter: str = ""  # JSON expression over metadata, empty: all
+    min_score: float = -1.0  # what is less similar is left out
+    by_ms: int  # wall time until which the request waits for it; then it goes on without
+    tokens_max: int  # of all passages together; whole passages only
+    at: int  # index in prompt_tokens before which the passages go
+    lead: bytes = b""  # tokens before the passages
+    joint: bytes = b""  # tokens between two passages
+    trail: bytes = b""  # tokens after the passages
+    tail_at: int = 0  # index in prompt_tokens before which tail goes
+    tail: bytes = b""  # tokens that stand further on, if something was found
+    history_tokens: int = 0  # so many of prompt_tokens repeat earlier turns and their answers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One accepted chat or completion call."""
 
@@ -652,6 +804,7 @@ class Request:
     # lost
     gateway_started_ms: int = 0
     keeps_running: bool = False  # goes on when nobody reads the answer
+    retrieval: Retrieval | None = None  # what is to be found first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -686,6 +839,34 @@ class RetrievalRequest:
     wants_seeds: bool = False  # whether the hits are to carry seeds for the next probe
     asked_ms: int  # wall time
     deadline_ms: int  # wall time after which nobody waits
+    # what is searched for, in words; the embedding pool makes its vector, and words are looked up
+    text: str = ""
+    mode: str = ""  # vector, words or hybrid; empty: vector
+    urgency: str = ""  # prefill or decode: where the embedding pool hands it on; empty: prefill
+    min_score: float = -1.0  # what is less similar than that is not found; a cosine from -1
+    wants_passages: bool = False  # whether the hits are to carry texts and tokens
+    tenant: str = ""  # for whom; empty: for the operator, who may see everything
+    embedded_ms: float = 0.0  # between reading it and handing it on at the embedding pool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retrieved:
+    """What was found for a request, or why nothing was; of several the first counts."""
+
+    request_id: str  # the request
+    session_id: str  # its session
+    router_id: str  # who asked
+    passages: Sequence[Passage] = ()  # the best first
+    error: WireError | None = None  # why nothing was found
+    shards: int = 0  # how many there are
+    missing: Sequence[int] = ()  # shards that did not answer in time
+    extends: int = 0  # steps of the longest search
+    distances_computed: int = 0  # work of all shards
+    embedded_ms: float = 0.0  # at the embedding pool
+    wait_ms: float = 0.0  # the longest wait for a slot
+    took_ms: float = 0.0  # at the slowest shard
+    asked_ms: int  # wall time
+    at_ms: int  # wall time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -751,6 +932,18 @@ class StreamLogprobs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StreamRetrieved:
+    """What was put into a stream's prompt, told by its router."""
+
+    request_id: str  # the stream
+    collection: str  # where it was searched
+    citations: Sequence[Citation] = ()  # in order of the prompt
+    tokens: int = 0  # put into the prompt
+    missing_shards: int = 0  # that did not answer in time
+    error: WireError | None = None  # why the answer goes on without
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStart:
     """How and where a stream is run, told once with its first token."""
 
@@ -781,6 +974,7 @@ class TokenFrame:
     logprobs: Sequence[StreamLogprobs] = ()  # for streams that asked for them
     ends: Sequence[StreamEnd] = ()  # streams that end with this frame
     starts: Sequence[StreamStart] = ()  # streams that begin with this frame
+    retrieved: Sequence[StreamRetrieved] = ()  # what was found for streams that begin soon
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ class LogSettings:
     worker_partitions: Positive = 16  # workers per topic at most
     gateway_partitions: Positive = 8  # gateways at most
     retrieval_partitions: Positive = 4  # replicas of a retrieval shard at most
-    asker_partitions: Positive = 16  # routers, decode workers and others that ask, at most
+    asker_partitions: Positive = 16  # who asks, at most: routers, gateways, workers
     document_partitions: Positive = 2
     replication_factor: Positive = 1
     min_insync_replicas: Natural = 0  # of an acknowledged record; 0: the majority

@@ -93,14 +93,14 @@ TOPICS: dict[str, Topic] = {
         ),
         Topic(
             name="phases",
-            records=("Phase",),
+            records=("Phase", "Retrieved"),
             key="session",
             partition_by="session",
             group="session",
             written_by=("worker", "router"),
             read_by=("router",),
             retention_ms=DAY_MS,
-            doc="Finished steps, from workers to routers; and work that could not be sent.",
+            doc="Finished steps, from workers to routers; what was found; work that was not sent.",
         ),
         Topic(
             name="tokens",
@@ -218,19 +218,30 @@ TOPICS: dict[str, Topic] = {
             doc="Probes while decoding; every shard's group reads all of them.",
         ),
         Topic(
+            name="embeddings",
+            records=("RetrievalRequest", "EmbedRequest"),
+            key="retrieval",
+            partition_by="retrieval",
+            group="retrieval",
+            written_by=("router", "gateway", "worker", "anyone"),
+            read_by=("worker",),
+            retention_ms=HOUR_MS,
+            doc="Searches whose text wants a vector first, and texts whose vectors are wanted.",
+        ),
+        Topic(
             name="hits",
-            records=("Hits",),
+            records=("Hits", "Embedded"),
             key="request",
             partition_by="lease",
             group="asker",
             written_by=("worker",),
-            read_by=("router", "worker", "anyone"),
+            read_by=("router", "worker", "gateway", "anyone"),
             retention_ms=HOUR_MS,
-            doc="What shards found, to the asker that leases the partition.",
+            doc="What shards found, and vectors of texts, to the asker that leases the partition.",
         ),
         Topic(
             name="documents",
-            records=("Document", "CollectionMade"),
+            records=("Document", "CollectionMade", "CollectionDeclared"),
             key="document",
             partition_by="document",
             group="document",
@@ -239,6 +250,18 @@ TOPICS: dict[str, Topic] = {
             retention_ms=DAY_MS,
             cleanup="compact",
             doc="What can be found, the truth behind every index; an empty value deletes.",
+        ),
+        Topic(
+            name="passages",
+            records=("DocumentPassages",),
+            key="document",
+            partition_by="document",
+            group="document",
+            written_by=("worker",),
+            read_by=("worker",),
+            retention_ms=DAY_MS,
+            cleanup="compact",
+            doc="Documents' texts, cut and embedded; on the document's partition, under its key.",
         ),
         Topic(
             name="retrieval.control",
@@ -279,6 +302,11 @@ def document_key(collection: str, document_id: str) -> str:
 def collection_key(collection: str, shard: int, shards: int) -> str:
     """The record key of what a collection is on a shard; no document's key begins with a slash."""
     return f"/{shard}/{shards}/{collection}"
+
+
+def declaration_key(collection: str) -> str:
+    """The record key of what an operator says of a collection."""
+    return f"//{collection}"
 
 
 def check_record(topic: str, record: object) -> None:

@@ -20,6 +20,8 @@ from schemas.records import (
     AssignRoles,
     Cancellation,
     CancelWork,
+    DocumentPassages,
+    EmbedRequest,
     Heartbeat,
     Hits,
     Outcome,
@@ -28,6 +30,7 @@ from schemas.records import (
     Request,
     Resumption,
     RetrievalRequest,
+    Retrieved,
     Work,
 )
 
@@ -43,6 +46,10 @@ NAME_CHARS_MAX = 1_024  # of each id and name in a record about a request, a han
 SHARDS_MAX = 1_024  # of the documents
 DIM_MAX = 65_536  # values of a document's vector
 SEEDS_MAX = 4_096  # of a retrieval
+TEXTS_MAX = 2_048  # of one call for embeddings
+DOCUMENT_CHARS_MAX = 512 << 10  # of a document's text
+CHUNKS_MAX = 4_096  # passages of a document
+PASSAGES_MAX = 64  # of one answer to a retrieval, and in one prompt
 
 _BYTES_MAX: dict[type, int] = {
     Request: REQUEST_BYTES_MAX,
@@ -52,6 +59,9 @@ _BYTES_MAX: dict[type, int] = {
     Heartbeat: FLEET_BYTES_MAX,
     RetrievalRequest: RETRIEVAL_BYTES_MAX,
     Hits: RETRIEVAL_BYTES_MAX,
+    EmbedRequest: RETRIEVAL_BYTES_MAX,
+    Retrieved: RETRIEVAL_BYTES_MAX,
+    DocumentPassages: RECORD_BYTES_MAX,
     AssignRoles: REST_BYTES_MAX,
 }
 _UNREAD = {

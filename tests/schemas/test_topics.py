@@ -35,7 +35,12 @@ def test_rows_are_whole(topic: Topic) -> None:
     assert topic.records and set(topic.records) <= set(RECORDS)
     assert topic.partition_by in ("session", "lease", "single", "retrieval", "document")
     assert topic.cleanup in ("delete", "compact", "compact,delete")
-    short = {"retrieval.prefill", "retrieval.decode", "hits"}  # nobody asks for them later
+    short = {
+        "retrieval.prefill",
+        "retrieval.decode",
+        "embeddings",
+        "hits",
+    }  # nobody asks later
     assert topic.retention_ms >= (HOUR_MS if topic.name in short else DAY_MS)
     assert topic.doc.endswith(".")
     assert topic.written_by and topic.read_by
@@ -70,9 +75,10 @@ def test_session_records_know_their_session(topic: Topic) -> None:
 
 def test_every_root_record_has_a_topic() -> None:
     nested = {
-        "Candidate", "Capability", "CollectionState", "Estimate", "Grant", "KvHandle", "Lease",
-        "Load", "Sampling", "SearchCapability", "SearchLoad", "StreamEnd", "StreamLogprobs",
-        "StreamStart", "Structured", "TokenLogprob", "TopLogprob", "WireError",
+        "Candidate", "Capability", "Chunk", "Citation", "CollectionState", "EmbedCapability",
+        "EmbedLoad", "Estimate", "Grant", "KvHandle", "Lease", "Load", "Passage", "Retrieval",
+        "Sampling", "SearchCapability", "SearchLoad", "StreamEnd", "StreamLogprobs",
+        "StreamRetrieved", "StreamStart", "Structured", "TokenLogprob", "TopLogprob", "WireError",
     }  # fmt: skip
     assert {name for topic in ROWS for name in topic.records} == set(RECORDS) - nested
 
