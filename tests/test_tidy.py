@@ -40,7 +40,7 @@ HEAVY = {
     "cupy": {"workers/search/cuda/launch"},
     "cuvs": {"workers/search/cuda/cuvs_graph"},
     "faust": {"schemas/log/faust/"},
-    "transformers": {"infra/bench/vllm/smollm"},
+    "transformers": {"workers/models/conversion"},
 }
 HEAVY_FILES_MAX = {"vllm": 4, "faust": 2}  # too much for one file; of the others one each
 

@@ -30,7 +30,7 @@ from schemas.log.patience import insist
 from schemas.log.registry import make_codec
 from schemas.records import MemberKind, MemberState
 from schemas.settings import home
-from workers.llm.models.folder import model_folder
+from workers.models.folder import model_folder
 
 READY_TIMEOUT_S = 240.0
 _POLL_S = 0.1

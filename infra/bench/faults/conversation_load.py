@@ -13,7 +13,7 @@ from typing import Protocol
 
 from infra.bench.faults.expected_answers import ExpectedAnswer
 from infra.bench.faults.http_clients import WHOLE, Question, Seen
-from workers.llm.models.sim import make_tokenizer
+from workers.models.sim import make_tokenizer
 
 OPENINGS, OPENING_WORDS = 48, (8, 96)
 FOLLOW_UPS = ("And then?", "Why is that so?", "Say it again in other words.")

@@ -16,7 +16,7 @@ from schemas.errors import NotReady
 from schemas.settings import LogSettings, ModelSettings
 from streams.gateway.config import GatewaySettings
 from workers.config import WorkerSettings
-from workers.llm.models.sim import make_sim_model
+from workers.models.sim import make_sim_model
 
 HOST, MODEL = "127.0.0.1", "sim"
 SIM: dict[str, Any] = {

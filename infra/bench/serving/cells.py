@@ -18,7 +18,7 @@ from infra.bench.cpu_time import CpuMeter
 from infra.bench.serving.contenders import HOST, HTTPX, MODEL, NAMES, REMOTE, REPLICA, Peer
 from infra.bench.serving.figures import Cell, Cells
 from infra.bench.serving.load_generator import OfferedLoad
-from workers.llm.models.sim import make_tokenizer
+from workers.models.sim import make_tokenizer
 
 PROMPTS, PROMPT_WORDS, TOKENS = 32, 64, 64
 TRIVIUM = (REPLICA, REMOTE)

@@ -20,12 +20,14 @@ from tokenizers import Tokenizer
 
 from infra.bench.arguments import chosen, run_and_print
 from infra.bench.results import BENCH_DIR, command_line, write_report
-from infra.bench.vllm.smollm import SMOLLM, model_of, plain_words
+from infra.bench.vllm.words import plain_words
 from infra.stack.engine_source import start_engine
 from schemas.log.clock import wall_ms
 from schemas.records import Role, Sampling, WorkPhase
 from schemas.settings import ModelSettings
 from workers.llm.engine import Engine, Job
+from workers.models.folder import model_folder
+from workers.models.wheels import SMOLLM2
 
 ENGINE = {
     "kv_events": False,
@@ -45,7 +47,7 @@ class Options:
     requests: int = 32
     tokens: int = 64
     batches: tuple[int, ...] = (2, 8, 16)
-    model: str = SMOLLM
+    model: str = SMOLLM2
     dtype: str = "float32"
     seed: int = 1
 
@@ -55,7 +57,7 @@ QUICK = Options(requests=16, tokens=24)
 
 async def run(options: Options, console: Console) -> dict[str, Any]:
     """All of it; returns the report."""
-    model = model_of(options.model, BENCH_DIR / "models")
+    model = Path(model_folder(ModelSettings(path=options.model)))
     prompts = _prompts(model, options)
     engine = await start_engine(
         "vllm",
@@ -171,7 +173,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, bool]:
     parser.add_argument("--requests", type=int)
     parser.add_argument("--tokens", type=int, help="of each answer")
     parser.add_argument("--batches", type=int, nargs="+", help="sizes")
-    parser.add_argument("--model", help="smollm, tiny, a folder, or a name on a model hub")
+    parser.add_argument("--model", help="a wheel's name, tiny, a folder, or a name on a model hub")
     parser.add_argument("--dtype", help="float32, bfloat16 or auto")
     parser.add_argument("--seed", type=int)
     return chosen(parser, arguments, full=Options(), quick=QUICK)

@@ -37,11 +37,14 @@ from infra.bench.vllm.figures import (
     figures,
     table,
 )
-from infra.bench.vllm.smollm import SMOLLM, model_of, plain_words
+from infra.bench.vllm.words import plain_words
 from infra.broker.node import Broker
 from infra.broker.section import BrokerSettings
 from infra.stack.plan import StackPlan
 from schemas.records import Role
+from schemas.settings import ModelSettings
+from workers.models.folder import model_folder
+from workers.models.wheels import SMOLLM2
 
 _WARM = Cell(streams=4, prompt_tokens=60, turns=2, window_s=4.0)
 
@@ -55,7 +58,7 @@ class Options:
     turns: tuple[int, ...] = (1, 4)
     seconds: float = 10.0  # of a cell's window; half as long again at 16 streams
     repeats: int = 1
-    model: str = SMOLLM  # or a folder, a name on a model hub, or tiny
+    model: str = SMOLLM2  # or a folder, a name on a model hub, or tiny
     seed: int = 1
 
     def cells(self) -> list[Cell]:
@@ -117,7 +120,7 @@ async def run(options: Options, console: Console) -> dict[str, Any]:
     folder = BENCH_DIR.absolute() / "vllm"
     shutil.rmtree(folder, ignore_errors=True)
     console.print(f"Model: {options.model}")
-    model = model_of(options.model, BENCH_DIR / "models")
+    model = Path(model_folder(ModelSettings(path=options.model)))
     broker = Broker(BrokerSettings(port=0), folder / "broker", tethered=True)
     bootstrap = broker.start()  # in this thread, with which a tethered broker ends
     columns = (TextColumn("{task.description:<58}"), BarColumn(20), MofNCompleteColumn())
@@ -186,7 +189,7 @@ def parse(arguments: Sequence[str]) -> tuple[Options, bool]:
     parser.add_argument("--turns", type=int, nargs="+", help="of conversations")
     parser.add_argument("--seconds", type=float, help="of each cell's window")
     parser.add_argument("--repeats", type=int, help="of every cell")
-    parser.add_argument("--model", help="smollm, tiny, a folder, or a name on a model hub")
+    parser.add_argument("--model", help="a wheel's name, tiny, a folder, or a name on a model hub")
     parser.add_argument("--seed", type=int)
     return chosen(parser, arguments, full=Options(), quick=QUICK)
 

@@ -179,7 +179,7 @@ def _default_id(kind: str) -> str:
 
 def _with_model_folder(settings: Settings) -> Settings:
     """The model's folder made or found, and its name kept."""
-    from workers.llm.models.folder import model_folder
+    from workers.models.folder import model_folder
 
     model = settings.model
     resolved = dataclasses.replace(model, path=model_folder(model), name=model.served_name)

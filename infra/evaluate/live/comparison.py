@@ -34,7 +34,7 @@ from schemas.records import MemberKind
 from schemas.settings import LogSettings, ModelSettings
 from streams.gateway.config import GatewaySettings
 from workers.config import WorkerSettings
-from workers.llm.models.sim import make_sim_model
+from workers.models.sim import make_sim_model
 
 _RESTART_S, _POLL_S = 60.0, 0.05
 Found = dict[str, dict[str, Any]]  # by part of the grid and by way

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 
 from schemas.errors import ConfigError
 from schemas.records import Sampling, TokenLogprob, TopLogprob
-from workers.llm.models.sim import END, SIM_MODEL, WORDS, make_tokenizer
 from workers.llm.sim.arena import MASK, mix
 from workers.llm.stop_strings import StopText
+from workers.models.sim import END, SIM_MODEL, WORDS, make_tokenizer
 
 _WORDS_MIN = 64  # a folder with fewer of our words as tokens draws from all of its pieces
 _UNIT = float(1 << 64)

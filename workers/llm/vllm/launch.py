@@ -26,7 +26,6 @@ from schemas.records import Capability
 from schemas.settings import ModelSettings
 from workers.kv.network import LOOPBACK, ucx_variables
 from workers.kv.network import variables as environment_of
-from workers.llm.models.folder import model_folder
 from workers.llm.vllm.api import Meter, NoPrometheus
 from workers.llm.vllm.fence import FENCE_VARIABLE, KvRelease
 from workers.llm.vllm.plugin import (
@@ -36,6 +35,7 @@ from workers.llm.vllm.plugin import (
     SPIN_VARIABLE,
 )
 from workers.llm.vllm.settings import VllmSettings
+from workers.models.folder import model_folder
 
 _CONNECTORS = {"pull": "NixlConnector", "push": "NixlPushConnector"}
 _UNLESS_SET = {

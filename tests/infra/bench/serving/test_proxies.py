@@ -9,7 +9,7 @@ from infra.bench.serving.cells import TOKENS, make_bodies
 from infra.bench.serving.contenders import DIRECT, SIM, _baselines
 from infra.bench.serving.load_generator import OfferedLoad, measure
 from infra.bench.serving.proxies import prefill_body
-from workers.llm.models.sim import make_sim_model
+from workers.models.sim import make_sim_model
 
 
 def test_the_prefill_call_asks_for_one_token() -> None:

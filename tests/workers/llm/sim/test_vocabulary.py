@@ -8,8 +8,8 @@ from jinja2 import Environment
 from tokenizers import Tokenizer
 
 from schemas.errors import ConfigError
-from workers.llm.models.sim import make_sim_model
 from workers.llm.sim.vocabulary import load_vocabulary
+from workers.models.sim import make_sim_model
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from schemas.settings import ModelSettings
-from workers.llm.models.folder import model_folder
+from workers.models.folder import model_folder
 
 
 @pytest.mark.parametrize(("name", "file"), [("tiny", "model.safetensors"), ("sim", "config.json")])

@@ -1,4 +1,7 @@
-"""Which folder to load for `model.path`: one that is given, or one that is made here."""
+"""Which folder to load for `model.path`: one that is given, one that is made here, or a wheel's.
+
+`wheels.py` has the models that come in Python packages; others ask it by name, too.
+"""
 
 import os
 import shutil
@@ -7,12 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from schemas.settings import ModelSettings, home
-from workers.llm.models.sim import SIM_MODEL, make_sim_model
-from workers.llm.models.tiny import TINY, version, write_tiny_model
+from workers.models.sim import SIM_MODEL, make_sim_model
+from workers.models.tiny import TINY, version, write_tiny_model
+from workers.models.wheels import WHEELS, wheel_folder
 
 
-def model_folder(model: ModelSettings) -> str:
-    """A folder or name as configured; "tiny" and "sim" are made if they are not there yet.
+def model_folder(model: ModelSettings, *, told: Callable[[str], None] = lambda _: None) -> str:
+    """A folder or name as configured; "tiny", "sim" and a wheel's are made if they are not there
+    yet, and `told` hears of what takes long. Raises ConfigError.
 
     Every process of a deployment gets the same string, which KV connectors compare.
     """
@@ -20,6 +25,8 @@ def model_folder(model: ModelSettings) -> str:
         return str(_made(home() / "models", SIM_MODEL, make_sim_model))
     if model.path == TINY:
         return str(make_tiny_model(home() / "models"))
+    if model.path in WHEELS:
+        return str(wheel_folder(model.path, told=told))
     return model.path
 
 

@@ -9,8 +9,8 @@ from jinja2 import Environment
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from workers.llm.models import tiny
-from workers.llm.models.folder import make_tiny_model
+from workers.models import tiny
+from workers.models.folder import make_tiny_model
 
 
 @pytest.fixture(scope="module")

