@@ -12,7 +12,7 @@ from workers.search.cuda.batch import Batch
 from workers.search.cuda.device import Device, pinned, uploaded
 from workers.search.cuda.rings import DEPTH
 from workers.search.index import ways
-from workers.search.index.bulk import BulkHits
+from workers.search.index.bulk import BulkHits, hits_of
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
 from workers.search.limits import SCANNED_ROWS_MAX
@@ -53,26 +53,20 @@ def search_all(
     scanned_rows_max: int = SCANNED_ROWS_MAX,
 ) -> BulkHits:  # fmt: skip
     """The nearest rows of prepared queries, as `bulk.search_all`; the batch must be idle."""
-    rows = np.empty((len(queries), effort.k), np.int64)
-    distances = np.empty((len(queries), effort.k), np.float32)
-    search = ways.search_of(effort, queries, view, scanned_rows_max=scanned_rows_max)
-    sums = np.zeros(2, np.int64)
-    for first in range(0, len(queries), _CHUNK_QUERIES):
-        part = slice(first, first + _CHUNK_QUERIES)
-        sums += _run(batch, search, queries[part], rows[part], distances[part])
-    extends, computed = sums.tolist()
-    short = np.flatnonzero(rows[:, min(effort.k, search.allowed) - 1] < 0)
-    if len(short) and not search.exact:
-        picked = np.ascontiguousarray(queries[short])
-        again = search_all(batch, effort, picked, view, scanned_rows_max=view.count)
-        rows[short], distances[short] = again.rows, again.distances
-        extends, computed = extends + again.extends, computed + again.computed
-    return BulkHits(rows, distances, extends, computed)
+
+    def run(search: ways.Search, rows: Array, distances: Array) -> Array:
+        sums = np.zeros(2, np.int64)
+        for first in range(0, len(rows), _CHUNK_QUERIES):
+            part = slice(first, first + _CHUNK_QUERIES)
+            sums += _run(batch, search, search.query[part], rows[part], distances[part])
+        return sums
+
+    return hits_of(run, effort, queries, view, scanned_rows_max)
 
 
 def _run(batch: Batch, search: ways.Search, queries: Array, rows: Array, distances: Array) -> Array:
     """Hits of one chunk of queries; extends and distances that it took."""
-    feed = Feed(batch.device, queries, search.k)
+    feed = Feed(batch.device, queries, search.way.k)
     row = batch.copies.row(search.row, search)
     active = list(range(min(batch.places, len(queries))))
     for slot in active:

@@ -4,6 +4,7 @@ Each thread has some slots and feeds, its share of the queries. Results are thos
 queries searched one by one, whatever the number of slots and threads.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,10 @@ Array = np.ndarray[Any, Any]
 SLOTS_PER_THREAD = 2  # more would take turns in the first cache
 _FEEDS_PER_THREAD = 2  # each begins with empty slots and ends with some idle
 _WHOLE = 1 << 60
+
+# Runs a search of several queries, whose rows and distances it fills in, both of shape (queries,
+# k); returns the extends and distances that it took, int64 (2,).
+Run = Callable[[ways.Search, Array, Array], Array]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,21 +67,31 @@ def search_all(
     slots_per_thread: int = SLOTS_PER_THREAD, scanned_rows_max: int = SCANNED_ROWS_MAX,
 ) -> BulkHits:  # fmt: skip
     """The nearest rows of prepared queries; the effort is checked already."""
+
+    def run(search: ways.Search, rows: Array, distances: Array) -> Array:
+        def part(first: int, last: int) -> Array:
+            source = feed(search.query, rows, distances, first, last)
+            run_feed(search, source, slots_per_thread)
+            return source[[fields.FEED_EXTENDS, fields.FEED_COMPUTED]]
+
+        sums: Array = np.sum(
+            over_rows(part, len(rows), threads=threads, chunks_per_thread=_FEEDS_PER_THREAD), 0
+        )
+        return sums
+
+    return hits_of(run, effort, queries, view, scanned_rows_max)
+
+
+def hits_of(
+    run: Run, effort: Effort, queries: Array, view: IndexView, scanned_rows_max: int
+) -> BulkHits:
+    """What `run` finds for all queries, and a scan of all rows for those that it finds too few."""
     search = ways.search_of(effort, queries, view, scanned_rows_max=scanned_rows_max)
     rows = np.empty((len(queries), effort.k), np.int64)
     distances = np.empty((len(queries), effort.k), np.float32)
-
-    def run(first: int, last: int) -> Array:
-        source = feed(queries, rows, distances, first, last)
-        run_feed(search, source, slots_per_thread)
-        return source
-
-    sums = sum(over_rows(run, len(queries), threads=threads, chunks_per_thread=_FEEDS_PER_THREAD))
-    extends, computed = int(sums[fields.FEED_EXTENDS]), int(sums[fields.FEED_COMPUTED])
-    short = np.flatnonzero(rows[:, min(effort.k, search.allowed) - 1] < 0)
-    if len(short) and not search.exact:
-        picked = np.ascontiguousarray(queries[short])
-        again = search_all(effort, picked, view, threads=threads, scanned_rows_max=view.count)
+    extends, computed = run(search, rows, distances).tolist()
+    if len(short := search.way.too_short(rows)):
+        again = hits_of(run, effort, np.ascontiguousarray(queries[short]), view, view.count)
         rows[short], distances[short] = again.rows, again.distances
         extends, computed = extends + again.extends, computed + again.computed
     return BulkHits(rows, distances, extends, computed)
@@ -85,7 +100,7 @@ def search_all(
 def run_feed(search: ways.Search, source: Array, slot_count: int) -> None:
     """All queries of a feed, on some slots of this thread."""
     top_m = int(search.row[fields.TOP_M])
-    slots = Slots(slot_count, top_m_max=top_m, k_max=search.k)
+    slots = Slots(slot_count, top_m_max=top_m, k_max=search.way.k)
     active = np.array([i for i in range(slot_count) if take(slots, i, search, source)], np.int64)
     finished = np.empty(slot_count, np.int64)
     while len(active):

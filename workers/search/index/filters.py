@@ -5,6 +5,8 @@ values: equal ones are the same filter, so that a view compiles each once. A com
 a bit set, and the list of its rows where a search scans them (`ways.py`).
 """
 
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -30,10 +32,10 @@ class Filter:
         return 1
 
     def __and__(self, other: "Filter") -> "Filter":
-        return Both(self, other)
+        return Joined(operator.and_, self, other)
 
     def __or__(self, other: "Filter") -> "Filter":
-        return Either(self, other)
+        return Joined(operator.or_, self, other)
 
     def __invert__(self) -> "Filter":
         return Other(self)
@@ -82,29 +84,16 @@ class Range(Filter):
 
 
 @dataclass(frozen=True, slots=True)
-class Both(Filter):
-    """Two filters hold."""
+class Joined(Filter):
+    """Two filters hold, or one of them, as `join` says: `operator.and_` or `operator.or_`."""
 
+    join: Callable[[Any, Any], Any]
     one: Filter
     two: Filter
 
     def mask(self, columns: Columns, count: int) -> Array:
-        return self.one.mask(columns, count) & self.two.mask(columns, count)
-
-    @property
-    def values_count(self) -> int:
-        return self.one.values_count + self.two.values_count
-
-
-@dataclass(frozen=True, slots=True)
-class Either(Filter):
-    """One of two filters holds, or both do."""
-
-    one: Filter
-    two: Filter
-
-    def mask(self, columns: Columns, count: int) -> Array:
-        return self.one.mask(columns, count) | self.two.mask(columns, count)
+        found: Array = self.join(self.one.mask(columns, count), self.two.mask(columns, count))
+        return found
 
     @property
     def values_count(self) -> int:

@@ -60,6 +60,13 @@ class Way(NamedTuple):
     allowed: int  # live rows that it may return
     where: Allowed | None
 
+    def too_short(self, rows: Array) -> Array:
+        """Which of some searches found fewer hits than there are: places in `rows`, int64.
+
+        `rows` has shape (searches, k), with -1 beyond the last hit. A scan finds all of them.
+        """
+        return np.flatnonzero(rows[:, self.wanted - 1] < 0) if self.wanted else _NO_ROWS
+
 
 @dataclass(slots=True, eq=False)
 class Search:
@@ -82,31 +89,6 @@ class Search:
         row[fields.QUERY] = address_of(self.query)
         row[fields.WARM], row[fields.WARM_COUNT] = self.warm_place
         return row
-
-    @property
-    def k(self) -> int:
-        """Hits that are asked for."""
-        return self.way.k
-
-    @property
-    def exact(self) -> bool:
-        """Whether it scans all rows that it may return."""
-        return self.way.exact
-
-    @property
-    def where(self) -> Allowed | None:
-        """The filter, as far as it has one."""
-        return self.way.where
-
-    @property
-    def allowed(self) -> int:
-        """Live rows that it may return."""
-        return self.way.allowed
-
-    @property
-    def extends(self) -> int:
-        """About how many extends it takes."""
-        return self.way.extends
 
 
 def search_of(
@@ -216,7 +198,7 @@ def rescanned(search: Search, slots: SlotRows, slot: int) -> bool:
     wanted = search.way.wanted
     if not wanted or keys_of(slots, slot)[wanted - 1] < LIMIT:
         return False
-    _scan(row, search.view, search.where)
+    _scan(row, search.view, search.way.where)
     row[fields.STATUS] = fields.FRESH
     return True
 

@@ -45,9 +45,9 @@ class Reference:
     def run(self) -> tuple[Array, Array]:
         row, view = self.row, self.view
         if row[fields.LIST_COUNT]:
-            assert self.search.where is not None
-            assert self.search.where.rows is not None
-            self._measure(self.search.where.rows, 0)
+            assert self.search.way.where is not None
+            assert self.search.way.where.rows is not None
+            self._measure(self.search.way.where.rows, 0)
             return self._hits()
         if row[fields.WARM_COUNT]:
             assert self.search.warm is not None
@@ -91,7 +91,7 @@ class Reference:
             self.top = sorted({*self.top[:room], *keys.tolist()})[:room] + kept
 
     def _may_return(self, row: int) -> bool:
-        where, view = self.search.where, self.view
+        where, view = self.search.way.where, self.view
         sets = [view.alive, where.bits if where is not None else None]
         return all(bits is None or bool(unpacked(bits, view.count)[row]) for bits in sets)
 

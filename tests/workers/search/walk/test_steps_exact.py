@@ -143,10 +143,10 @@ def test_the_kernel_equals_the_reference(index: Index, effort: Effort, scanned_m
     for i, query in enumerate(queries):
         admitted = ways.search_of(effort, query[None], view, scanned_rows_max=scanned_max)
         rows, distances = Reference(admitted).run()
-        if rows[min(effort.k, admitted.allowed) - 1] >= 0:
+        if rows[min(effort.k, admitted.way.allowed) - 1] >= 0:
             assert rows.tolist() == found.rows[i].tolist()
             assert distances.tobytes() == found.distances[i].tobytes()
-        assert (found.rows[i] >= 0).sum() == min(effort.k, admitted.allowed)
+        assert (found.rows[i] >= 0).sum() == min(effort.k, admitted.way.allowed)
 
 
 def test_rescans_are_exact(index: Index) -> None:
