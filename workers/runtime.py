@@ -124,19 +124,11 @@ class WorkerProcess:
         elif not callable(source):
             self._engine = source
         else:
-            return await self._start_engine(source(self._epoch), stop)
+            await tasks.unless(stop, self._start(source(self._epoch)))
         return self._engine
 
-    async def _start_engine(self, start: Awaitable[Engine], stop: asyncio.Event) -> Engine | None:
-        starting = asyncio.ensure_future(start)
-        stopped = asyncio.ensure_future(stop.wait())
-        try:
-            await asyncio.wait([starting, stopped], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            await tasks.cancel(starting, stopped)
-            if not starting.cancelled() and starting.exception() is None:
-                self._engine = starting.result()  # to be closed, if not to be used
-        return None if starting.cancelled() else starting.result()
+    async def _start(self, engine: Awaitable[Engine]) -> None:
+        self._engine = await engine  # to be closed, if not to be used
 
     async def _end_life(self, presence: Presence, serving: Serving | None) -> None:
         """Leave if that is known to be in order, and close the log's clients.

@@ -63,6 +63,22 @@ async def cancel(*tasks: asyncio.Future[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether the work was done before `stop` was set; if not, it is cancelled.
+
+    Raises what the work raises.
+    """
+    working, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait([working, stopped], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await cancel(working, stopped)
+    if working.cancelled():
+        return False
+    working.result()
+    return True
+
+
 async def close(what: str, closing: Coroutine[Any, Any, None], timeout_ms: int) -> None:
     """Close one part; its failure is logged, because the others have to be closed as well."""
     try:

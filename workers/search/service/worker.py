@@ -161,7 +161,7 @@ class RetrievalWorker:
         self._begin()
         try:
             await self._join()
-            if not await self._load_unless(stop):
+            if not await self._tasks.until(tasks.unless(stop, self._load())):
                 return
             self._serve()
             await self._tasks.until(stop.wait())
@@ -180,20 +180,6 @@ class RetrievalWorker:
         await self._producer.start()
         await self.membership.join()
         self._tasks.spawn("membership", self.membership.run())
-
-    async def _load_unless(self, stop: asyncio.Event) -> bool:
-        """Whether all was loaded before the worker was stopped."""
-        loading = asyncio.ensure_future(self._load())
-        stopped = asyncio.ensure_future(stop.wait())
-        try:
-            either = asyncio.wait([loading, stopped], return_when=asyncio.FIRST_COMPLETED)
-            await self._tasks.until(either)
-        finally:
-            await tasks.cancel(loading, stopped)
-        if loading.cancelled():
-            return False
-        loading.result()
-        return True
 
     async def _load(self) -> None:
         """Read what is missing: all but a snapshot the first time, what came since the next ones.
