@@ -13,7 +13,6 @@ that it is done or that it failed, and is silent at a cancellation or a deadline
 """
 
 import dataclasses
-import heapq
 from collections.abc import Callable, Collection, Sequence
 
 from schemas.errors import (
@@ -39,6 +38,7 @@ from schemas.records import (
 from schemas.rules.phases import phase_of
 from schemas.rules.tokens import token_array
 from schemas.rules.trace import trace_of
+from workers.deadlines import NEVER_MS, Deadlines
 from workers.llm import decode, peers, prefill
 from workers.llm.engine import Job, Jobs, Output
 from workers.llm.frames import Frames
@@ -93,7 +93,7 @@ class HeldRequests:
         self._streams: dict[str, HeldStream] = {}  # by job id
         self._jobs: dict[str, str] = {}  # request id to job id
         self._seen: dict[str, tuple[int, int]] = {}  # request id to attempt and its phases' bits
-        self._deadlines: list[tuple[int, str]] = []  # heap; ended streams leave it lazily
+        self._deadlines = Deadlines[str](self._streams.__contains__)  # of job ids
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -206,10 +206,7 @@ class HeldRequests:
     def _hold(self, stream: HeldStream) -> None:
         self._streams[stream.job_id] = stream
         self._jobs[stream.request_id] = stream.job_id
-        heapq.heappush(self._deadlines, (stream.work.deadline_ms, stream.job_id))
-        if len(self._deadlines) > 2 * len(self._streams) + 256:
-            self._deadlines = [(s.work.deadline_ms, s.job_id) for s in self._streams.values()]
-            heapq.heapify(self._deadlines)
+        self._deadlines.add(stream.work.deadline_ms, stream.job_id)
 
     def _drop(self, stream: HeldStream) -> None:
         del self._streams[stream.job_id]
@@ -296,16 +293,14 @@ class HeldRequests:
     @property
     def next_deadline_ms(self) -> int | None:
         """When `expire` has to be called next."""
-        while self._deadlines and self._deadlines[0][1] not in self._streams:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
+        due_ms = self._deadlines.next_ms()
+        return None if due_ms == NEVER_MS else int(due_ms)
 
     def expire(self, now_ms: int) -> None:
         """End every request whose deadline has passed."""
-        while (due_ms := self.next_deadline_ms) is not None and due_ms <= now_ms:
-            stream = self._streams[heapq.heappop(self._deadlines)[1]]
-            self._engine.abort(stream.job_id)
-            self._expire(stream, now_ms)
+        for job_id in self._deadlines.passed(now_ms):
+            self._engine.abort(job_id)
+            self._expire(self._streams[job_id], now_ms)
 
     def _expire(self, stream: HeldStream, now_ms: int) -> None:
         late_ms = now_ms - stream.work.deadline_ms

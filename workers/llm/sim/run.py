@@ -1,8 +1,6 @@
-"""A job under way in the simulated engine, its answer's limit, and whose deadline is next. Pure."""
+"""A job under way in the simulated engine, and its answer's limit. Pure."""
 
-import heapq
 from asyncio import TimerHandle
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,8 +12,6 @@ from workers.llm.sim.blocks import BlockTable
 from workers.llm.sim.moves import Moving
 from workers.llm.sim.settings import SimSettings
 from workers.llm.sim.vocabulary import Vocabulary, Writer
-
-_STALE_MIN = 1_024
 
 
 class Stage(Enum):
@@ -80,26 +76,3 @@ def make_run(
         writer=Writer(sampling, vocabulary) if Writer.is_needed(sampling) else None,
         by_itself=bool(own) and own < limit,
     )
-
-
-class RunDeadlines:
-    """Deadlines of the runs of a table, which may lose runs at any time."""
-
-    def __init__(self, runs: Mapping[str, SimRun]) -> None:
-        self._runs = runs
-        self._heap: list[tuple[int, str]] = []
-
-    def add(self, run: SimRun) -> None:
-        """Watch a run's deadline."""
-        heapq.heappush(self._heap, (run.job.deadline_ms, run.request_id))
-        if len(self._heap) > 4 * len(self._runs) + _STALE_MIN:  # mostly of runs that have ended
-            self._heap = [pair for pair in self._heap if pair[1] in self._runs]
-            heapq.heapify(self._heap)
-
-    def passed(self, now_ms: int) -> Iterator[SimRun]:
-        """Runs whose deadline has passed; each is named once."""
-        while self._heap and self._heap[0][0] <= now_ms:
-            deadline_ms, request_id = heapq.heappop(self._heap)
-            run = self._runs.get(request_id)
-            if run is not None and run.job.deadline_ms == deadline_ms:
-                yield run

@@ -15,12 +15,13 @@ from typing import Any
 from schemas.errors import DeadlineExceeded
 from schemas.log.clock import wall_ms
 from schemas.records import Orchestration, WireError, WorkPhase
+from workers.deadlines import Deadlines
 from workers.llm.engine import EngineLoad, Output
 from workers.llm.sim.answers import Answers
 from workers.llm.sim.arena import KvArena
 from workers.llm.sim.blocks import BlockManager
 from workers.llm.sim.exchange import KvExchange
-from workers.llm.sim.run import RunDeadlines, SimRun, Stage
+from workers.llm.sim.run import SimRun, Stage
 from workers.llm.sim.settings import SimSettings
 
 _POLL_MOVING_S, _POLL_HOLDING_S, _POLL_IDLE_S = 0.001, 0.002, 0.05
@@ -55,7 +56,7 @@ class Schedule:
         self._to_prefill: deque[SimRun] = deque()
         self._transferring = 0  # fetching, awaiting or writing
         self._prefilling = 0  # with those that read their beginning
-        self._deadlines = RunDeadlines(self.runs)
+        self._deadlines = Deadlines[SimRun](lambda run: run.stage is not Stage.ENDED)
         self._recomputed_total = 0
         self._prefill_tokens, self._prefill_mark_s = 0, self._loop.time()
         self._step_timer: asyncio.TimerHandle | None = None
@@ -75,7 +76,7 @@ class Schedule:
     def take(self, run: SimRun) -> None:
         """Queue a checked job and start what there is room for."""
         self.runs[run.request_id] = run
-        self._deadlines.add(run)
+        self._deadlines.add(run.job.deadline_ms, run)
         if run.is_paired_prefill:
             self._exchange.pushes.take(run)
         is_fetch = run.job.phase is WorkPhase.DECODE and run.job.kv is not None

@@ -69,7 +69,7 @@ class CoreLanes:
         row, query = np.zeros(fields.COUNT, np.int64), np.zeros((1, 1), np.float32)
         place = address_of(spare), self.slots_each, address_of(attention)
         lane_loop.start(*place, 0, address_of(row), address_of(row), query, 0, 0)
-        self._tell(0, lane_loop.CLOSE)
+        self.tell(0, lane_loop.CLOSE)
         self._run(0)
 
     def start(self, slot: int, search: Search) -> None:
@@ -79,16 +79,10 @@ class CoreLanes:
         )
 
     def run(self, slot: int, search: Search) -> None:
-        self._tell(slot, lane_loop.RUN)
+        self.tell(slot, lane_loop.RUN)
 
-    def park(self, slot: int) -> None:
-        self._tell(slot, lane_loop.PARK)
-
-    def resume(self, slot: int) -> None:
-        self._tell(slot, lane_loop.RESUME)
-
-    def end(self, slot: int) -> None:
-        self._tell(slot, lane_loop.END)
+    def tell(self, slot: int, kind: int) -> None:
+        lane_loop.tell(*self._places[slot], kind, slot)
 
     def ended(self) -> list[int]:
         count = lane_loop.hear(self._owner, self._blocks, self.slots_each, self._ended)
@@ -106,14 +100,11 @@ class CoreLanes:
 
     def close(self) -> None:
         for lane in range(self.count):
-            self._tell(lane * self.slots_each, lane_loop.CLOSE)
+            self.tell(lane * self.slots_each, lane_loop.CLOSE)
         for thread in self._threads:
             thread.join()
         for counter in (*self._bells, self.bell):
             os.close(counter)
-
-    def _tell(self, slot: int, kind: int) -> None:
-        lane_loop.tell(*self._places[slot], kind, slot)
 
     def _serve(self, lane: int) -> None:
         # to the operating system a lane is a batch job: when it wakes it does not push aside the

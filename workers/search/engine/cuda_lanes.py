@@ -60,14 +60,8 @@ class CudaLanes:
     def run(self, slot: int, search: Search) -> None:
         self._told.put((RUN, slot, (self.slots.fields[slot].copy(), search)))
 
-    def park(self, slot: int) -> None:
-        self._told.put((PARK, slot, None))
-
-    def resume(self, slot: int) -> None:
-        self._told.put((RESUME, slot, None))
-
-    def end(self, slot: int) -> None:
-        self._told.put((END, slot, None))
+    def tell(self, slot: int, kind: int) -> None:
+        self._told.put((kind, slot, None))
 
     def ended(self) -> list[int]:
         with contextlib.suppress(BlockingIOError):
@@ -89,7 +83,7 @@ class CudaLanes:
         return LaneFigures(self.batch.extends, self._places_used, self._busy_ns / 1e6)
 
     def close(self) -> None:
-        self._told.put((CLOSE, 0, None))
+        self.tell(0, CLOSE)
         self._thread.join()
         os.close(self.bell)
 
@@ -160,7 +154,7 @@ class CudaLanes:
     def _feed(self, row: Array, search: Search, source: int) -> Feed:
         """The part of a host's feed that is left, of which the slot took one query already."""
         first, last = int(row[fields.FEED_PLACE]), _feed_at(source)[fields.FEED_LAST]
-        return Feed(self.batch.device, search.query[first:last], search.k)
+        return Feed(self.batch.device, search.query[first:last], search.way.k)
 
     def _say(self, slots: list[int]) -> None:
         """Slots have ended; hits of feeds go where the host wants them."""

@@ -22,8 +22,10 @@ from typing import Any, cast
 import numpy as np
 
 from schemas.errors import DeadlineExceeded, EngineDead, QueueFull, TriviumError
+from workers.deadlines import Deadlines
+from workers.search.engine.lane_loop import END, PARK, RESUME
 from workers.search.engine.lanes import Lanes
-from workers.search.engine.queues import NEVER_MS, Deadlines, QueuedSearch
+from workers.search.engine.queues import QueuedSearch
 from workers.search.engine.scheduler import Drop, Running, Scheduler, SchedulerSettings
 from workers.search.index import bulk, ways
 from workers.search.index.kinds import Kind
@@ -68,7 +70,7 @@ class Dispatcher:
         each = self.lanes.slots_each
         self._free = [list(range(i * each, (i + 1) * each))[::-1] for i in range(lanes.count)]
         self._active = [0] * lanes.count  # searches in a place
-        self._deadlines = Deadlines(lambda ticket: ticket.slot >= 0 and not ticket.is_over)
+        self._deadlines = Deadlines[Ticket](lambda each: each.slot >= 0 and not each.is_over)
         self._is_due = False
         self._direct = 0  # since the last tick
         self._alarm: asyncio.TimerHandle | None = None
@@ -203,7 +205,7 @@ class Dispatcher:
         for slot in plan.resume:
             self._parked.remove(slot)
             self._active[slot // self.lanes.slots_each] += 1
-            self.lanes.resume(slot)
+            self.lanes.tell(slot, RESUME)
         for item in plan.admit:
             self._admit(cast("Ticket", item), now_ms)
         for item, why in plan.dropped:
@@ -226,7 +228,7 @@ class Dispatcher:
         self._tickets[slot].was_parked = True
         self._parked.append(slot)
         self._active[slot // self.lanes.slots_each] -= 1
-        self.lanes.park(slot)
+        self.lanes.tell(slot, PARK)
 
     def _admit(self, ticket: Ticket, now_ms: float) -> None:
         """To the lane with the fewest searches of those that have a slot left."""
@@ -238,8 +240,7 @@ class Dispatcher:
         self._tickets[slot] = ticket
         active[lane] += 1
         self.waits.append((ticket.kind, now_ms - ticket.arrived_ms, now_ms))
-        if ticket.deadline_ms != NEVER_MS:
-            self._deadlines.add(ticket)
+        self._deadlines.add(ticket.deadline_ms, ticket)
         if ticket.source is None:
             self.lanes.start(slot, ticket.search)
         else:
@@ -248,7 +249,7 @@ class Dispatcher:
 
     def _give_up(self, ticket: Ticket) -> None:
         ticket.is_over = True
-        self.lanes.end(ticket.slot)
+        self.lanes.tell(ticket.slot, END)
 
     def _ended(self, slot: int) -> None:
         """A lane has let go of a search."""
@@ -269,7 +270,7 @@ class Dispatcher:
     def _run_again(self, ticket: Ticket) -> None:
         self.lanes.run(ticket.slot, ticket.search)
         if ticket.slot in self._parked:  # it ended before its lane heard that it is parked
-            self.lanes.park(ticket.slot)
+            self.lanes.tell(ticket.slot, PARK)
 
     def _release(self, ticket: Ticket, was_read: bool = False) -> None:
         slot, ticket.slot = ticket.slot, -1

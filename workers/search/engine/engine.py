@@ -17,13 +17,13 @@ import numpy as np
 from schemas.errors import ConfigError, QueueFull, TriviumError
 from schemas.log.clock import wall_ms
 from schemas.sections import Positive, section
+from workers.deadlines import NEVER_MS
 from workers.search.cuda.batch import BatchSettings
 from workers.search.engine import backend
 from workers.search.engine.core_lanes import CoreLanes
 from workers.search.engine.cuda_lanes import CudaLanes
 from workers.search.engine.dispatcher import Dispatcher, Ticket
 from workers.search.engine.lanes import LaneFigures, Lanes
-from workers.search.engine.queues import NEVER_MS
 from workers.search.engine.scheduler import SchedulerSettings
 from workers.search.index import bulk, inputs, ways
 from workers.search.index.index import Index
@@ -76,7 +76,6 @@ class EngineLoad:
     places: int
     searches_total: int
     occupancy: float  # mean share of places in use while the engine worked, since its start
-    busy_s: float  # time in kernels, all lanes
     ms_per_extend: float  # moving average
 
 
@@ -157,7 +156,6 @@ class SearchEngine:
             places=self._places,
             searches_total=dispatcher.searches,
             occupancy=used,
-            busy_s=figures.busy_ms / 1_000,
             ms_per_extend=dispatcher.scheduler.ms_per_extend,
         )
 
@@ -186,22 +184,21 @@ class SearchEngine:
     async def _found(
         self, view: IndexView, prepared: Array, effort: Effort, kind: Kind, deadline_ms: int | None
     ) -> tuple[Array, Array]:
-        limits = self._limits
-        search = ways.new_search(view, ways.way(effort, view, limits), prepared)
-        rows, distances = await self._many(search, prepared, kind, deadline_ms)
-        short = np.flatnonzero(rows[:, min(effort.k, search.allowed) - 1] < 0)
-        if len(short) and not search.exact:
-            picked = np.ascontiguousarray(prepared[short])
-            limits = limits._replace(scanned_rows_max=view.count)
-            scan = ways.new_search(view, ways.way(effort, view, limits), picked)
-            rows[short], distances[short] = await self._many(scan, picked, kind, deadline_ms)
+        way = ways.way(effort, view, self._limits)
+        rows, distances = await self._many(way, view, prepared, kind, deadline_ms)
+        if len(short := way.too_short(rows)):
+            scan = ways.way(effort, view, self._limits._replace(scanned_rows_max=view.count))
+            rows[short], distances[short] = await self._many(
+                scan, view, np.ascontiguousarray(prepared[short]), kind, deadline_ms
+            )
         return rows, distances
 
     async def _many(
-        self, search: ways.Search, queries: Array, kind: Kind, deadline_ms: int | None
+        self, way: ways.Way, view: IndexView, queries: Array, kind: Kind, deadline_ms: int | None
     ) -> tuple[Array, Array]:
-        rows = np.empty((len(queries), search.k), np.int64)
-        distances = np.empty((len(queries), search.k), np.float32)
+        search = ways.new_search(view, way, queries)
+        rows = np.empty((len(queries), way.k), np.int64)
+        distances = np.empty((len(queries), way.k), np.float32)
         size = min(_CHUNK_MAX, -(-len(queries) // self._places))
         room = asyncio.Semaphore(self._places * _CHUNKS_PER_PLACE)
         if kind is Kind.LINK:

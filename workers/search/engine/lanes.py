@@ -37,14 +37,10 @@ class Lanes(Protocol):
     def run(self, slot: int, search: Search) -> None:
         """Advance a slot whose row is filled in, until it ends."""
 
-    def park(self, slot: int) -> None:
-        """Leave a slot out, if it has not ended yet."""
-
-    def resume(self, slot: int) -> None:
-        """Advance a parked slot again."""
-
-    def end(self, slot: int) -> None:
-        """Give a slot up; it ends soon, done or free, and is its lane's until then."""
+    def tell(self, slot: int, kind: int) -> None:
+        """Of `lane_loop.py`: PARK leaves a slot out, if it has not ended yet; RESUME advances it
+        again; END gives it up, and it ends soon, done or free, and is its lane's until then.
+        """
 
     def ended(self) -> list[int]:
         """Slots that ended since the last call, in order of each lane; the bell is silent then."""

@@ -1,4 +1,4 @@
-"""Where searches wait: by slack, first in first out, and by deadline. The scheduler's containers.
+"""Where searches wait: by slack, and first in first out. The scheduler's containers.
 
 What has left one of them by another way (cancelled, admitted, dropped) is skipped when it comes to
 the front, and swept out before it is more than what waits.
@@ -8,17 +8,14 @@ extends keep their order by deadline whatever that time is, so there is one heap
 and only the heaps' heads are compared.
 """
 
-import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
 
+from workers.deadlines import NEVER_MS
 from workers.search.index.kinds import Kind
-
-NEVER_MS = math.inf
-_STALE_MIN = 64  # fewer are not worth a sweep
 
 _Entry = tuple[float, int, "QueuedSearch"]
 
@@ -99,39 +96,3 @@ class InOrder(deque[QueuedSearch]):
         kept = [item for item in self if item.waits]
         self.clear()
         self.extend(kept)
-
-
-class Deadlines:
-    """When searches have to end; those without a deadline are not kept.
-
-    `concerns` says whether a search is still to be ended.
-    """
-
-    def __init__(self, concerns: Callable[[Any], bool]) -> None:
-        self._heap: list[tuple[float, int, Any]] = []
-        self._concerns = concerns
-        self._serial = 0
-        self._swept_at = _STALE_MIN
-
-    def add(self, item: QueuedSearch) -> None:
-        """Keep a search's deadline, if it has one."""
-        if item.deadline_ms == NEVER_MS:
-            return
-        if len(self._heap) >= self._swept_at:
-            self._heap = [entry for entry in self._heap if self._concerns(entry[2])]
-            heapify(self._heap)
-            self._swept_at = 2 * len(self._heap) + _STALE_MIN
-        self._serial += 1
-        heappush(self._heap, (item.deadline_ms, self._serial, item))
-
-    def next_ms(self) -> float:
-        """The earliest deadline."""
-        heap = self._heap
-        while heap and not self._concerns(heap[0][2]):
-            heappop(heap)
-        return heap[0][0] if heap else NEVER_MS
-
-    def passed(self, now_ms: float) -> Iterator[Any]:
-        """Searches whose deadline has passed, earliest first; each once."""
-        while self.next_ms() <= now_ms:
-            yield heappop(self._heap)[2]

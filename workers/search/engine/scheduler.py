@@ -24,7 +24,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from schemas.sections import Natural, NonNegative, Positive, Share, section
-from workers.search.engine.queues import NEVER_MS, BySlack, Deadlines, InOrder, QueuedSearch
+from workers.deadlines import NEVER_MS, Deadlines
+from workers.search.engine.queues import BySlack, InOrder, QueuedSearch
 from workers.search.index.kinds import Kind
 
 _SWEPT_MIN = 64  # cancelled searches; fewer are not worth a sweep
@@ -96,7 +97,7 @@ class Scheduler:
         self._prefill, self._late, self._decode, self._link = (
             BySlack(), InOrder(), InOrder(), InOrder()
         )  # fmt: skip
-        self._deadlines = Deadlines(lambda item: item.waits)
+        self._deadlines = Deadlines[QueuedSearch](lambda item: item.waits)
         self._counts = dict.fromkeys(Kind, 0)
         self._waiting = 0
         self._passes = settings.gather_min == 1 and not settings.drops_late
@@ -124,7 +125,7 @@ class Scheduler:
             self._prefill.add(item)
         else:
             (self._decode if item.kind is _DECODE else self._link).append(item)
-        self._deadlines.add(item)
+        self._deadlines.add(item.deadline_ms, item)
         return None
 
     def passes(self, item: QueuedSearch) -> bool:
@@ -294,9 +295,9 @@ class Scheduler:
 
     def _drop_expired(self, plan: Plan, now_ms: float) -> None:
         """End what waited past its deadline; put what cannot meet it any more behind the others."""
-        for item in self._deadlines.passed(now_ms):
-            self._left(item)
-            plan.dropped.append((item, Drop.DEADLINE_PASSED))
+        for late in self._deadlines.passed(now_ms):
+            self._left(late)
+            plan.dropped.append((late, Drop.DEADLINE_PASSED))
         while self._counts[_PREFILL]:
             item = self._prefill.head(self.ms_per_extend)
             if item is None or item.slack_ms(now_ms, self.ms_per_extend) >= 0:

@@ -147,7 +147,7 @@ def test_what_has_left_is_forgotten() -> None:
     for i in range(1_000):
         for item in (prefill(to, "p", by_ms=1e5, extends=i % 7), decode(to, "d")):
             to.cancel(item)
-    queues: list[Sized] = [to._decode, to._deadlines._heap, *to._prefill._heaps.values()]
+    queues: list[Sized] = [to._decode, to._deadlines, *to._prefill._heaps.values()]
     kept = sum(len(queue) for queue in queues)
     assert kept < 500
     assert to.plan(0, 9, 9).admit == [stays]

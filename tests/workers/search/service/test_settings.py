@@ -8,9 +8,10 @@ import pytest
 from schemas.codec import Codec
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
+from workers.deadlines import NEVER_MS
 from workers.search.engine.control import ControlSettings
 from workers.search.engine.engine import EngineSettings
-from workers.search.engine.queues import NEVER_MS, QueuedSearch
+from workers.search.engine.queues import QueuedSearch
 from workers.search.engine.scheduler import Scheduler, SchedulerSettings
 from workers.search.index.kinds import Kind
 from workers.search.kernels.metrics import Metric
