@@ -5,9 +5,12 @@ Values are checked once, at start; nothing else in the gateway reads the environ
 
 from typing import Annotated
 
+from pydantic import Field
+
 from schemas.errors import ConfigError
 from schemas.records import Priority
-from schemas.sections import Natural, Port, Positive, Texts, one_of, secret, section
+from schemas.rules.sizes import PASSAGES_MAX
+from schemas.sections import Natural, Port, Positive, Share, Texts, one_of, secret, section
 from schemas.topics import live_ms_max
 
 EVENT_KEY_CHARS_MIN = 32
@@ -50,6 +53,19 @@ class GatewaySettings:
     # of calls that name none, and the most urgent one that a call may name
     priority: Annotated[str, one_of(*Priority)] = Priority.STANDARD.value
     priority_max: Annotated[str, one_of(*Priority)] = Priority.INTERACTIVE.value
+    ttft_ms: Positive = 2_000  # the time to the first token that is aimed at
+    retrieval_share: Share = 0.5  # of it, that an answer waits for its passages at most
+    retrieval_k: Annotated[int, Field(ge=1, le=PASSAGES_MAX)] = (
+        3  # passages, where a call says none
+    )
+    retrieval_mode: Annotated[str, one_of("vector", "words", "hybrid")] = "hybrid"
+    retrieval_min_score: float = 0.2  # cosine similarity; what is less similar is left out
+    retrieval_tokens_max: Positive = 512  # of all passages of a prompt
+    # What stands before, between and after passages, and after the question.
+    context_lead: str = "Context:\n"
+    context_joint: str = "\n"
+    context_trail: str = "\n\nQuestion:\n"
+    context_tail: str = "\nAnswer in one short sentence."
     accept_ms: Positive = 3_000  # longest wait for the broker to acknowledge a request
     # an attempt repeats other tokens: fail, or mark and go on
     on_difference: Annotated[str, one_of("fail", "mark")] = "fail"

@@ -9,7 +9,7 @@ import asyncio
 from dataclasses import dataclass, replace
 
 from schemas.log.clients import Headers
-from schemas.records import CancelReason, Endpoint, Request
+from schemas.records import CancelReason, Endpoint, Request, Retrieval
 from schemas.rules import trace
 from schemas.rules.tokens import pack_tokens
 from schemas.rules.trace import trace_of
@@ -136,6 +136,7 @@ def _requests(
         orchestration=options.orchestration,
         gateway_started_ms=gateway.started_ms,
         keeps_running=options.keeps_running,
+        retrieval=_retrieval(gateway, exchange, intake),
     )
     if key.choices == 1:
         return [first]
@@ -153,6 +154,14 @@ def _requests(
             )
         )
     return requests
+
+
+def _retrieval(gateway: Gateway, exchange: Exchange, intake: Intake) -> Retrieval | None:
+    """What is to be found first, if anything is."""
+    if intake.search is None:
+        return None
+    limit, sampling = gateway.served.max_model_len, intake.samplings[0]
+    return intake.search.record(gateway.settings, sampling, limit, exchange.arrived_ms)
 
 
 def _trace_headers(exchange: Exchange) -> Headers:

@@ -93,6 +93,9 @@ def from_detail(detail: ErrorDetails | dict[str, Any]) -> InvalidRequest:
     if not path:
         return InvalidRequest(f"the body: expected a JSON object, found {found}")
     message = message.replace("Input should be", "expected", 1)
+    message = message.replace("String should have", "expected", 1)
+    if detail["type"] == "extra_forbidden":
+        message = "unknown field; check its spelling or leave it out"
     if detail["type"] == "too_short":
         message = f"expected at least {detail['ctx']['min_length']} of them"
     return InvalidRequest(f"{path}: {_lower(message)}, found {found}", path)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, Wi
 
 from schemas.errors import InvalidRequest
 from schemas.records import Priority
+from schemas.rules.sizes import PASSAGES_MAX
 from streams.config import ORCHESTRATIONS, POLICIES
 from streams.gateway.http.errors import from_validation
 
@@ -111,6 +112,20 @@ class Wishes(_Body):
     orchestration: Annotated[Any, _one_of(ORCHESTRATIONS)] = None
 
 
+class SearchBody(_Body):
+    """What is to be found for a chat before its answer begins; only Trivium understands it."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    collection: str = Field(min_length=1, max_length=128, pattern="^[^/]*$")
+    k: int | None = Field(None, ge=1, le=PASSAGES_MAX)  # passages at most
+    mode: Literal["vector", "words", "hybrid"] | None = None
+    filter: dict[str, Any] | Annotated[str, Field(max_length=65_536)] | None = None  # over metadata
+    min_score: float | None = Field(None, ge=-1, le=1)  # cosine similarity
+    query: str | None = None  # what to search for; else the last user message
+    tokens_max: int | None = Field(None, ge=1, le=_INT_32_MAX)  # of all passages together
+
+
 class GenerationBody(_Body):
     """What chats and completions share."""
 
@@ -171,6 +186,7 @@ class ChatBody(GenerationBody):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    retrieval: SearchBody | None = None
 
 
 class CompletionBody(GenerationBody):

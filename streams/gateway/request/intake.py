@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.errors import InvalidRequest, PromptTooLong, UnknownModel
+from schemas.errors import InvalidRequest, PromptTooLong
 from schemas.records import Endpoint, Priority, Sampling, Structured
 from streams.config import ORCHESTRATIONS, POLICIES
 from streams.gateway.config import GatewaySettings
@@ -26,6 +26,7 @@ from streams.gateway.request.body import (
 from streams.gateway.request.fields import refuse_extras
 from streams.gateway.request.form import form_of
 from streams.gateway.request.sampling import sampling_of
+from streams.gateway.request.search import Search, collection_of, search_of, wished_search
 from streams.gateway.request.tokenizer import Tokenizer
 
 PRIORITY_HEADER, DEADLINE_HEADER = "x-priority", "x-deadline-ms"
@@ -52,7 +53,8 @@ class Intake:
     prompts: Sequence[Sequence[int]]
     samplings: Sequence[Sampling]  # one per prompt
     n: int
-    messages: Sequence[Mapping[str, str]]  # of a chat, as the template got them
+    search: Search | None  # of a chat: what is to be found before the answer
+    messages: Sequence[Mapping[str, str]]  # likewise, as the template got them
     stream: bool
     include_usage: bool
     token_ids: bool
@@ -84,8 +86,7 @@ async def take_in(
         body = parse(ChatBody, raw, settings.values_max)
     else:  # whose prompt may be token ids
         body = parse(CompletionBody, raw, settings.values_max + served.max_model_len)
-    if body.model != served.name:
-        raise UnknownModel(f"model: expected {served.name!r}, found {body.model[:80]!r}")
+    collection = collection_of(body.model, served.name)
     if body.model_extra:
         refuse_extras(body.model_extra)
     include_usage = _include_usage(body)
@@ -98,15 +99,24 @@ async def take_in(
         )
     form = await form_of(body, settings.aside_ms) if body.names_form else None
     messages: list[dict[str, str]] = []
+    search: Search | None = None
+    prompts: Sequence[Sequence[int]]
     if isinstance(body, ChatBody):
         messages = plain_messages(body.messages)
-        prompts = [await chat_prompt(body, messages, served, settings)]
+        search = await _search(body, collection, messages, served, settings)
+        if search is None:
+            prompts = [await chat_prompt(body, messages, served, settings)]
+        else:
+            prompts = [search.prompt.ids]
+    elif collection:
+        raise InvalidRequest("model: only chats are looked up in a collection", "model")
     else:
         prompts = [await _completion_prompt(each, body, served, settings) for each in given]
     return Intake(
         endpoint=endpoint,
         prompts=prompts,
-        samplings=[_sampling(body, form, prompt, served, settings) for prompt in prompts],
+        samplings=[_sampling(body, form, prompt, served, settings, search) for prompt in prompts],
+        search=search,
         n=n,
         messages=messages,
         stream=bool(body.stream),
@@ -216,6 +226,27 @@ def _include_usage(body: GenerationBody) -> bool:
     return bool(options.include_usage)
 
 
+async def _search(
+    body: ChatBody,
+    collection: str,
+    messages: Sequence[Mapping[str, str]],
+    served: Served,
+    settings: GatewaySettings,
+) -> Search | None:
+    """What is to be found for a chat first, if anything is."""
+    wished = wished_search(body, collection)
+    if wished is None:
+        return None
+    return await search_of(
+        wished,
+        body,
+        messages,
+        served.tokenizer,
+        settings,
+        lambda chars: check_length(chars, served, settings),
+    )
+
+
 async def chat_prompt(
     body: Any,
     messages: Sequence[Mapping[str, str]],
@@ -287,6 +318,7 @@ def _sampling(
     prompt: Sequence[int],
     served: Served,
     settings: GatewaySettings,
+    search: Search | None,
 ) -> Sampling:
     limit, count = served.max_model_len, len(prompt)
     if not count:
@@ -297,7 +329,8 @@ def _sampling(
             f"the prompt has {count} tokens, and at most {most} are served; shorten it"
         )
     vocab = served.tokenizer.vocab
-    sampling = sampling_of(body, form, prompt_tokens=count, limit=limit, vocab=vocab)
+    room = limit if search is None else max(count + 1, limit - search.tokens)
+    sampling = sampling_of(body, form, prompt_tokens=count, limit=room, vocab=vocab)
     if count + sampling.max_tokens > limit:
         raise PromptTooLong(
             f"the prompt has {count} tokens and max_tokens is {sampling.max_tokens}, "

@@ -1,14 +1,14 @@
 """Text to tokens, once, here: a model's own chat template and tokenizer.
 
 Uses `tokenizers` and Jinja only, so a gateway needs no torch. Rendering and encoding are separate
-steps, and the rendered text is where passages of a retrieval will get their marked place; nothing
-marks one yet.
+steps: in the rendered text the last question has its marked place, around which passages go.
 """
 
 import asyncio
 import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from streams.gateway.request.model_files import read_json, special_tokens_of, te
 Message = Mapping[str, Any]
 ENCODE_MS = 5_000
 _THREAD_CHARS_MAX = 1 << 18  # of a text that a thread encodes: some tenths of a second
-_CUT = f"\ufdd0{secrets.randbits(64)}\ufdd0"  # nobody can write it into a message
+_CUT = f"\ufdd0{secrets.randbits(64)}\ufdd0"  # nobody can write these into a message
+_MARK = f"\ufdd1{secrets.randbits(64)}\ufdd1"
 
 
 # What a template raises over messages and variables that it does not expect.
@@ -103,6 +104,19 @@ def _chars(value: Any) -> int:
     return sum(map(_chars, value)) if isinstance(value, list | tuple) else 0
 
 
+@dataclass(frozen=True, slots=True)
+class MarkedPrompt:
+    """Token ids of a chat, and between which of them one of its messages lies."""
+
+    ids: list[int]
+    at: int
+    tail_at: int
+
+
+def _pieces(text: str) -> list[str]:
+    return [piece for piece in text.split(_CUT) if piece]
+
+
 class Tokenizer:
     """The tokenizer of the served model. `encode` may be called from any thread."""
 
@@ -156,12 +170,20 @@ class Tokenizer:
 
         They end within what a message spells like a special token: cut, it is text.
         """
-        text = self.render(
-            [self._cut_special_names(message) for message in messages],
+        cut = [self._cut_special_names(message) for message in messages]
+        return _pieces(self._render_cut(cut, add_generation_prompt, variables))
+
+    def _render_cut(
+        self,
+        cut: Sequence[Message],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None,
+    ) -> str:
+        return self.render(
+            cut,
             add_generation_prompt=add_generation_prompt,
             variables=self._cut_special_names(variables),
         )
-        return [piece for piece in text.split(_CUT) if piece]
 
     def _cut_special_names(self, value: Any) -> Any:
         """A value of JSON with a cut after the first character of every special token's name."""
@@ -203,6 +225,45 @@ class Tokenizer:
         if chars <= self._inline_chars:
             return self.ids_of(pieces)
         return await asyncio.to_thread(self.ids_of, pieces)
+
+    async def encode_marked_chat(
+        self,
+        messages: Sequence[Message],
+        marked: int,
+        *,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+        check_chars: Callable[[int], None],
+    ) -> MarkedPrompt:
+        """Token ids of a chat, in which the text of one message is encoded for itself, so that
+        others can be put before and after it. Raises as `encode_chat` does, and InvalidRequest
+        where the model's template does not repeat that message once, or the chat is very long.
+        """
+        check_chars(chars := _chars(messages) + _chars(variables))
+        if chars > _THREAD_CHARS_MAX:
+            raise InvalidRequest(
+                f"messages: expected at most {_THREAD_CHARS_MAX} characters with retrieval, found "
+                f"{chars}",
+                "messages",
+            )
+        cut = [self._cut_special_names(message) for message in messages]
+        cut[marked] = {**cut[marked], "content": f"{_MARK}{cut[marked]['content']}{_MARK}"}
+        parts = self._render_cut(cut, add_generation_prompt, variables).split(_MARK)
+        if len(parts) != 3:
+            raise InvalidRequest(
+                "messages: the model's chat template has no single place for the last user "
+                "message, so nothing can be looked up for it; leave retrieval out",
+                "messages",
+            )
+        check_chars(sum(map(len, parts)))
+        if chars <= self._inline_chars:
+            return self._marked(parts)
+        return await asyncio.to_thread(self._marked, parts)
+
+    def _marked(self, parts: Sequence[str]) -> MarkedPrompt:
+        before, within, after = (self.ids_of(_pieces(part)) for part in parts)
+        at = len(before)
+        return MarkedPrompt(before + within + after, at, at + len(within))
 
     def ids_of(self, pieces: Iterable[str]) -> list[int]:
         """Their token ids, one after the other."""

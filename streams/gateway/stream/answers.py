@@ -16,6 +16,7 @@ from schemas.errors import (
 )
 from schemas.records import Endpoint, OutcomeKind, StreamEnd, StreamStart, TokenLogprob
 from streams.gateway.ids import CHAT_PREFIX, COMPLETION_PREFIX
+from streams.gateway.stream import citations
 from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.stream import Stream
 
@@ -48,11 +49,15 @@ def usage(streams: Sequence[Stream], prompts: int) -> Json:
     firsts = [stream.end for stream in streams[::per_prompt] if stream.end is not None]
     prompt_tokens = sum(end.prompt_tokens for end in firsts)
     completion_tokens = sum(stream.next_seq for stream in streams)
+    details = {"cached_tokens": sum(end.cached_tokens for end in firsts)}
+    if any(stream.retrieved for stream in streams):
+        found = [stream.retrieved for stream in streams[::per_prompt]]
+        details["retrieved_tokens"] = sum(each.tokens for each in found if each)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(end.cached_tokens for end in firsts)},
+        "prompt_tokens_details": details,
     }
 
 
@@ -62,6 +67,7 @@ def placement(key: StreamKey, streams: Sequence[Stream]) -> Json:
     """
     end = [stream.end for stream in streams if stream.end is not None][-1]
     differs = [stream.differs_at for stream in streams if stream.differs_at is not None]
+    retrieved = [stream.retrieved for stream in streams if stream.retrieved is not None]
     return {
         "request_id": end.request_id,
         "session_id": key.session_id,
@@ -71,6 +77,7 @@ def placement(key: StreamKey, streams: Sequence[Stream]) -> Json:
         "attempt": end.attempt,
         "kv_bytes": end.kv_bytes,
         **({"differs_at": differs[0]} if differs else {}),
+        **({"retrieval": citations.retrieval(retrieved[-1])} if retrieved else {}),
     }
 
 

@@ -14,6 +14,7 @@ from schemas.errors import TriviumError
 from schemas.records import Endpoint, OutcomeKind, StreamEnd
 from streams.gateway.http.errors import error_body
 from streams.gateway.stream import answers
+from streams.gateway.stream.citations import annotations
 from streams.gateway.stream.event_id import Position, StreamKey, positions_text
 from streams.gateway.stream.stream import Stream
 
@@ -121,6 +122,8 @@ class ChunkWriter:
         content: dict[str, Any] = {"delta": {}} if self._chat else {"text": ""}
         if self._chat and stream.choice in self._first_opens:  # an answer without text
             content = {"delta": {"role": "assistant", "content": ""}}
+        if cited := annotations(stream.retrieved, stream.next_char):
+            content["delta"]["annotations"] = cited
         choice = {
             "index": stream.choice,
             **content,
@@ -165,6 +168,8 @@ def whole_answer(key: StreamKey, streams: Sequence[Stream]) -> bytes:
         content: dict[str, Any]
         if chat:
             content = {"message": {"role": "assistant", "content": text}}
+            if cited := annotations(stream.retrieved, len(text)):
+                content["message"]["annotations"] = cited
         else:
             content = {"text": text}
         if key.token_ids:

@@ -173,6 +173,9 @@ class Hub:
         streams = self._streams
         if frame.starts:
             self._note_starts(frame.starts)
+        for retrieved in frame.retrieved:
+            if (asked := streams.get(retrieved.request_id)) is not None:
+                asked.retrieved = asked.retrieved or retrieved  # routers repeat the first
         token_ids = frame.token_ids
         at = tokens = foreign_rows = 0
         waits: dict[tuple[float, int], int] = {}  # rows by when their stream last grew, and tokens

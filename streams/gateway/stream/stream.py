@@ -14,7 +14,7 @@ written before its end, takes a higher attempt, or decode's longer row, from the
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from schemas.records import OutcomeKind, StreamEnd, TokenLogprob
+from schemas.records import OutcomeKind, StreamEnd, StreamRetrieved, TokenLogprob
 from streams.gateway.stream.delivered import Delivered
 from streams.gateway.stream.event_id import Position
 
@@ -58,6 +58,7 @@ class Stream:
         "next_seq",
         "repeated_rows",
         "request_id",
+        "retrieved",
         "texts",
         "token_ids",
     )
@@ -81,6 +82,7 @@ class Stream:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.end: StreamEnd | None = None  # set when the stream is over and nothing is missing
+        self.retrieved: StreamRetrieved | None = None  # what its router put into the prompt
         self.repeated_rows = 0  # of which nothing was new
         self.differs_at: int | None = None  # the first token that was repeated as another one
         self.broken = False  # by that; nothing is taken any more

@@ -1,0 +1,142 @@
+"""What a chat wants to have found before its answer: from its body, or from `MODEL@COLLECTION` as
+its model, to the record that tells routers what to search for and where in the prompt it goes.
+
+Theory of operation. The prompt is tokenised as if nothing were found, with two marked places:
+before and after the last user message. Routers put `lead`, the passages and `trail` at the first,
+`tail` at the second, and need no tokenizer for it: passages come tokenised from the log. What
+stands before the last user message is the same with and without passages, so KV of earlier turns
+stays of use.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from schemas.errors import InvalidRequest, UnknownModel
+from schemas.records import Retrieval, Sampling
+from schemas.rules.tokens import pack_tokens
+from streams.gateway.config import GatewaySettings
+from streams.gateway.request.body import ChatBody, SearchBody
+from streams.gateway.request.tokenizer import MarkedPrompt, Tokenizer
+
+ALIAS = "@"  # between a model and the collection in which its answers are looked up
+QUERY_CHARS_MAX = 8_192  # of what is searched for; embedding models see less
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """A search that passed every check; `record` adds what follows from the rest of the call."""
+
+    body: SearchBody
+    query: str
+    prompt: MarkedPrompt
+    form: tuple[list[int], list[int], list[int], list[int]]  # lead, joint, trail, tail
+    k: int
+    passage_tokens: int  # wanted for all passages together
+
+    @property
+    def tokens(self) -> int:
+        """What it adds to a prompt at most."""
+        lead, joint, trail, tail = map(len, self.form)
+        return self.passage_tokens + lead + joint * (self.k - 1) + trail + tail
+
+    def record(
+        self, settings: GatewaySettings, sampling: Sampling, limit: int, arrived_ms: int
+    ) -> Retrieval:
+        """For routers. `limit` is what prompt and answer may have together; where the answer wants
+        more of it, fewer passages fit, or none."""
+        room = limit - len(self.prompt.ids) - sampling.max_tokens
+        body = self.body
+        lead, joint, trail, tail = map(pack_tokens, self.form)
+        return Retrieval(
+            collection=body.collection,
+            query=self.query,
+            k=self.k,
+            mode=body.mode or settings.retrieval_mode,
+            filter=_filter_text(body.filter),
+            min_score=settings.retrieval_min_score if body.min_score is None else body.min_score,
+            by_ms=arrived_ms + round(settings.ttft_ms * settings.retrieval_share),
+            tokens_max=max(0, self.passage_tokens - max(0, self.tokens - room)),
+            at=self.prompt.at,
+            lead=lead,
+            joint=joint,
+            trail=trail,
+            tail_at=self.prompt.tail_at,
+            tail=tail,
+            history_tokens=self.prompt.at,
+        )
+
+
+def collection_of(model: str, served: str) -> str:
+    """The collection that a model's name brings, empty for none; raises UnknownModel."""
+    if model == served:
+        return ""
+    name, _, collection = model.rpartition(ALIAS)
+    if name != served or not collection:
+        raise UnknownModel(
+            f"model: expected {served!r}, found {model[:80]!r}; for answers that are looked up in "
+            f"a collection, {served}{ALIAS}COLLECTION"
+        )
+    return collection
+
+
+def wished_search(body: ChatBody, collection: str) -> SearchBody | None:
+    """What the body and the model's name wish, together; raises InvalidRequest."""
+    wished = body.retrieval
+    if not collection:
+        return wished
+    if wished is None:
+        wished = SearchBody.model_validate({"collection": collection[:128]})
+    if wished.collection != collection:
+        raise InvalidRequest(
+            f"retrieval.collection: the model names {collection[:80]!r}, found "
+            f"{wished.collection[:80]!r}; name one of them only",
+            "retrieval.collection",
+        )
+    return wished
+
+
+async def search_of(
+    wished: SearchBody,
+    body: ChatBody,
+    messages: Sequence[Mapping[str, str]],
+    tokenizer: Tokenizer,
+    settings: GatewaySettings,
+    check_chars: Callable[[int], None],
+) -> Search:
+    """Check the search, and tokenise its chat; raises InvalidRequest."""
+    marked = _last_user(messages)
+    query = messages[marked]["content"] if wished.query is None else wished.query
+    if not query.strip():
+        raise InvalidRequest("retrieval.query: expected a text, found an empty one", "retrieval")
+    prompt = await tokenizer.encode_marked_chat(
+        messages,
+        marked,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        variables=body.chat_template_kwargs,
+        check_chars=check_chars,
+    )
+    texts = (settings.context_lead, settings.context_joint, settings.context_trail)
+    lead, joint, trail = (tokenizer.ids_of([text]) for text in texts)
+    return Search(
+        body=wished,
+        query=query[:QUERY_CHARS_MAX],
+        prompt=prompt,
+        form=(lead, joint, trail, tokenizer.ids_of([settings.context_tail])),
+        k=wished.k or settings.retrieval_k,
+        passage_tokens=wished.tokens_max or settings.retrieval_tokens_max,
+    )
+
+
+def _last_user(messages: Sequence[Mapping[str, str]]) -> int:
+    """The index of the last user message; raises InvalidRequest where there is none."""
+    for index in range(len(messages) - 1, -1, -1):
+        if messages[index]["role"] == "user":
+            return index
+    raise InvalidRequest("retrieval: needs a user message that asks for something", "retrieval")
+
+
+def _filter_text(value: object) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,93 @@
+"""What answers say of the passages in their prompt, whole and streamed, and to whom resumes."""
+
+import asyncio
+from typing import Any
+
+from schemas.records import Citation, Request, StreamRetrieved, TokenFrame, WireError
+from tests.streams.gateway.in_process import InProcessGateway, call
+from tests.streams.gateway.samples import chat, ended, events_of, frame, text_of
+
+
+def cited(passage_id: str, score: float, text: str, title: str = "", source: str = "") -> Citation:
+    return Citation(
+        passage_id=passage_id,
+        document_id=passage_id.partition("#")[0],
+        title=title,
+        source=source,
+        text=text,
+        score=score,
+    )
+
+
+FOUND = (
+    cited("pier#0", 0.5, "From pier 7.", "Ferries", "ferries.md"),
+    cited("pier#1", 0.4, "Daily.", "Ferries", "ferries.md"),
+    cited("oak#0", 0.3, "An oak."),
+)
+ASKED = {"retrieval": {"collection": "town"}}
+
+
+def answering(gateway: InProcessGateway, retrieved: Any, repeats: int = 1) -> None:
+    """Answer every request with what was found first, as its router tells it."""
+
+    def answer(request: Request) -> None:
+        told = StreamRetrieved(request_id=request.request_id, collection="town", **retrieved)
+        empty = frame(request.request_id, [])
+        rows: dict[str, Any] = {name: getattr(empty, name) for name in empty.__slots__}
+        frames = [TokenFrame(**{**rows, "retrieved": [told]}) for _ in range(repeats)]
+        end = ended(request.request_id, ["Pier", " 7"])
+        frames.append(frame(request.request_id, ["Pier", " 7"], end=end))
+        gateway.log.frames += frames
+        for each in frames:
+            gateway.log.hub.apply(each, asyncio.get_running_loop().time())
+
+    gateway.log.on_request = answer
+
+
+async def test_a_whole_answer_cites_each_document_once() -> None:
+    gateway = InProcessGateway()
+    answering(gateway, {"citations": FOUND, "tokens": 21}, repeats=2)
+    _, answer = await call(gateway, chat("where", **ASKED))
+    cited = answer["choices"][0]["message"]["annotations"]
+    assert [each["url_citation"] for each in cited] == [
+        {"start_index": 0, "end_index": 6, "title": "Ferries", "url": "ferries.md"},
+        {"start_index": 0, "end_index": 6, "title": "oak", "url": "oak"},
+    ]
+    told = answer["trivium"]["retrieval"]
+    assert (told["collection"], told["tokens"], told["missing_shards"]) == ("town", 21, 0)
+    assert [each["passage_id"] for each in told["citations"]] == ["pier#0", "pier#1", "oak#0"]
+    assert told["citations"][0]["text"] == "From pier 7."
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 4, "retrieved_tokens": 21}
+
+
+async def test_a_stream_cites_at_its_end() -> None:
+    gateway = InProcessGateway()
+    answering(gateway, {"citations": FOUND, "tokens": 21})
+    body = chat("where", stream=True, stream_options={"include_usage": True}, **ASKED)
+    async with gateway.client() as client:
+        response = await client.post("/v1/chat/completions", json=body)
+    events = events_of(response.text)
+    assert text_of(events) == "Pier 7"
+    last = next(e for e in events if e["choices"] and e["choices"][0]["finish_reason"])
+    assert len(last["choices"][0]["delta"]["annotations"]) == 2
+    assert len(last["trivium"]["retrieval"]["citations"]) == 3
+    assert events[-2]["usage"]["prompt_tokens_details"]["retrieved_tokens"] == 21
+
+
+async def test_an_answer_that_went_on_without_says_so() -> None:
+    gateway = InProcessGateway()
+    late = WireError(code="deadline_exceeded", message="too late", retriable=True)
+    answering(gateway, {"error": late, "missing_shards": 1})
+    _, answer = await call(gateway, chat("where", **ASKED))
+    assert "annotations" not in answer["choices"][0]["message"]
+    told = answer["trivium"]["retrieval"]
+    assert told["error"] == {"code": "deadline_exceeded", "message": "too late"}
+    assert (told["citations"], told["missing_shards"]) == ([], 1)
+
+
+async def test_an_answer_that_wanted_nothing_says_nothing() -> None:
+    gateway = InProcessGateway()
+    gateway.answer_with("a")
+    _, answer = await call(gateway, chat("where"))
+    assert "retrieval" not in answer["trivium"]
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
