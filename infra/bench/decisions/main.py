@@ -6,16 +6,13 @@ requests of known and new sessions of which some are always under way. Times eac
 decisions are those that place a request or hand it over. Writes build/bench/decisions.json.
 """
 
-import argparse
 import gc
-import json
 import os
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -23,15 +20,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from infra.bench.benchmark import Benchmark, Findings, offered
 from infra.bench.decisions.large_fleet import ROUTER, Size, Traffic, answered, prefilled
-from infra.bench.results import (
-    BENCH_DIR,
-    at_most,
-    command_line,
-    percentile,
-    show_bars,
-    write_report,
-)
+from infra.bench.results import at_most, percentile
 from infra.processes import garbage
 from schemas.records import DecisionKind, Work, WorkPhase
 from streams.config import POLICIES, RouterSettings
@@ -50,12 +41,21 @@ from streams.core.events import (
 )
 from streams.core.router import Router
 
-QUICK = Size(sessions=10_000, blocks=100_000, requests=4_000)
 TARGET_MS = 0.3  # a hop of the log takes 2.7
 START_MS, STEP_MS, BEAT_MS, TICK_MS = 1_000_000, 2, 500, 50
 _PREFILL_SHARE = 0.03  # of the time under way
 _DECISIONS = (DecisionKind.PLACE, DecisionKind.HANDOFF)
 _PERCENTS = (50.0, 99.0, 99.9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options(Size):
+    """Which policies are measured, under how much."""
+
+    policies: tuple[str, ...] = offered(
+        ("learned",), choices=[policy for policy in POLICIES if policy != "table"]
+    )
+    seed: int = offered(1)
 
 
 class FleetRun:
@@ -196,38 +196,26 @@ def _measure(policy: str, size: Size, seed: int) -> dict[str, Any]:
     return figures_of(run)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry of `trivium bench decisions`."""
-    parser = argparse.ArgumentParser(prog="bench decisions", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tenth of everything but workers")
-    parser.add_argument("--json", action="store_true", help="print the report instead of tables")
-    without_file = [policy for policy in POLICIES if policy != "table"]
-    parser.add_argument("--policies", nargs="+", choices=without_file, default=["learned"])
-    parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
-    size, console = QUICK if given.quick else Size(), Console(stderr=given.json)
+def measure_all(options: Options, console: Console) -> Findings:
+    """Each policy in turn."""
     figures, bars = {}, []
-    for policy in given.policies:
-        console.print(f"{size.workers} workers, {size.requests} requests, policy {policy} ...")
-        found = figures[policy] = measure(policy, size, given.seed)
-        show(policy, found, console)
-        for kind in (kind.value for kind in _DECISIONS if kind.value in found["ms"]):
-            p99_ms = found["ms"][kind]["p99"]
+    for policy in options.policies:
+        load = f"{options.workers} workers, {options.requests} requests"
+        console.print(f"{load}, policy {policy} ...")
+        figures[policy] = measure(policy, options, options.seed)
+        show(policy, figures[policy], console)
+        times_ms = figures[policy]["ms"]
+        for kind in (kind.value for kind in _DECISIONS if kind.value in times_ms):
+            p99_ms = times_ms[kind]["p99"]
             bars.append(at_most(f"{policy}: {kind} p99", p99_ms, TARGET_MS, "ms"))
-    path = write_report(
-        "decisions",
-        command=command_line(),
-        seed=given.seed,
-        load=asdict(size),
-        figures=figures,
-        bars=bars,
-        folder=BENCH_DIR,
-    )
-    show_bars(bars, console)
-    console.print(f"Written to {path}.")
-    if given.json:
-        print(json.dumps(json.loads(path.read_text()), indent=1))
+    return Findings(figures=figures, bars=bars)
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    name="decisions",
+    about=__doc__,
+    run=measure_all,
+    full=Options(),
+    quick=Options(sessions=10_000, blocks=100_000, requests=4_000),
+    quick_said="a tenth of everything but workers",
+)

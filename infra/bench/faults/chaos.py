@@ -6,20 +6,15 @@ as it comes, half resume. Then the log is audited, and each answer compared with
 alone says. Writes build/bench/chaos.json.
 """
 
-import argparse
 import asyncio
-import json
-import logging
 import random
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from infra.bench.arguments import chosen, run_and_print
+from infra.bench.benchmark import Benchmark, Findings, offered
 from infra.bench.faults.chaos_figures import ChaosRun, bars, figures, show
 from infra.bench.faults.conversation_load import Client, Talks
 from infra.bench.faults.expected_answers import alone
@@ -27,7 +22,7 @@ from infra.bench.faults.http_clients import Plain, Resuming
 from infra.bench.faults.kill_schedule import Killer, draw
 from infra.bench.faults.log_audit import read_audit, settled
 from infra.bench.faults.target_stack import MODEL, SIM, make_stack, urls
-from infra.bench.results import BENCH_DIR, command_line, show_bars, write_report
+from infra.bench.results import BENCH_DIR
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 
@@ -41,18 +36,15 @@ _LOOK_S = 0.25
 class Options:
     """How long, how many, and which draws."""
 
-    seconds: float = 600.0
-    streams: int = 30
-    broker_every_s: float = 30.0  # 0: the broker is left alone
-    broker_away_s: float = 60.0
-    seed: int = 1
+    seconds: float = offered(600.0, "of killing")
+    streams: int = offered(30, "clients, half of them plain")
+    broker_every_s: float = offered(30.0, "s; 0: never")
+    broker_away_s: float = offered(60.0, "s, once")
+    seed: int = offered(1)
 
 
-QUICK = Options(seconds=75.0, broker_every_s=25.0, broker_away_s=15.0)
-
-
-async def run(options: Options, console: Console) -> dict[str, Any]:
-    """The whole run; returns the report."""
+async def run(options: Options, console: Console) -> Findings:
+    """The whole run."""
     folder = BENCH_DIR.absolute() / "chaos"
     stack = make_stack(PLAN, folder)
     console.print(f"Starting {len(PLAN.names())} processes and a broker in {folder} ...")
@@ -65,21 +57,13 @@ async def run(options: Options, console: Console) -> dict[str, Any]:
         found.expected = await alone(stack.settings, found.audit.requests.values())
     finally:
         await stack.stop(grace_s=10)
-    judged = bars(found)
-    path = write_report(
-        "chaos",
-        command=command_line(),
-        seed=options.seed,
-        load={**asdict(options), "plan": asdict(PLAN), "sim": SIM},
-        figures=figures(found),
-        bars=judged,
-        folder=BENCH_DIR,
-    )
     show(found, console)
-    show_bars(judged, console)
-    console.print(f"Written to {path}; the processes' logs are in {folder / 'logs'}.")
-    report: dict[str, Any] = json.loads(path.read_text())
-    return report
+    return Findings(
+        figures=figures(found),
+        bars=bars(found),
+        load={"plan": asdict(PLAN), "sim": SIM},
+        beside=f"; the processes' logs are in {folder / 'logs'}",
+    )
 
 
 async def _hurt(stack: Stack, options: Options, console: Console) -> ChaosRun:
@@ -145,24 +129,11 @@ def _line(talks: Talks, killer: Killer, stack: Stack) -> str:
     )
 
 
-def parse(arguments: Sequence[str]) -> tuple[Options, bool]:
-    """Options and whether to print the report as JSON."""
-    parser = argparse.ArgumentParser(prog="bench chaos", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="75 s, the broker every 25 s")
-    parser.add_argument("--json", action="store_true", help="print the report instead of tables")
-    parser.add_argument("--seconds", type=float, help="of killing")
-    parser.add_argument("--streams", type=int, help="clients, half of them plain")
-    parser.add_argument("--broker-every", type=float, dest="broker_every_s", help="s; 0: never")
-    parser.add_argument("--broker-away", type=float, dest="broker_away_s", help="s, once")
-    parser.add_argument("--seed", type=int)
-    return chosen(parser, arguments, full=Options(), quick=QUICK)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry of `trivium bench chaos`."""
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # a broker that is away is no news
-    run_and_print(arguments, parse, run)
-
-
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    name="chaos",
+    about=__doc__,
+    run=run,
+    full=Options(),
+    quick=Options(seconds=75.0, broker_every_s=25.0, broker_away_s=15.0),
+    quick_said="75 s, the broker every 25 s",
+)

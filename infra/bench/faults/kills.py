@@ -6,25 +6,22 @@ requests fail, for clients that try once (theirs), and for as many beside them t
 build/bench/kills.json, with the published figures beside ours.
 """
 
-import argparse
 import asyncio
-import json
-import logging
 import random
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table
 
-from infra.bench.arguments import chosen, run_and_print
+from infra.bench.benchmark import Benchmark, Findings, counting, offered
 from infra.bench.faults.http_clients import WHOLE, Once, Question, Resuming, Seen
 from infra.bench.faults.kill_schedule import BROKER, KILL, Blow, Killer
 from infra.bench.faults.target_stack import MODEL, make_stack, urls
-from infra.bench.results import BENCH_DIR, Bar, at_most, command_line, show_bars, write_report
+from infra.bench.results import BENCH_DIR, Bar, at_most
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 
@@ -82,54 +79,32 @@ SCENARIOS = (
 class Options:
     """The protocol's numbers."""
 
-    clients: int = 8  # of each kind
-    requests: int = 100  # of each client
-    kill_after_s: float = 30.0
-    only: tuple[str, ...] = ()
-    seed: int = 1
+    clients: int = offered(8, "of each kind")
+    requests: int = offered(100, "of each client")
+    kill_after_s: float = offered(30.0, "s")
+    only: tuple[str, ...] = offered((), choices=[each.name for each in SCENARIOS])
+    seed: int = offered(1)
 
 
-QUICK = Options(requests=20, kill_after_s=5.0)
-
-
-async def run(options: Options, console: Console) -> dict[str, Any]:
-    """Every scenario; returns the report."""
-    found: dict[str, list[Seen]] = {}
+async def run(options: Options, console: Console) -> Findings:
+    """Every scenario."""
+    rows: dict[str, dict[str, Any]] = {}
     chosen = [each for each in SCENARIOS if not options.only or each.name in options.only]
-    columns = (TextColumn("{task.description:<22}"), BarColumn(24), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+    with counting(console, 22) as progress:
         for plan in dict.fromkeys(each.plan for each in chosen):
             folder = BENCH_DIR.absolute() / "kills"
             stack = make_stack(plan, folder, decode_step_ms=STEP_MS)
             try:
                 await stack.start()
                 for scenario in [each for each in chosen if each.plan == plan]:
-                    found[scenario.name] = await _play(stack, scenario, options, progress)
+                    seen = await _play(stack, scenario, options, progress)
+                    rows[scenario.name] = figures(seen, options, scenario)
                     await stack.wait_ready()
             finally:
                 await stack.stop(grace_s=10)
-    scenarios = {each.name: each for each in chosen}
-    rows = {name: figures(seen, options, scenarios[name]) for name, seen in found.items()}
-    judged = bars(rows)
-    path = write_report(
-        "kills",
-        command=command_line(),
-        seed=options.seed,
-        load={
-            **asdict(options),
-            "prompt_words": PROMPT_WORDS,
-            "answer_tokens": ANSWER_TOKENS,
-            "decode_step_ms": STEP_MS,
-        },
-        figures=rows,
-        bars=judged,
-        folder=BENCH_DIR,
-    )
-    console.print(table(rows))
-    show_bars(judged, console)
-    console.print(f"Written to {path}.")
-    report: dict[str, Any] = json.loads(path.read_text())
-    return report
+    sizes = {"prompt_words": PROMPT_WORDS, "answer_tokens": ANSWER_TOKENS}
+    load = {**sizes, "decode_step_ms": STEP_MS}
+    return Findings(figures=rows, bars=bars(rows), shown=[table(rows)], load=load)
 
 
 async def _play(
@@ -220,24 +195,11 @@ def table(rows: dict[str, dict[str, Any]]) -> Table:
     return shown
 
 
-def parse(arguments: Sequence[str]) -> tuple[Options, bool]:
-    """Options and whether to print the report as JSON."""
-    parser = argparse.ArgumentParser(prog="bench kills", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="20 requests a client, killed at 5 s")
-    parser.add_argument("--json", action="store_true", help="print the report instead of tables")
-    parser.add_argument("--clients", type=int, help="of each kind")
-    parser.add_argument("--requests", type=int, help="of each client")
-    parser.add_argument("--kill-after", type=float, dest="kill_after_s", help="s")
-    parser.add_argument("--only", nargs="+", choices=[each.name for each in SCENARIOS])
-    parser.add_argument("--seed", type=int)
-    return chosen(parser, arguments, full=Options(), quick=QUICK)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry of `trivium bench kills`."""
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # a broker that is away is no news
-    run_and_print(arguments, parse, run)
-
-
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    name="kills",
+    about=__doc__,
+    run=run,
+    full=Options(),
+    quick=Options(requests=20, kill_after_s=5.0),
+    quick_said="20 requests a client, killed at 5 s",
+)

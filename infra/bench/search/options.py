@@ -3,19 +3,25 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from infra.bench.benchmark import offered
+from infra.bench.search.systems import NAMES
+
 Progress = Callable[[str], None]
+PARTS = ("speed", "clusters", "build", "mixed", "warm", "kafka", "scheduler")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """Sizes and repeats; times are seconds of load."""
 
-    rows: int = 100_000
+    parts: tuple[str, ...] = offered(PARTS, "of all", flag="only", choices=PARTS)
+    indexes: tuple[str, ...] = offered(NAMES[1:], "which to compare with ours")
+    rows: int = offered(100_000)
     dim: int = 128
     queries: int = 2_000
     efforts: tuple[int, ...] = (32, 48, 64, 96, 128, 192, 256)
-    repeats: int = 5
-    builds: int = 2  # of ours and of hnswlib, in turns
+    repeats: int = offered(5)
+    builds: int = offered(2, "of ours and of hnswlib, in turns")
     separated_rows: int = 40_000
     clusters: int = 400
     sequences: int = 500  # whose probes drift
@@ -28,7 +34,7 @@ class Options:
     kafka_least: int = 20  # retrievals of a repeat, however low the rate
     sched_seeds: int = 3
     sched_ms: int = 12_000  # of virtual time
-    seed: int = 1
+    seed: int = offered(1)
 
 
 QUICK = Options(

@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.progress import Progress
 
+from infra.bench.benchmark import offered
 from infra.bench.cpu_time import CpuMeter
 from infra.bench.serving.contenders import HOST, HTTPX, MODEL, NAMES, REMOTE, REPLICA, Peer
 from infra.bench.serving.figures import Cell, Cells
@@ -28,15 +29,17 @@ TRIVIUM = (REPLICA, REMOTE)
 class Options:
     """What to measure, and for how long."""
 
-    streams: tuple[int, ...] = (1, 16, 64, 256, 512)
-    repeats: int = 5
-    seconds: float = 4.0  # of each cell's window
+    streams: tuple[int, ...] = offered((1, 16, 64, 256, 512), "closed loops to run")
+    repeats: int = offered(5, "of the closed loops")
+    seconds: float = offered(4.0, "of each cell's window")
     settle_s: float = 1.0
-    warm_up_s: float = 60.0
-    rates: tuple[float, ...] = (100, 200, 400, 600, 800, 1_000, 1_200, 1_500)
-    open_repeats: int = 2
-    peers: tuple[str, ...] = NAMES
-    seed: int = 1
+    warm_up_s: float = offered(60.0, "seconds of load before")
+    rates: tuple[float, ...] = offered(
+        (100, 200, 400, 600, 800, 1_000, 1_200, 1_500), "open loops to run, in req/s"
+    )
+    open_repeats: int = offered(2, "of the open loops; 0 leaves them out")
+    peers: tuple[str, ...] = offered(NAMES, "which to compare", choices=NAMES)
+    seed: int = offered(1)
     httpx_streams_max: int = 256  # beyond its collapse there is nothing to learn
 
 
@@ -82,7 +85,7 @@ class Generator:
         await self._process.wait()
 
 
-class Benchmark:
+class Comparison:
     """All cells of one run."""
 
     def __init__(self, options: Options, peers: dict[str, Peer], generator: Generator) -> None:

@@ -6,21 +6,19 @@ once where all that lives is a few seconds old, and once where a request is as o
 Writes build/bench/takeover.json.
 """
 
-import argparse
 import asyncio
-import json
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from rich.console import Console
 
-from infra.bench.results import BENCH_DIR, Bar, at_most, command_line, show_bars, write_report
+from infra.bench.benchmark import Benchmark, Findings
+from infra.bench.results import Bar, at_most
 from infra.bench.search.parts.through_the_log import running_broker
 from infra.bench.takeover.hour_of_traffic import RecordSource
 from schemas.log.clock import wall_ms
@@ -44,9 +42,6 @@ class Traffic:
     live_s: int = 5  # requests that are not older than that have not ended
     prompt_tokens: int = 300
     turns: int = 4  # of each conversation
-
-
-QUICK = Traffic(seconds=120)
 
 
 def chunks(traffic: Traffic) -> Iterator[range]:
@@ -154,30 +149,18 @@ def bars_of(figures: dict[str, Any]) -> list[Bar]:
     ]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry of `trivium bench takeover`."""
-    parser = argparse.ArgumentParser(prog="bench takeover", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two minutes of traffic, not an hour")
-    parser.add_argument("--json", action="store_true", help="print the report instead of tables")
-    given = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
-    traffic, console = QUICK if given.quick else Traffic(), Console(stderr=given.json)
+def run(traffic: Traffic, console: Console) -> Findings:
+    """On a broker of its own."""
     with tempfile.TemporaryDirectory() as folder, running_broker(Path(folder)) as (log, _):
         figures = asyncio.run(measure(log, traffic, console))
-    bars = bars_of(figures)
-    path = write_report(
-        "takeover",
-        command=command_line(),
-        seed=0,
-        load=asdict(traffic),
-        figures=figures,
-        bars=bars,
-        folder=BENCH_DIR,
-    )
-    show_bars(bars, console)
-    console.print(f"Written to {path}.")
-    if given.json:
-        print(json.dumps(json.loads(path.read_text()), indent=1))
+    return Findings(figures=figures, bars=bars_of(figures))
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    name="takeover",
+    about=__doc__,
+    run=run,
+    full=Traffic(),
+    quick=Traffic(seconds=120),
+    quick_said="two minutes of traffic, not an hour",
+)

@@ -5,22 +5,20 @@ again, and in batches of others, greedy and with a seed, by one engine without p
 second attempt on another worker of the same kind would compute. Writes build/bench/attempts.json.
 """
 
-import argparse
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from rich.table import Table
 from tokenizers import Tokenizer
 
-from infra.bench.arguments import chosen, run_and_print
-from infra.bench.results import BENCH_DIR, command_line, write_report
-from infra.bench.vllm.words import plain_words
+from infra.bench.benchmark import Benchmark, Findings, counting, offered
+from infra.bench.vllm.words import MODEL_SAID, plain_words
 from infra.stack.engine_source import start_engine
 from schemas.log.clock import wall_ms
 from schemas.records import Role, Sampling, WorkPhase
@@ -44,19 +42,16 @@ KINDS = {"greedy": 0.0, "seeded": 0.8}  # temperatures
 class Options:
     """What to ask, and in which company."""
 
-    requests: int = 32
-    tokens: int = 64
-    batches: tuple[int, ...] = (2, 8, 16)
-    model: str = SMOLLM2
-    dtype: str = "float32"
-    seed: int = 1
+    requests: int = offered(32)
+    tokens: int = offered(64, "of each answer")
+    batches: tuple[int, ...] = offered((2, 8, 16), "sizes")
+    model: str = offered(SMOLLM2, MODEL_SAID)
+    dtype: str = offered("float32", "float32, bfloat16 or auto")
+    seed: int = offered(1)
 
 
-QUICK = Options(requests=16, tokens=24)
-
-
-async def run(options: Options, console: Console) -> dict[str, Any]:
-    """All of it; returns the report."""
+async def run(options: Options, console: Console) -> Findings:
+    """All of it."""
     model = Path(model_folder(ModelSettings(path=options.model)))
     prompts = _prompts(model, options)
     engine = await start_engine(
@@ -67,10 +62,9 @@ async def run(options: Options, console: Console) -> dict[str, Any]:
         worker_id="attempts",
         worker_epoch=1,
     )
-    columns = (TextColumn("{task.description:<24}"), BarColumn(24), MofNCompleteColumn())
     found: dict[str, dict[str, Any]] = {}
     try:
-        with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+        with counting(console, 24) as progress:
             for kind, temperature in KINDS.items():
                 jobs = [_sampled(options, temperature, number) for number in range(len(prompts))]
                 asked = list(zip(prompts, jobs, strict=True))
@@ -81,19 +75,7 @@ async def run(options: Options, console: Console) -> dict[str, Any]:
                     found[f"{kind}, {name}"] = compared(alone, again)
     finally:
         await engine.close()
-    path = write_report(
-        "attempts",
-        command=command_line(),
-        seed=options.seed,
-        load=asdict(options),
-        figures=found,
-        bars=[],
-        folder=BENCH_DIR,
-    )
-    console.print(table(found))
-    console.print(f"Written to {path}.")
-    report: dict[str, Any] = json.loads(path.read_text())
-    return report
+    return Findings(figures=found, shown=[table(found)])
 
 
 async def _answers(
@@ -165,24 +147,11 @@ def _prompts(model: Path, options: Options) -> list[list[int]]:
     return [tokenizer.encode(text).ids for text in texts]
 
 
-def parse(arguments: Sequence[str]) -> tuple[Options, bool]:
-    """Options and whether to print the report as JSON."""
-    parser = argparse.ArgumentParser(prog="bench attempts", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer and shorter answers")
-    parser.add_argument("--json", action="store_true", help="print the report instead of tables")
-    parser.add_argument("--requests", type=int)
-    parser.add_argument("--tokens", type=int, help="of each answer")
-    parser.add_argument("--batches", type=int, nargs="+", help="sizes")
-    parser.add_argument("--model", help="a wheel's name, tiny, a folder, or a name on a model hub")
-    parser.add_argument("--dtype", help="float32, bfloat16 or auto")
-    parser.add_argument("--seed", type=int)
-    return chosen(parser, arguments, full=Options(), quick=QUICK)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry of `trivium bench attempts`."""
-    run_and_print(arguments, parse, run)
-
-
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    name="attempts",
+    about=__doc__,
+    run=run,
+    full=Options(),
+    quick=Options(requests=16, tokens=24),
+    quick_said="fewer and shorter answers",
+)

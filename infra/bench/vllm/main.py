@@ -6,23 +6,20 @@ and two replicas beside vLLM's two replicas. In each part all deployments run, a
 measured on one after the other. Writes build/bench/vllm.json.
 """
 
-import argparse
-import json
-import logging
 import shutil
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 from tokenizers import Tokenizer
 
-from infra.bench.arguments import chosen, run_and_print
-from infra.bench.results import BENCH_DIR, command_line, show_bars, write_report
+from infra.bench.benchmark import Benchmark, Findings, counting, offered
+from infra.bench.results import BENCH_DIR
 from infra.bench.vllm.closed_loop import TOKENS, Cell, Conversations
 from infra.bench.vllm.contenders import ENGINE, MODEL, Peer, give_roles, trivium, vllm_pair
 from infra.bench.vllm.figures import (
@@ -37,7 +34,7 @@ from infra.bench.vllm.figures import (
     figures,
     table,
 )
-from infra.bench.vllm.words import plain_words
+from infra.bench.vllm.words import MODEL_SAID, plain_words
 from infra.broker.node import Broker
 from infra.broker.section import BrokerSettings
 from infra.stack.plan import StackPlan
@@ -53,13 +50,13 @@ _WARM = Cell(streams=4, prompt_tokens=60, turns=2, window_s=4.0)
 class Options:
     """What to measure, and for how long."""
 
-    streams: tuple[int, ...] = (1, 4, 16)
-    prompt_tokens: tuple[int, ...] = (60, 400)
-    turns: tuple[int, ...] = (1, 4)
-    seconds: float = 10.0  # of a cell's window; half as long again at 16 streams
-    repeats: int = 1
-    model: str = SMOLLM2  # or a folder, a name on a model hub, or tiny
-    seed: int = 1
+    streams: tuple[int, ...] = offered((1, 4, 16), "closed loops to run")
+    prompt_tokens: tuple[int, ...] = offered((60, 400), "of openings")
+    turns: tuple[int, ...] = offered((1, 4), "of conversations")
+    seconds: float = offered(10.0, "of each cell's window; half as long again at 16 streams")
+    repeats: int = offered(1, "of every cell")
+    model: str = offered(SMOLLM2, MODEL_SAID)
+    seed: int = offered(1)
 
     def cells(self) -> list[Cell]:
         """In the order of measuring."""
@@ -74,9 +71,6 @@ class Options:
             for prompt in self.prompt_tokens
             for turns in self.turns
         ]
-
-
-QUICK = Options(streams=(4, 16), prompt_tokens=(60,), turns=(1, 4), seconds=4.0)
 
 
 class Comparison:
@@ -114,8 +108,8 @@ class Comparison:
             return await Conversations(peer.url, MODEL, cell, self._words, seed).measure()
 
 
-async def run(options: Options, console: Console) -> dict[str, Any]:
-    """The whole benchmark; returns the report."""
+async def run(options: Options, console: Console) -> Findings:
+    """The whole benchmark."""
     began_s = time.monotonic()
     folder = BENCH_DIR.absolute() / "vllm"
     shutil.rmtree(folder, ignore_errors=True)
@@ -123,32 +117,23 @@ async def run(options: Options, console: Console) -> dict[str, Any]:
     model = Path(model_folder(ModelSettings(path=options.model)))
     broker = Broker(BrokerSettings(port=0), folder / "broker", tethered=True)
     bootstrap = broker.start()  # in this thread, with which a tethered broker ends
-    columns = (TextColumn("{task.description:<58}"), BarColumn(20), MofNCompleteColumn())
     try:
-        with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
+        with counting(console, 58) as progress:
             comparison = Comparison(options, model, progress)
             await _compare(comparison, bootstrap, model, folder, progress)
     finally:
         broker.stop()
-    judged = bars(comparison.cells)
-    path = write_report(
-        "vllm",
-        command=command_line(),
-        seed=options.seed,
-        load={**asdict(options), "answer_tokens": TOKENS, "engine": ENGINE},
+    return Findings(
         figures={
             "cells": figures(comparison.cells),
             "equal_answers": equal_answers(comparison.said),
             "elapsed_s": round(time.monotonic() - began_s),
         },
-        bars=judged,
-        folder=BENCH_DIR,
+        bars=bars(comparison.cells),
+        shown=[table(comparison.cells)],
+        load={"answer_tokens": TOKENS, "engine": ENGINE},
+        beside=f"; logs are in {folder}",
     )
-    console.print(table(comparison.cells))
-    show_bars(judged, console)
-    console.print(f"Written to {path}; logs are in {folder}.")
-    report: dict[str, Any] = json.loads(path.read_text())
-    return report
 
 
 async def _compare(
@@ -179,26 +164,11 @@ async def _compare(
         await comparison.part("replicas", peers)
 
 
-def parse(arguments: Sequence[str]) -> tuple[Options, bool]:
-    """Options and whether to print the report as JSON."""
-    parser = argparse.ArgumentParser(prog="bench vllm", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few cells, in about six minutes")
-    parser.add_argument("--json", action="store_true", help="print the report instead of tables")
-    parser.add_argument("--streams", type=int, nargs="+", help="closed loops to run")
-    parser.add_argument("--prompt-tokens", type=int, nargs="+", help="of openings")
-    parser.add_argument("--turns", type=int, nargs="+", help="of conversations")
-    parser.add_argument("--seconds", type=float, help="of each cell's window")
-    parser.add_argument("--repeats", type=int, help="of every cell")
-    parser.add_argument("--model", help="a wheel's name, tiny, a folder, or a name on a model hub")
-    parser.add_argument("--seed", type=int)
-    return chosen(parser, arguments, full=Options(), quick=QUICK)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry of `trivium bench vllm`."""
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    run_and_print(arguments, parse, run)
-
-
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    name="vllm",
+    about=__doc__,
+    run=run,
+    full=Options(),
+    quick=Options(streams=(4, 16), prompt_tokens=(60,), turns=(1, 4), seconds=4.0),
+    quick_said="few cells, in about six minutes",
+)

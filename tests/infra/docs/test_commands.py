@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from infra.cli.app import app
-from infra.cli.measure.bench import BENCHMARKS, _function
+from infra.cli.measure.bench import BENCHMARKS, benchmark
 from infra.stack.configuration import load
 from tests import tidy_pages
 from tests.page_blocks import TRIVIUM, Block, blocks, inline_commands
@@ -48,7 +48,7 @@ def check(words: list[str]) -> None:
     if names[-1] == "bench":
         name, *rest = words
         with pytest.raises(Parsed):
-            _function(BENCHMARKS[name])(rest)
+            benchmark(name).main(rest)
     else:
         command.make_context(" ".join(names), list(words))
 

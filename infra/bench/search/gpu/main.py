@@ -6,28 +6,16 @@ bandwidth that it reaches (`kernels_alone.py`). Writes build/bench/search_gpu.js
 device it says what is missing, and measures nothing.
 """
 
-import argparse
-import json
-import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from infra.bench.results import (
-    BENCH_DIR,
-    Bar,
-    at_least,
-    at_most,
-    command_line,
-    median,
-    median_ratio,
-    show_bars,
-    write_report,
-)
+from infra.bench.benchmark import Benchmark, Findings, offered
+from infra.bench.results import Bar, at_least, at_most, median, median_ratio
 from infra.bench.search import vectors
 from infra.bench.search.gpu import kernels_alone, single_searches
 from infra.bench.search.gpu.kernels_alone import Stopwatch
@@ -50,29 +38,25 @@ Search = Callable[[int], Array]  # all queries at an effort: rows
 CUVS = "cuvs"
 K = 10
 _RECALLS = (0.93, 0.98)
-_FILE_COLUMNS = 120  # where the output is not a terminal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuOptions:
     """Sizes and repeats."""
 
-    rows: int = 1_000_000
+    rows: int = offered(1_000_000)
     dim: int = 128
-    queries: int = 100_000  # of one call
+    queries: int = offered(100_000, "of one call")
     checked: int = 2_000  # of them, whose true neighbours are computed
     efforts: tuple[int, ...] = (32, 48, 64, 96, 128, 192)
-    width: int = 4
+    width: int = offered(4)
     samplings: tuple[int, ...] = (1, 8)  # of cuVS: its random entry points
-    repeats: int = 5
+    repeats: int = offered(5)
     singles: int = 2_000  # searches that are asked one by one
     callers: int = 2_048  # that ask at the same time
     asks: int = 40  # of each of them
     batch: BatchSettings = field(default_factory=BatchSettings)
-    seed: int = 1
-
-
-QUICK = GpuOptions(rows=100_000, queries=20_000, checked=1_000, repeats=3, singles=500, asks=10)
+    seed: int = offered(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +171,7 @@ def _medians(curves: dict[str, list[list[OperatingPoint]]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def run(options: GpuOptions, device: Stopwatch, progress: Progress) -> dict[str, Any]:
+def measure(options: GpuOptions, device: Stopwatch, progress: Progress) -> dict[str, Any]:
     """Figures by part."""
     scene = Scene.made(options, device, progress)
     batch = Batch(device, options.batch)
@@ -217,48 +201,25 @@ def bars(figures: dict[str, Any]) -> list[Bar]:
     ]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry of `trivium bench search-gpu`."""
-    parser = argparse.ArgumentParser(prog="bench search-gpu", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the rows, less of all")
-    parser.add_argument("--json", action="store_true", help="print the report instead of tables")
-    for name in ("rows", "queries", "repeats", "width", "seed"):
-        parser.add_argument(f"--{name}", type=int)
-    given = vars(parser.parse_args(sys.argv[1:] if arguments is None else arguments))
-    base = QUICK if given.pop("quick") else GpuOptions()
-    as_json = given.pop("json")
-    options = replace(base, **{name: value for name, value in given.items() if value is not None})
+def run(options: GpuOptions, console: Console) -> Findings:
+    """All parts; raises ConfigError where there is no device."""
     if (why := reason_against()) is not None:
         raise ConfigError(f"bench search-gpu: expected a CUDA device, found none: {why}")
-    console = Console(stderr=as_json)
-    if not console.is_terminal:
-        console.width = _FILE_COLUMNS
-    found = report(options, console)
-    if as_json:
-        print(json.dumps(found, indent=1))
-
-
-def report(options: GpuOptions, console: Console) -> dict[str, Any]:
-    """Run, write and show; the report."""
     began_s = time.monotonic()
 
     def progress(text: str) -> None:
         console.print(f"[{time.monotonic() - began_s:4.0f} s] {text}", markup=False)
 
     device: Any = backend.cuda_device("cuda")
-    figures = run(options, device, progress)
-    found_bars = bars(figures)
-    path = write_report(
-        "search_gpu", command=command_line(), seed=options.seed, load=asdict(options),
-        figures=figures, bars=found_bars, folder=BENCH_DIR,
-    )  # fmt: skip
-    for table in kernels_alone.tables(figures):
-        console.print(table)
-    show_bars(found_bars, console)
-    console.print(f"Written to {path}.")
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    figures = measure(options, device, progress)
+    return Findings(figures=figures, bars=bars(figures), shown=kernels_alone.tables(figures))
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    name="search-gpu",
+    about=__doc__,
+    run=run,
+    full=GpuOptions(),
+    quick=GpuOptions(rows=100_000, queries=20_000, checked=1_000, repeats=3, singles=500, asks=10),
+    quick_said="a tenth of the rows, less of all",
+)

@@ -1,15 +1,15 @@
 """The decision benchmark on a small fleet: what it drives, not how fast that is."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from infra.bench.decisions import main as decisions
-from infra.bench.decisions.large_fleet import Size
-from infra.bench.decisions.main import FleetRun, figures_of
+from infra.bench import results
+from infra.bench.decisions.main import BENCHMARK, FleetRun, Options, figures_of
 
-SMALL = Size(workers=20, sessions=200, blocks=2_000, requests=300, underway=60)
+SMALL = Options(workers=20, sessions=200, blocks=2_000, requests=300, underway=60)
 
 
 def test_the_load_reaches_every_part_of_the_core() -> None:
@@ -31,9 +31,9 @@ def test_the_load_reaches_every_part_of_the_core() -> None:
 def test_the_report_is_written_and_printed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(decisions, "QUICK", SMALL)
-    monkeypatch.setattr(decisions, "BENCH_DIR", tmp_path)
-    decisions.main(["--quick", "--json", "--policies", "static"])
+    monkeypatch.setattr(results, "BENCH_DIR", tmp_path)
+    small = replace(BENCHMARK, quick=SMALL)
+    small.main(["--quick", "--json", "--policies", "static"])
     told = json.loads(capsys.readouterr().out)
     assert told == json.loads((tmp_path / "decisions.json").read_text())
     assert told["load"]["workers"] == 20

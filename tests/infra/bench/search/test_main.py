@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from infra.bench import results
 from infra.bench.search import main as search
 from infra.bench.search import systems
-from infra.bench.search.options import QUICK
+from infra.bench.search.options import PARTS, QUICK
 from infra.bench.search.parts import mixed_traffic, scheduling, through_the_log
 from infra.bench.search.systems import OperatingPoint, at_rate, at_recall
 from schemas.settings import LogSettings
@@ -33,17 +34,17 @@ TOY = replace(
 def test_every_part_runs_and_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(search, "QUICK", TOY)
     monkeypatch.setattr(search, "warm_up", lambda dim: None)
-    for module in (search, mixed_traffic):
+    for module in (results, search, mixed_traffic):
         monkeypatch.setattr(module, "BENCH_DIR", tmp_path)
-    parts = [part for part in search.PARTS if part != "kafka"]
-    search.main(["--quick", "--json", "--only", *parts])
+    parts = [part for part in PARTS if part != "kafka"]
+    toy = replace(search.BENCHMARK, quick=TOY)
+    toy.main(["--quick", "--json", "--only", *parts])
     told = json.loads(capsys.readouterr().out)
     assert told == json.loads((tmp_path / "search.json").read_text())
     assert (tmp_path / "search.png").stat().st_size > 10_000
     figures = told["figures"]
-    assert set(parts) <= set(figures)
+    assert set(parts) <= set(figures) and told["load"]["parts"] == parts
     assert set(figures["speed"]["curves"]) == set(told["load"]["indexes"])
     assert figures["clusters"]["trivium"]["recall"] >= 0.99
     assert figures["warm"]["warm_distances"] > 0

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from infra.bench import results
 from infra.bench.search.gpu import kernels_alone, single_searches
 from infra.bench.search.gpu import main as search_gpu
 from infra.bench.search.systems import OURS
@@ -30,8 +31,8 @@ SIZES = BatchSettings(
     seed_rows=64, merge_max=64, threads=32,
 )  # fmt: skip
 TOY = replace(
-    search_gpu.QUICK, rows=1_300, dim=16, queries=24, checked=12, efforts=(16, 96), width=2,
-    repeats=1, singles=2, callers=3, asks=1, batch=SIZES,
+    search_gpu.BENCHMARK.quick, rows=1_300, dim=16, queries=24, checked=12, efforts=(16, 96),
+    width=2, repeats=1, singles=2, callers=3, asks=1, batch=SIZES,
 )  # fmt: skip
 
 
@@ -68,8 +69,7 @@ class Brute:
 
 
 def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(search_gpu, "QUICK", TOY)
-    monkeypatch.setattr(search_gpu, "BENCH_DIR", tmp_path)
+    monkeypatch.setattr(results, "BENCH_DIR", tmp_path)
     monkeypatch.setattr(kernels_alone, "_COPY_BYTES", 1 << 20)
     monkeypatch.setattr(single_searches, "_WARM_UP", 1)
 
@@ -98,7 +98,7 @@ def test_every_part_runs_and_is_reported(
     monkeypatch.setattr(search_gpu, "reason_against", lambda: None)
     monkeypatch.setattr(backend, "cuda_device", lambda _name: Emulated())
     monkeypatch.setattr(search_gpu, "Cagra", Brute)
-    search_gpu.main(["--quick", "--json"])
+    replace(search_gpu.BENCHMARK, quick=TOY).main(["--quick", "--json"])
     told = shown(tmp_path, capsys)
     curves = told["figures"]["speed"]["curves"]
     assert list(curves) == [OURS, "cuvs, 1 samplings", "cuvs, 8 samplings"]
@@ -118,11 +118,11 @@ def test_it_runs_on_a_device(
     if (why := reason_against()) is not None:
         pytest.skip(why)
     toy(monkeypatch, tmp_path)
-    search_gpu.main(["--quick", "--json"])
+    replace(search_gpu.BENCHMARK, quick=TOY).main(["--quick", "--json"])
     shown(tmp_path, capsys)
 
 
 def test_without_a_device_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search_gpu, "reason_against", lambda: "CuPy is missing")
     with pytest.raises(ConfigError, match="expected a CUDA device, found none: CuPy is missing"):
-        search_gpu.main([])
+        search_gpu.BENCHMARK.main([])

@@ -1,0 +1,82 @@
+"""A benchmark as a command: its options, its report, and what it prints."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from infra.bench import results
+from infra.bench.benchmark import Benchmark, Findings, offered
+from infra.bench.results import at_least
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    streams: tuple[int, ...] = offered((1, 2), "closed loops")
+    warm_up_s: float = offered(9.0, "before")
+    ways: tuple[str, ...] = offered(("a",), flag="only", choices=("a", "b"))
+    settle_s: float = 0.5
+    seed: int = offered(7)
+
+
+async def run(options: Options, console: Console) -> Findings:
+    console.print("it runs")
+    bars = [at_least("rate", 3.0, 2, "x")]
+    return Findings(
+        figures={"rate": 3}, bars=bars, shown=["a table"], load={"words": 4}, beside=" and more"
+    )
+
+
+EXAMPLE = Benchmark(
+    name="an-example", about="Says how.", run=run, full=Options(),
+    quick=Options(warm_up_s=1.0), quick_said="less",
+)  # fmt: skip
+
+
+def test_options_are_fields_of_their_types() -> None:
+    assert EXAMPLE.options([]) == (Options(), False)
+    given = "--quick --json --streams 4 8 --only b a --seed 3".split()
+    expected = Options(streams=(4, 8), warm_up_s=1.0, ways=("b", "a"), seed=3)
+    assert EXAMPLE.options(given) == (expected, True)
+    assert EXAMPLE.options(["--quick", "--warm-up", "2"])[0].warm_up_s == 2.0
+
+
+@pytest.mark.parametrize(
+    "given", [["--settle", "1"], ["--streams", "x"], ["--only", "c"], ["--streams"]]
+)
+def test_what_is_not_offered_is_refused(given: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        EXAMPLE.options(given)
+
+
+def test_help_says_what_each_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        EXAMPLE.options(["--help"])
+    said = capsys.readouterr().out
+    for word in ("Says how.", "closed loops", "--warm-up", "{a,b}", "less"):
+        assert word in said, word
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_report_is_written_and_shown(
+    as_json: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(results, "BENCH_DIR", tmp_path)
+    EXAMPLE.main(["--json"] * as_json)
+    told = capsys.readouterr()
+    shown = told.err if as_json else told.out
+    for words in ("it runs", "a table", "All 1 bars met.", "an_example.json and more."):
+        assert words in shown.replace("\n", ""), words
+    report = json.loads((tmp_path / "an_example.json").read_text())
+    assert report["seed"] == 7 and report["figures"] == {"rate": 3}
+    assert report["load"]["words"] == 4 and report["load"]["streams"] == [1, 2]
+    assert [bar["name"] for bar in report["bars"]] == ["rate"]
+    if as_json:
+        assert json.loads(told.out) == report
+    else:
+        assert told.err == ""
