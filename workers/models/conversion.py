@@ -41,7 +41,7 @@ def converted(source: Path, target: Path) -> Path:
 def write_once(target: Path, write: Callable[[Path], object]) -> None:
     """Have `target` written, unless another process has done so or does it now."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(target.with_name(f".{target.name}.lock")):
+    with _locked(lock_file(target)):
         if target.exists():
             return
         draft = target.with_name(f".{target.name}.draft")
@@ -52,6 +52,11 @@ def write_once(target: Path, write: Callable[[Path], object]) -> None:
             os.rename(draft, target)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
+
+
+def lock_file(target: Path) -> Path:
+    """Whoever writes the target holds this file's lock."""
+    return target.with_name(f".{target.name}.lock")
 
 
 @contextmanager

@@ -1,15 +1,15 @@
 """A model's folder is written once and whole, whoever asks at once and whoever is killed."""
 
+import fcntl
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 from schemas.errors import ConfigError
-from workers.models.conversion import converted, write_once
+from workers.models.conversion import converted, lock_file, write_once
 
 _STUCK = """
 import sys, threading
@@ -27,24 +27,21 @@ write_once(Path(sys.argv[1]), write)
 
 def test_several_at_once_write_once(tmp_path: Path) -> None:
     """Issue 12, 1): two processes do it once, by a lock."""
-    target, both = tmp_path / "models" / "a", threading.Barrier(2)
+    target = tmp_path / "models" / "a"
     written: list[Path] = []
 
     def write(folder: Path) -> None:
         written.append(folder)
+        with lock_file(target).open() as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # whoever else asks waits
         (folder / "file").write_text("whole")
 
-    def ask() -> None:
-        both.wait(60)
-        write_once(target, write)
-
-    threads = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    write_once(target, write)
+    write_once(target, write)
     assert len(written) == 1
     assert (target / "file").read_text() == "whole"
+    with lock_file(target).open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def test_a_killed_writer_leaves_nothing_half(tmp_path: Path) -> None:
