@@ -1,0 +1,108 @@
+"""A handbook of a town that does not exist, drawn from a seed, and questions about it.
+
+Nobody can know the answers: names and values are drawn. So whatever is answered right was found.
+The first documents of a larger handbook are those of a smaller one with the same seed, so that the
+same questions can be asked of both.
+"""
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from infra.handbook.kinds import KINDS, Fact, Kind
+
+_ONSETS = ("b", "br", "d", "dr", "f", "g", "gr", "h", "k", "kl", "l", "m", "n", "p", "r", "s", "st",
+           "t", "tr", "v", "w")  # fmt: skip
+_VOWELS = ("a", "e", "i", "o", "u", "au", "ei")
+_ENDS = ("ndry", "lm", "sk", "rt", "nn", "veth", "mar", "lo", "dis", "ck", "rin", "bel")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question, what its answer has to contain, and which document tells it."""
+
+    text: str
+    value: str
+    document_id: str
+    is_paraphrased: bool
+    others: tuple[str, ...] = ()  # words that would be as possible, and wrong
+
+    def is_right(self, answer: str) -> bool:
+        """Whether an answer has the value, and none of the others."""
+        said = answer.casefold()
+        return _has(said, self.value) and not any(_has(said, other) for other in self.others)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A document of the handbook."""
+
+    document_id: str
+    title: str
+    text: str
+    questions: tuple[Question, ...]  # plain ones, one for each fact
+    paraphrased: tuple[Question, ...]  # the same in other words
+
+
+def handbook(pages: int, *, seed: int = 7) -> list[Page]:
+    """So many pages; at most as many as there are names, which is some thousands."""
+    draw = random.Random(seed)
+    names = [f"{a}{b}{c}".capitalize() for a, b, c in product(_ONSETS, _VOWELS, _ENDS)]
+    if pages > (most := len(names) * 2):
+        raise ValueError(f"expected at most {most} pages, found {pages}")
+    draw.shuffle(names)
+    doubles = [f"{first} {last}" for first, last in zip(names, reversed(names), strict=True)]
+    return [
+        _page(KINDS[number % len(KINDS)], name, random.Random(f"{seed} {number}"))
+        for number, name in zip(range(pages), _in_turn(names, doubles), strict=False)
+    ]
+
+
+def questions(pages: Sequence[Page], count: int, *, seed: int = 7) -> list[Question]:
+    """So many questions about these pages, a third of them in other words than the page's."""
+    draw = random.Random(f"questions {seed}")
+    asked = []
+    for number in range(count):
+        page = draw.choice(pages)
+        forms = page.paraphrased if number % 3 == 2 else page.questions
+        asked.append(draw.choice(forms))
+    return asked
+
+
+def _in_turn(names: Sequence[str], doubles: Sequence[str]) -> Iterator[str]:
+    yield from names
+    yield from doubles
+
+
+def _page(kind: Kind, name: str, draw: random.Random) -> Page:
+    document_id = f"{kind.noun}-{name.lower().replace(' ', '-')}"
+    values = [str(draw.choice(fact.values)) for fact in kind.facts]
+    lines = [
+        fact.statement.format(name=name, value=value)
+        for fact, value in zip(kind.facts, values, strict=True)
+    ]
+    plain, other = [], []
+    for fact, value in zip(kind.facts, values, strict=True):
+        plain.append(_question(fact, fact.question, name, value, document_id, False))
+        other.append(_question(fact, fact.paraphrase, name, value, document_id, True))
+    title = f"The {name} {kind.noun}"
+    return Page(document_id, title, " ".join(lines), tuple(plain), tuple(other))
+
+
+def _question(
+    fact: Fact, form: str, name: str, value: str, document_id: str, is_paraphrased: bool
+) -> Question:
+    others = () if isinstance(fact.values, range) else fact.values
+    return Question(
+        form.format(name=name),
+        value,
+        document_id,
+        is_paraphrased,
+        tuple(word for word in others if word != value),
+    )
+
+
+def _has(said: str, value: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(value.casefold())}(?!\w)", said) is not None
