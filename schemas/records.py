@@ -312,6 +312,9 @@ class CollectionState:
     documents: int  # documents of this shard
     # of known documents that searches for them did not find, in the last audit
     missed_share: float = 0.0
+    passages: int = 0  # passages of documents that came as text
+    # name and version of the embedding model that it is bound to, empty for none
+    embedder: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -523,6 +526,7 @@ class SearchLoad:
     searches_total: int = 0  # retrievals answered since start, refused ones too
     misses_total: int = 0  # of these, those whose deadline had passed
     collections: Sequence[CollectionState] = ()  # what it holds
+    behind: int = 0  # records of documents and passages that are not in its indexes yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -579,6 +583,10 @@ class Hits:
     passages: Sequence[Passage] = ()  # of document_ids and word_ids, each once, if they were wanted
     wait_ms: float = 0.0  # before the search had a slot
     embedded_ms: float = 0.0  # as the retrieval tells
+    mode: str = ""  # how a text was searched for: vector, words or hybrid; empty where a vector was
+    # float32, little-endian, one for each of document_ids if a text was searched for by its vector
+    cosines: bytes = b""
+    word_cosines: bytes = b""  # likewise for each of word_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -847,6 +855,8 @@ class RetrievalRequest:
     wants_passages: bool = False  # whether the hits are to carry texts and tokens
     tenant: str = ""  # for whom; empty: for the operator, who may see everything
     embedded_ms: float = 0.0  # between reading it and handing it on at the embedding pool
+    # name and version of the embedding model that made the vector; empty: the asker brought it
+    embedder: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,16 @@
 """What askers and retrieval workers agree on: vectors as bytes, shards, and how hits are merged.
 
-Pure. A document belongs to one shard, whatever its collection; every shard answers every retrieval
-with its nearest documents, and the asker keeps the nearest of all.
+Pure. A document belongs to one shard, whatever its collection, and its passages with it; every
+shard answers every retrieval with its nearest documents, and the asker keeps the nearest of all.
+Where a text was searched for, shards answer with the nearest and with the best by words; the asker
+merges both, and fuses them (`schemas/rules/ranks.py`).
 """
 
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from heapq import nsmallest
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -21,12 +24,15 @@ from schemas.errors import (
     UnknownFilterField,
     from_wire,
 )
-from schemas.fleet import FleetView
-from schemas.records import Hits, MemberKind, MemberState, WireError
+from schemas.fleet import FleetView, Member
+from schemas.records import Hits, MemberKind, MemberState, Passage, WireError
 from schemas.rules.numbers import check_numbers
+from schemas.rules.ranks import depth_of, fused
 from schemas.rules.sizes import SHARDS_MAX
 
 Vector = np.ndarray[Any, np.dtype[np.float32]]
+WORDS = "words"
+MODES = ("hybrid", "vector", WORDS)  # how a text is searched for
 # A shard that says so has nothing to find where another shard may have.
 _HAS_NONE = {UnknownCollection.code, EmptyIndex.code, UnknownFilterField.code}
 
@@ -76,24 +82,47 @@ def layout_of(view: FleetView, now_ms: int) -> Layout:
     return Layout(shards, frozenset(found[shards]))
 
 
+def embedding_workers(view: FleetView, now_ms: int) -> list[Member]:
+    """Who turns texts into vectors now."""
+    living = view.living(MemberKind.WORKER, now_ms)
+    ready = (member for member in living if member.state is MemberState.READY)
+    return [member for member in ready if member.registration.embedding is not None]
+
+
 def check_hits(hits: Hits) -> None:
     """Raise RecordError for hits that no shard can mean."""
     check_numbers(hits)
-    distances = unpack_vector(hits.distances)
     if hits.shard >= hits.shards:
         raise RecordError(f"hits: expected a shard below {hits.shards}, found {hits.shard}")
-    if len(distances) != len(hits.document_ids) or not np.isfinite(distances).all():
-        raise RecordError(
-            f"hits: expected {len(hits.document_ids)} finite distances, found {distances!r:.200}"
-        )
+    if hits.mode not in ("", *MODES):
+        raise RecordError(f"hits: expected a mode of {', '.join(MODES)}, found {hits.mode!r:.80}")
+    nearest, by_words = len(hits.document_ids), len(hits.word_ids)
+    for name, counts in (
+        ("distances", {nearest}), ("cosines", {nearest, 0}),
+        ("word_scores", {by_words}), ("word_cosines", {by_words, 0}),
+    ):  # fmt: skip
+        found = unpack_vector(getattr(hits, name))
+        if len(found) not in counts or not np.isfinite(found).all():
+            raise RecordError(f"hits: expected {max(counts)} finite {name}, found {found!r:.200}")
+    if len(hits.passages) > nearest + by_words:
+        raise RecordError(f"hits: expected {nearest + by_words} passages at most, found more")
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A document and its distance: smaller is nearer."""
+    """A document, or a passage of one, and its distance: smaller is nearer.
 
-    document_id: str
-    distance: float
+    The rest is known of searches for texts alone. `score` is the cosine similarity to the text's
+    vector, or where there is none the fused score.
+    """
+
+    document_id: str  # of a passage DOCUMENT#NUMBER
+    distance: float  # infinite where it was found by its words alone
+    score: float = 0.0
+    fused: float = 0.0  # of ranks; what hits are ordered by
+    cosine: float | None = None
+    words: float | None = None  # BM25, None where it was not found by its words
+    passage: Passage | None = None  # where passages were wanted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,14 +138,25 @@ class Found:
     extends: int
     distances_computed: int
     took_ms: float  # at the slowest shard, with its wait for a slot
+    wait_ms: float = 0.0  # of that, the longest wait for a slot
+    embedded_ms: float = 0.0  # at the embedding pool
+    mode: str = ""  # how a text was searched for: vector, words or hybrid
+    degraded: str = ""  # why a text was searched for by its words alone, though not asked so
 
     @property
     def is_complete(self) -> bool:
         return not self.missing
 
+    @property
+    def passages(self) -> tuple[Passage, ...]:
+        """Texts of the hits, the best first, with their scores."""
+        return tuple(hit.passage for hit in self.hits if hit.passage is not None)
 
-def merged(retrieval_id: str, answers: Mapping[int, Hits], shards: int, k: int) -> Found:
-    """The k nearest documents of all shards, equal distances in order of ids.
+
+def merged(
+    retrieval_id: str, answers: Mapping[int, Hits], shards: int, k: int, *, by_text: bool = False
+) -> Found:
+    """The k nearest documents of all shards, equal distances in order of ids; of a text the k best.
 
     Raises the error of the shards where none of them could search, and DeadlineExceeded where none
     answered.
@@ -129,15 +169,10 @@ def merged(retrieval_id: str, answers: Mapping[int, Hits], shards: int, k: int) 
         for shard in range(shards)
         if shard not in good and not _has_none(answers.get(shard))
     }
+    modes = {hits.mode for hits in good.values() if by_text} or {""}
     return Found(
         retrieval_id=retrieval_id,
-        hits=tuple(
-            nsmallest(
-                k,
-                (hit for hits in good.values() for hit in _hits(hits)),
-                key=lambda hit: (hit.distance, hit.document_id),
-            )
-        ),
+        hits=tuple((_fused if by_text else _nearest)(good.values(), k)),
         shards=shards,
         missing=missing,
         exact=not missing and all(hits.exact for hits in good.values()),
@@ -145,11 +180,57 @@ def merged(retrieval_id: str, answers: Mapping[int, Hits], shards: int, k: int) 
         extends=max(hits.extends for hits in good.values()),
         distances_computed=sum(hits.distances_computed for hits in good.values()),
         took_ms=max(hits.took_ms for hits in good.values()),
+        wait_ms=max(hits.wait_ms for hits in good.values()),
+        embedded_ms=max(hits.embedded_ms for hits in good.values()),
+        mode=WORDS if WORDS in modes else max(modes),
     )
+
+
+def _nearest(answers: Iterable[Hits], k: int) -> list[Hit]:
+    found = (hit for hits in answers for hit in _hits(hits))
+    return nsmallest(k, found, key=lambda hit: (hit.distance, hit.document_id))
 
 
 def _hits(hits: Hits) -> list[Hit]:
     return list(map(Hit, hits.document_ids, unpack_vector(hits.distances).tolist()))
+
+
+def _fused(answers: Collection[Hits], k: int) -> list[Hit]:
+    """Both lists are merged over all shards first: ranks are those of the whole collection."""
+    distances: dict[str, float] = {}
+    words: dict[str, float] = {}
+    cosines: dict[str, float] = {}
+    passages: dict[str, Passage] = {}
+    for hits in answers:
+        distances |= _numbers(hits.document_ids, hits.distances)
+        words |= _numbers(hits.word_ids, hits.word_scores)
+        cosines |= _numbers(hits.document_ids, hits.cosines)
+        cosines |= _numbers(hits.word_ids, hits.word_cosines)
+        passages |= {each.passage_id: each for each in hits.passages}
+    depth = depth_of(k)
+    nearest = nsmallest(depth, distances, key=lambda each: (distances[each], each))
+    by_words = nsmallest(depth, words, key=lambda each: (-words[each], each))
+    found = []
+    for each, rank_score in list(fused((nearest, by_words)).items())[:k]:
+        cosine, passage = cosines.get(each), passages.get(each)
+        score = rank_score if cosine is None else cosine
+        found.append(
+            Hit(
+                each,
+                distances.get(each, inf),
+                score=score,
+                fused=rank_score,
+                cosine=cosine,
+                words=words.get(each),
+                passage=passage and replace(passage, score=score),
+            )
+        )
+    return found
+
+
+def _numbers(ids: Sequence[str], data: bytes) -> dict[str, float]:
+    """By id; none where there are none for these ids."""
+    return dict(zip(ids, unpack_vector(data).tolist(), strict=False))
 
 
 def _has_none(hits: Hits | None) -> bool:

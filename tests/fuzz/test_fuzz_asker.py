@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from schemas.errors import NotReady, TriviumError
 from schemas.fleet import FleetView
+from schemas.log.retrieval.routes import EMBEDDING
 from schemas.records import Load, MemberKind, MemberState, RetrievalRequest
 from schemas.retrieval import pack_vector
 from tests.fuzz.drawn import CODEC, examples, record_bytes
@@ -119,4 +120,5 @@ async def test_an_asker_gets_its_answer_whatever_else_is_said(drawn: list[Any]) 
         assert len(found.hits) <= 10 and found.shards == 1
         assert all(np.isfinite(hit.distance) for hit in found.hits)
         json.dumps([hit.document_id for hit in found.hits])
-        assert asker._heard_ms.keys() <= {(1, 0), (3, 0)}
+        heard = asker._exchange._direct._heard_ms.keys()
+        assert heard <= {(partition, who) for partition in (1, 3) for who in (0, EMBEDDING)}

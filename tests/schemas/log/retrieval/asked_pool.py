@@ -11,6 +11,9 @@ from schemas.fleet import FleetView
 from schemas.log.clock import wall_ms
 from schemas.log.retrieval.asker import Asker
 from schemas.records import (
+    EmbedCapability,
+    Embedded,
+    EmbedRequest,
     Heartbeat,
     Hits,
     Load,
@@ -25,7 +28,7 @@ from schemas.retrieval import Found, pack_vector
 from schemas.settings import LogSettings
 
 CODEC = Codec()
-Answers = Callable[["Pool", int, RetrievalRequest], None]
+Answers = Callable[["Pool", int, Any], None]
 
 
 def hits(request: RetrievalRequest, shard: int = 0, *, shards: int = 1, **fields: Any) -> Hits:
@@ -54,6 +57,7 @@ class Pool:
         self.view = FleetView()
         self.valid = True
         self.asked: list[int] = []  # partitions, in order
+        self.topics: list[str] = []
         self.ids: list[str] = []
         self.buried: list[bytes] = []
         self._answers = answers
@@ -82,16 +86,33 @@ class Pool:
     def is_valid(self) -> bool:
         return self.valid
 
+    def embeds(self, *names: str) -> None:
+        """Ready embedding workers."""
+        now_ms = wall_ms()
+        for offset, name in enumerate(names):
+            part = EmbedCapability(embedder="hash@1", dim=2, tokens_max=64)
+            joined = Registration(
+                member_id=name, epoch=1, kind=MemberKind.WORKER, roles=(Role.EMBEDDING,),
+                started_ms=0, embedding=part,
+            )  # fmt: skip
+            self.view.apply(joined, offset, now_ms)
+            beat = Heartbeat(
+                member_id=name, epoch=1, seq=1, at_ms=0, state=MemberState.READY, load=Load()
+            )
+            self.view.apply(beat, offset, now_ms)
+
     async def send(self, topic: str, record: Any, *, key: str, partition: int) -> Any:
-        assert topic == "retrieval.decode" and key == record.retrieval_id
+        is_embed = isinstance(record, EmbedRequest)
+        assert key == (record.embed_id if is_embed else record.retrieval_id)
         self.asked.append(partition)
-        self.ids.append(record.retrieval_id)
+        self.topics.append(topic)
+        self.ids.append(key)
         ack = asyncio.get_running_loop().create_future()
         ack.set_result(None)
         self._answers(self, partition, record)
         return ack
 
-    def answer(self, found: Hits) -> None:
+    def answer(self, found: Hits | Embedded) -> None:
         self.say(CODEC.encode(found))
 
     def say(self, value: bytes) -> None:
@@ -122,6 +143,11 @@ async def asking(shards: int, answers: Answers) -> AsyncIterator[tuple[Asker, Po
         yield found, pool
     finally:
         life.cancel()
+
+
+async def ask_text(asker: Asker, within_ms: int = 1_000, **fields: Any) -> Found:
+    fields = {"collection": "c", "k": 2, **fields}
+    return await asker.search_text("when?", deadline_ms=wall_ms() + within_ms, **fields)
 
 
 async def ask(asker: Asker, within_ms: int = 300) -> Found:

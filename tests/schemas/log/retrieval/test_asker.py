@@ -12,7 +12,7 @@ from schemas.errors import (
     QueueFull,
     WrongDimension,
 )
-from schemas.log.retrieval import asker as module
+from schemas.log.retrieval import exchange as module
 from schemas.records import RetrievalRequest
 from tests.schemas.log.retrieval.asked_pool import Pool, ask, asking, hits
 from tests.virtual import virtual
@@ -164,7 +164,7 @@ async def test_a_retrieval_whose_shards_have_left_is_asked_of_those_that_replace
             assert [hit.document_id for hit in found.hits] == ["b", "a"]
             assert found.shards == 2 and found.is_complete
             assert pool.asked == [1, 3, 1][: 2 + refused]
-            assert (asker._pending, asker._avoided_ms) == ({}, {})
+            assert (asker._exchange._pending, asker._exchange._direct._avoided_ms) == ({}, {})
 
 
 @virtual
@@ -186,13 +186,13 @@ async def test_nobody_waits_beyond_the_deadline_and_silent_shards_are_named() ->
     async with asking(2, half) as (asker, pool):
         found = await ask(asker, within_ms=60)
         assert set(found.missing) == {1} and len(pool.asked) == 2
-        assert asker._pending == {}
+        assert asker._exchange._pending == {}
     async with asking(1, lambda *_: None) as (asker, pool):
         with pytest.raises(DeadlineExceeded):
             await ask(asker, within_ms=40)
         with pytest.raises(DeadlineExceeded, match="passed 7 ms ago"):
             await ask(asker, within_ms=-7)
-        assert asker._pending == {}
+        assert asker._exchange._pending == {}
 
 
 @virtual

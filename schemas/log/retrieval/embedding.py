@@ -1,0 +1,160 @@
+"""Asks the embedding pool for the vectors of texts; part of `asker.py`, which hands it the answers.
+
+Many texts are asked for in several records, on partitions that take turns, so that all embedding
+workers have a share. One that is not answered on a partition from which nobody answers any more is
+sent once more, to the partition farthest away.
+"""
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from aiokafka.errors import KafkaError
+
+from schemas.errors import (
+    BrokerUnavailable,
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidRequest,
+    NotReady,
+    QueueFull,
+    RecordError,
+    TriviumError,
+    from_wire,
+)
+from schemas.log.clients import LogProducer
+from schemas.log.clock import wall_ms
+from schemas.log.membership import Membership
+from schemas.log.retrieval.routes import EMBEDDING, Route
+from schemas.records import Embedded, EmbedRequest
+from schemas.retrieval import Vector, embedding_workers, unpack_vector
+from schemas.rules.sizes import RETRIEVAL_BYTES_MAX, TEXTS_MAX
+
+ASKED_MAX = 1_024  # records under way
+_PART_TEXTS, _PART_BYTES = 64, RETRIEVAL_BYTES_MAX // 2  # of one record
+_AGAIN_AFTER = 0.4  # of the time that there is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddedTexts:
+    """Vectors, shape (texts, dim), and by which model."""
+
+    vectors: Vector
+    embedder: str  # name and version
+    tokens: int  # of all texts
+
+
+class Embedding:
+    """`embed` any number of times at once; `take` what comes."""
+
+    def __init__(self, producer: LogProducer, membership: Membership, route: Route) -> None:
+        self._producer, self._membership, self._route = producer, membership, route
+        self._asked: dict[str, tuple[asyncio.Future[Embedded], int, int]] = {}
+
+    def take(self, found: Embedded) -> None:
+        """An answer; raises RecordError for one that nobody can mean."""
+        answer, partition, count = self._asked.get(found.embed_id, (None, 0, 0))
+        if answer is None:
+            return
+        self._route.heard(partition, EMBEDDING, wall_ms())
+        if found.error is None:
+            values = unpack_vector(found.vectors)
+            if found.dim < 1 or len(values) != count * found.dim or not np.isfinite(values).all():
+                raise RecordError(
+                    f"embedded: expected {count} vectors of {found.dim} finite values, found "
+                    f"{values!r:.200}"
+                )
+        if not answer.done():
+            answer.set_result(found)
+
+    async def embed(self, texts: Sequence[str], *, deadline_ms: int) -> EmbeddedTexts:
+        """The vectors of texts, in their order, all or none."""
+        if not 0 < len(texts) <= TEXTS_MAX or not all(texts):
+            raise InvalidRequest(
+                f"expected 1 to {TEXTS_MAX} texts, none of them empty, found {len(texts)}", "input"
+            )
+        if not embedding_workers(self._membership.view, wall_ms()):
+            raise NotReady("no embedding worker is ready; start one with `trivium embedding`")
+        try:
+            async with asyncio.timeout(max(0, deadline_ms - wall_ms()) / 1000):
+                return _together(await self._all(texts, deadline_ms))
+        except TimeoutError as error:
+            raise DeadlineExceeded("the texts were not embedded before the deadline") from error
+
+    async def _all(self, texts: Sequence[str], deadline_ms: int) -> list[Embedded]:
+        try:
+            async with asyncio.TaskGroup() as group:
+                parts = [self._part(part, deadline_ms) for part in _parts(texts)]
+                asking = [group.create_task(part) for part in parts]
+        except* TriviumError as failed:
+            raise failed.exceptions[0] from None
+        return [each.result() for each in asking]
+
+    async def _part(self, texts: Sequence[str], deadline_ms: int) -> Embedded:
+        if len(self._asked) >= ASKED_MAX:
+            raise QueueFull(f"{ASKED_MAX} calls for embeddings are under way; ask less at once")
+        request = EmbedRequest(
+            embed_id=uuid.uuid4().hex,
+            asker_id=self._membership.member_id,
+            reply_partition=self._membership.leases["hits"],
+            texts=tuple(texts),
+            deadline_ms=deadline_ms,
+        )
+        answer: asyncio.Future[Embedded] = asyncio.get_running_loop().create_future()
+        began_ms, partition = wall_ms(), self._route.next(wall_ms())
+        again = replace(request, embed_id=request.embed_id + "-2")
+        try:
+            await self._send(request, partition, answer)
+            after_s = _AGAIN_AFTER * (deadline_ms - began_ms) / 1000
+            await asyncio.wait([answer], timeout=after_s)
+            if not answer.done() and self._route.is_silent(partition, [EMBEDDING], began_ms):
+                self._route.avoid(partition, wall_ms())
+                await self._send(again, self._route.farthest(partition, wall_ms()), answer)
+            return await answer
+        finally:
+            for each in (request, again):
+                self._asked.pop(each.embed_id, None)
+
+    async def _send(
+        self, request: EmbedRequest, partition: int, answer: asyncio.Future[Embedded]
+    ) -> None:
+        self._asked[request.embed_id] = (answer, partition, len(request.texts))
+        key = request.embed_id
+        try:
+            await (await self._producer.send("embeddings", request, key=key, partition=partition))
+        except KafkaError as error:
+            raise BrokerUnavailable(f"the texts were not sent: {error}") from error
+
+
+def _parts(texts: Sequence[str]) -> list[list[str]]:
+    """As few records as fit."""
+    parts: list[list[str]] = [[]]
+    size = 0
+    for text in texts:
+        length = len(text.encode(errors="replace"))
+        if length > _PART_BYTES:
+            raise InvalidRequest(
+                f"expected texts of at most {_PART_BYTES} bytes, found one of {length}", "input"
+            )
+        if parts[-1] and (len(parts[-1]) == _PART_TEXTS or size + length > _PART_BYTES):
+            parts.append([])
+            size = 0
+        parts[-1].append(text)
+        size += length
+    return parts
+
+
+def _together(answers: Sequence[Embedded]) -> EmbeddedTexts:
+    for each in answers:
+        if each.error is not None:
+            raise from_wire(each.error)
+    kinds = {(each.embedder, each.dim) for each in answers}
+    if len(kinds) > 1:
+        raise EngineFailed(f"the texts were embedded by several models: {sorted(kinds)!r:.200}")
+    ((embedder, dim),) = kinds
+    vectors = np.concatenate([unpack_vector(each.vectors).reshape(-1, dim) for each in answers])
+    return EmbeddedTexts(
+        vectors=vectors, embedder=embedder, tokens=sum(each.tokens for each in answers)
+    )

@@ -1,0 +1,155 @@
+"""One retrieval on its way to the shards and back: where it is sent, and when once more.
+
+A replica that has just died is silent until its group notices, ten seconds later. So a retrieval
+that lacks a shard which answers nobody any more on its partition is sent once more, to the
+partition farthest away (`routes.py`). Where workers are only slow nothing is sent twice, which
+would make them slower. The README of this folder has the other cases. A text goes by way of the
+embedding pool, which fills in its vector; where the only embedding worker is silent, it is sent
+once more to be searched for by its words alone.
+"""
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from aiokafka.errors import KafkaError
+
+from schemas.errors import BrokerUnavailable, DeadlineExceeded, NotReady, QueueFull
+from schemas.log.clients import LogProducer
+from schemas.log.clock import wall_ms
+from schemas.log.membership import Membership
+from schemas.log.retrieval.pending import Pending
+from schemas.log.retrieval.routes import EMBEDDING, Route
+from schemas.records import Hits, RetrievalRequest
+from schemas.retrieval import WORDS, Found, embedding_workers, layout_of, merged
+
+log = logging.getLogger("trivium.asker")
+PENDING_MAX = 4_096
+SENT_AGAIN_AFTER = 0.4  # of the time that a retrieval has, at the earliest
+SILENT_FOR = 0.2  # of that time
+LOOK_EVERY = 0.1  # of that time, from then on
+
+
+class Exchange:
+    """`ask` any number of times at once; `take` what comes."""
+
+    def __init__(
+        self, producer: LogProducer, membership: Membership, direct: Route, by_pool: Route
+    ) -> None:
+        """Routes of what goes to the shards at once, and of what goes by the embedding pool."""
+        self._producer, self._membership = producer, membership
+        self._direct, self._by_pool = direct, by_pool
+        self._pending: dict[str, tuple[Pending, Route, int]] = {}  # by id, with where it was asked
+
+    def take(self, hits: Hits) -> None:
+        """Hits that somebody can mean."""
+        asked = self._pending.get(hits.retrieval_id)
+        # Else it was answered already, given up, or is now asked of other shards.
+        if asked is not None and asked[0].layout.shards == hits.shards:
+            pending, route, partition = asked
+            for who in (hits.shard, EMBEDDING):
+                route.heard(partition, who, wall_ms())
+            pending.take(hits)
+
+    async def ask(self, request: RetrievalRequest) -> Found:
+        """What the shards found by the deadline; raises what `Asker.search` does."""
+        layout = layout_of(self._membership.view, wall_ms())
+        if not layout.living:
+            raise NotReady(
+                "no retrieval worker is ready; start some with `trivium retrieval` or "
+                "`trivium up --retrieval 1`"
+            )
+        if len(self._pending) >= PENDING_MAX:
+            raise QueueFull(f"{PENDING_MAX} retrievals are under way; ask less at once")
+        pending = Pending(layout)
+        try:
+            await self._until_answered(request, pending)
+        except TimeoutError:
+            log.info("%s: the deadline passed", request.retrieval_id)
+        finally:
+            for retrieval_id in (request.retrieval_id, _second(request).retrieval_id):
+                self._pending.pop(retrieval_id, None)
+        answers = pending.refused | pending.answers
+        shards, by_text = pending.layout.shards, bool(request.text)
+        return merged(request.retrieval_id, answers, shards, request.k, by_text=by_text)
+
+    async def _until_answered(self, request: RetrievalRequest, pending: Pending) -> None:
+        left_ms = request.deadline_ms - wall_ms()
+        if left_ms <= 0:
+            raise DeadlineExceeded(f"the deadline passed {-left_ms} ms ago; ask with a later one")
+        async with asyncio.timeout(left_ms / 1000):
+            route = self._route(request)
+            partition = route.next(wall_ms())
+            await self._send(request, route, partition, pending)
+            wait_ms = SENT_AGAIN_AFTER * left_ms
+            while not await _is_set(pending.done, wait_ms) or pending.wants_another():
+                wait_ms = LOOK_EVERY * left_ms
+                since_ms = wall_ms() - SILENT_FOR * left_ms
+                is_heard = bool(pending.answers or pending.refused)
+                if self._begins_again(pending, route, partition, since_ms):
+                    is_heard |= not route.is_silent(partition, [EMBEDDING], since_ms)
+                    again = _second(request if is_heard else self._instead(request))
+                    route = self._route(again)
+                    partition = route.farthest(partition, wall_ms())
+                    await self._send(again, route, partition, pending)
+
+    def _route(self, request: RetrievalRequest) -> Route:
+        return self._by_pool if _wants_vector(request) else self._direct
+
+    def _begins_again(
+        self, pending: Pending, route: Route, partition: int, since_ms: float
+    ) -> bool:
+        """Whether to send it again: to the present shards, to other replicas, or elsewhere."""
+        layout = layout_of(self._membership.view, wall_ms())
+        if layout.living and layout.shards != pending.layout.shards:
+            pending.move(layout)
+            return True
+        if pending.is_again:
+            return False
+        if not pending.wants_another():
+            lacking = pending.layout.living - pending.answers.keys()
+            if not route.is_silent(partition, lacking, since_ms):
+                return False
+            route.avoid(partition, wall_ms())
+        pending.begin_again()
+        return True
+
+    def _instead(self, request: RetrievalRequest) -> RetrievalRequest:
+        """Of what nobody answered: by its words alone if there is one embedding worker at most."""
+        if not _wants_vector(request):
+            return request
+        workers = embedding_workers(self._membership.view, wall_ms())
+        return request if len(workers) > 1 else by_words(request)
+
+    async def _send(
+        self, request: RetrievalRequest, route: Route, partition: int, pending: Pending
+    ) -> None:
+        self._pending[request.retrieval_id] = (pending, route, partition)
+        topic = "embeddings" if _wants_vector(request) else f"retrieval.{request.urgency}"
+        key = request.retrieval_id
+        try:
+            await (await self._producer.send(topic, request, key=key, partition=partition))
+        except KafkaError as error:
+            raise BrokerUnavailable(f"the retrieval was not sent: {error}") from error
+
+
+async def _is_set(event: asyncio.Event, within_ms: float) -> bool:
+    try:
+        async with asyncio.timeout(within_ms / 1000):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
+def _wants_vector(request: RetrievalRequest) -> bool:
+    """Whether it goes by way of the embedding pool."""
+    return bool(request.text) and not request.vector and request.mode != WORDS
+
+
+def by_words(request: RetrievalRequest) -> RetrievalRequest:
+    return replace(request, mode=WORDS)
+
+
+def _second(request: RetrievalRequest) -> RetrievalRequest:
+    """The same under an id of its own, so that its hits tell which partition they come from."""
+    return replace(request, retrieval_id=request.retrieval_id + "-2")

@@ -1,0 +1,44 @@
+"""How hits by vector and hits by words become one list: the rule of shards and askers alike.
+
+Reciprocal ranks (Cormack, Clarke and Buettcher, SIGIR 2009): a hit's score is the sum of
+1 / (60 + rank) over the lists that it stands in, with ranks from 1. So a distance and a BM25 score
+need no common scale. Pure.
+"""
+
+from bisect import bisect_right, insort
+from collections.abc import Sequence
+from math import inf
+
+RANK_OFFSET = 60  # the paper's k
+DEPTH_MIN = 50  # of each list: a hit that stands low in both may beat the first of one
+
+
+def depth_of(k: int) -> int:
+    """How long the lists are from which k hits are fused."""
+    return max(k, DEPTH_MIN)
+
+
+def fused(lists: Sequence[Sequence[str]]) -> dict[str, float]:
+    """The score of each id, the best first, equal ones in order of ids; no id twice in a list."""
+    scores: dict[str, float] = {}
+    for ids in lists:
+        for rank, each in enumerate(ids, 1):
+            scores[each] = scores.get(each, 0.0) + 1 / (RANK_OFFSET + rank)
+    return dict(sorted(scores.items(), key=lambda item: (-item[1], item[0])))
+
+
+def candidates(one: Sequence[str], other: Sequence[str], k: int) -> list[str]:
+    """Ids of a shard that may be among the k best of all shards, the best of this shard first.
+
+    Other shards' hits come between, but never change the order within one. So what k others of the
+    same shard precede in both lists is out, whatever they bring.
+    """
+    ranks = [{each: rank for rank, each in enumerate(ids)} for ids in (one, other)]
+    places = {each: (ranks[0].get(each, inf), ranks[1].get(each, inf)) for each in (*one, *other)}
+    seen: list[float] = []
+    kept = set()
+    for each, place in sorted(places.items(), key=lambda item: item[1]):
+        if bisect_right(seen, place[1]) < k:
+            kept.add(each)
+        insort(seen, place[1])
+    return [each for each in fused((one, other)) if each in kept]

@@ -1,0 +1,150 @@
+"""Texts on their way to the shards: by the embedding pool, past it, and what comes back."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from schemas.errors import BrokerUnavailable, DeadlineExceeded, InvalidRequest
+from schemas.records import Hits, Passage, RetrievalRequest
+from schemas.retrieval import pack_vector
+from tests.schemas.log.retrieval.asked_pool import Pool, ask, ask_text, asking, hits
+from tests.virtual import virtual
+
+
+def both(request: RetrievalRequest, shard: int = 0, shards: int = 1, **fields: Any) -> Hits:
+    """What a shard says: "a" is near and has the words, "b" is near, "c" has the words."""
+    if request.mode == "words":
+        found = hits(request, shard, shards=shards, found={}, mode="words")
+        return replace(found, word_ids=("c", "a"), word_scores=pack_vector([3, 1]))
+    found = hits(request, shard, shards=shards, found={"a": 0.25, "b": 0.5}, mode=request.mode)
+    fields = {
+        "cosines": pack_vector([0.75, 0.5]), "word_cosines": pack_vector([0.125, 0.75]),
+        "word_ids": ("c", "a"), "word_scores": pack_vector([3, 1]), "embedded_ms": 4.0,
+        "passages": [Passage(passage_id=each, document_id=each, text=each) for each in "abc"],
+        **fields,
+    }  # fmt: skip
+    return replace(found, **fields)
+
+
+def answers(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
+    pool.answer(both(request))
+
+
+@virtual
+async def test_a_text_goes_by_the_embedding_pool_and_lists_are_fused() -> None:
+    async with asking(1, answers) as (asker, pool):
+        pool.embeds("e")
+        found = await ask_text(asker, k=3)
+        assert pool.topics == ["embeddings"]
+        assert [hit.document_id for hit in found.hits] == ["a", "c", "b"]
+        assert (
+            [hit.score for hit in found.hits]
+            == [0.75, 0.125, 0.5]
+            == [passage.score for passage in found.passages]
+        )
+        assert found.hits[0].fused == 1 / 61 + 1 / 62 and found.hits[0].words == 1.0
+        assert found.hits[1].distance == float("inf") and found.hits[2].words is None
+        assert (found.mode, found.degraded, found.embedded_ms) == ("hybrid", "", 4.0)
+        assert len((await ask_text(asker, k=1)).hits) == 1
+
+
+@virtual
+async def test_ranks_are_those_of_all_shards_together() -> None:
+    def shards(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
+        pool.answer(both(request, 0, 2))
+        others = {
+            "document_ids": ("x",), "distances": pack_vector([0.3]), "cosines": pack_vector([0.7]),
+            "word_ids": ("y", "x"), "word_scores": pack_vector([2, 0.5]),
+            "word_cosines": pack_vector([0, 0.7]),
+        }  # fmt: skip
+        pool.answer(both(request, 1, 2, **others))
+
+    async with asking(2, shards) as (asker, pool):
+        pool.embeds("e")
+        found = await ask_text(asker, k=5)
+        assert {hit.document_id: hit.fused for hit in found.hits} == {
+            "a": 1 / 61 + 1 / 63, "x": 1 / 62 + 1 / 64, "c": 1 / 61, "y": 1 / 62, "b": 1 / 63
+        }  # fmt: skip
+
+
+@virtual
+async def test_words_alone_need_no_embedding_worker() -> None:
+    async with asking(1, answers) as (asker, pool):
+        found = await ask_text(asker, mode="words", kind="decode")
+        assert pool.topics == ["retrieval.decode"] and found.degraded == ""
+        assert [(hit.document_id, hit.score, hit.cosine) for hit in found.hits] == [
+            ("c", 1 / 61, None), ("a", 1 / 62, None)
+        ]  # fmt: skip
+        for mode in ("hybrid", "vector"):
+            found = await ask_text(asker, mode=mode)
+            assert pool.topics[-1] == "retrieval.prefill"
+            assert found.mode == "words" and found.degraded == "no embedding worker is ready"
+            assert found.passages == ()
+
+
+@virtual
+async def test_what_the_pool_made_no_vector_for_is_told() -> None:
+    def failing(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
+        pool.answer(both(replace(request, mode="words")))
+
+    async with asking(1, failing) as (asker, pool):
+        pool.embeds("e")
+        found = await ask_text(asker)
+        assert found.mode == "words" and "no vector" in found.degraded
+
+
+@virtual
+async def test_the_only_embedding_worker_is_passed_by_when_it_is_silent() -> None:
+    def silent(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
+        if pool.topics[-1] != "embeddings":
+            pool.answer(both(request))
+
+    async with asking(1, silent) as (asker, pool):
+        pool.embeds("e")
+        found = await ask_text(asker)
+        assert pool.topics == ["embeddings", "retrieval.prefill"] and pool.asked == [1, 3]
+        assert found.mode == "words" and found.degraded
+        assert (await ask(asker)).mode == "" and pool.asked[-1] == 1, "shards are not silent there"
+
+
+@virtual
+async def test_of_two_embedding_workers_the_other_is_asked() -> None:
+    def half(pool: Pool, partition: int, request: RetrievalRequest) -> None:
+        if partition >= 2:
+            pool.answer(both(request))
+
+    async with asking(1, half) as (asker, pool):
+        pool.embeds("e", "f")
+        found = await ask_text(asker)
+        assert found.mode == "hybrid" and pool.topics == ["embeddings"] * 2
+        assert pool.asked == [1, 3]
+        await ask_text(asker)
+        assert pool.asked == [1, 3, 2], "the silent one is avoided"
+
+
+@virtual
+async def test_a_silent_shard_is_not_taken_for_a_silent_embedding_worker() -> None:
+    def half(pool: Pool, partition: int, request: RetrievalRequest) -> None:
+        pool.answer(both(request, 0, 2))
+        if partition >= 2:
+            pool.answer(both(request, 1, 2, document_ids=(), distances=b"", cosines=b""))
+
+    async with asking(2, half) as (asker, pool):
+        pool.embeds("e")
+        assert (await ask_text(asker)).mode == "hybrid"
+        assert pool.topics == ["embeddings"] * 2 and pool.asked == [1, 3]
+
+
+@virtual
+async def test_what_no_text_search_can_be_is_refused() -> None:
+    async with asking(1, lambda *_: None) as (asker, pool):
+        with pytest.raises(InvalidRequest, match="expected hybrid, vector, words, found 'all'"):
+            await ask_text(asker, mode="all")
+        with pytest.raises(InvalidRequest, match="expected a text"):
+            await asker.search_text(" \n", collection="c", deadline_ms=1)
+        with pytest.raises(DeadlineExceeded):
+            await ask_text(asker, within_ms=50)
+        pool.valid = False
+        with pytest.raises(BrokerUnavailable):
+            await ask_text(asker)
