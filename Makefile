@@ -91,8 +91,8 @@ format: build/stamps/environment  ## Format, and mend what the linter can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-test: setup  ## All tests, in two processes; what needs a GPU or Docker is skipped with a sentence
-	@$(BIN)/python -m pytest --durations=10 $(if $(ARGS),,-n 2) $(ARGS)
+test: setup  ## All tests, in three processes; what needs a GPU or Docker is skipped with a sentence
+	@$(BIN)/python -m pytest --durations=10 $(if $(ARGS),,-n 3) $(ARGS)
 
 fuzz: setup  ## What the outside can send, drawn anew and for longer; ARGS="-k http"
 	@FUZZ_TIMES=$${FUZZ_TIMES:-20} $(BIN)/python -m pytest tests/fuzz \

@@ -40,14 +40,14 @@ _RANKS = {"kafka": 1, "docker": 2, "vllm": 3, "gpu": 4}  # what needs least runs
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what uses the broker, then order: tidy, pure, broker, Docker, vLLM, GPU.
 
-    In two processes it is the other way round: what takes longest must not begin last.
+    In several processes it is the other way round: what takes longest must not begin last.
     """
     for item in items:
         if "bootstrap" in getattr(item, "fixturenames", ()):
             item.add_marker("kafka")
         if item.get_closest_marker("brokers") and "brokers" not in config.option.markexpr:
             item.add_marker(pytest.mark.skip(reason="takes minutes: `make test-brokers`"))
-    items.sort(key=_rank, reverse=hasattr(config, "workerinput"))
+    items.sort(key=_turn if hasattr(config, "workerinput") else _rank)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> WholeFiles:
@@ -74,6 +74,14 @@ def nothing_left_running() -> Iterator[None]:
 def _rank(item: pytest.Item) -> tuple[int, bool]:
     rank = max((_RANKS.get(mark.name, 0) for mark in item.iter_markers()), default=0)
     return rank, item.path.name != "test_tidy.py"
+
+
+def _turn(item: pytest.Item) -> tuple[int, bool, bool, bool]:
+    """Whole stacks begin early. Only those of vLLM follow its engines: the first of these leaves
+    bytecode for all."""
+    rank, is_no_tidy = _rank(item)
+    is_late = ("e2e" in item.path.parts) == (rank >= _RANKS["vllm"])
+    return -rank, is_late, "search" not in item.path.parts, not is_no_tidy
 
 
 @pytest.fixture(scope="session")

@@ -4,8 +4,9 @@ The replica is the reference: one engine alone, with no connector.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,6 @@ from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from infra.story.record_finder import read_story
 from infra.story.steps import steps_of
-from schemas.errors import ConfigError
 from schemas.records import Orchestration
 from schemas.settings import LogSettings, ModelSettings
 from streams.config import RouterSettings
@@ -32,7 +32,7 @@ from streams.gateway.config import GatewaySettings
 from tests.conftest import _fresh_topics
 from tests.e2e.harness import GATEWAY, Answer, Client, stack
 from tests.waiting import until
-from tests.workers.processes import family, niceness
+from tests.workers.processes import family, lives, niceness
 from workers.config import WorkerSettings
 from workers.llm.vllm.settings import VllmSettings
 
@@ -69,14 +69,28 @@ def vllm_settings(log: LogSettings, **engine: Any) -> Settings:
 @pytest.fixture(scope="module")
 async def pair(bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
     async with AsyncExitStack() as opened:
-        stacks = []
-        two: dict[str, Any] = {"prefill": 1, "decode": 1}
-        for counts, mode in ((two, "pull"), ({"replica": 1}, "off"), (two, "push")):
+        folder = tmp_path_factory.mktemp
+        stacks = [asyncio.create_task(opened.enter_async_context(on_own_broker(folder("replica"))))]
+        for mode in ("pull", "push"):
             settings = vllm_settings(await _fresh_topics(bootstrap), kv_transfer=mode)
-            folder = tmp_path_factory.mktemp("vllm")
-            running = stack(settings, folder, seconds=1_500, **counts)
+            running = stack(settings, folder(mode), seconds=1_500, prefill=1, decode=1)
             stacks.append(asyncio.create_task(opened.enter_async_context(running)))
-        yield Pair(*[await starting for starting in stacks])
+        replica, remote, push = [await starting for starting in stacks]
+        yield Pair(remote=remote, replica=replica, push=push)
+
+
+@asynccontextmanager
+async def on_own_broker(folder: Path) -> AsyncIterator[Stack]:
+    """A replica with a broker that may die, and with the leases of a deployment."""
+    log = LogSettings(session_partitions=1, worker_partitions=2, gateway_partitions=2)
+    own = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=180.0)
+    settings = replace(vllm_settings(log, kv_transfer="off"), broker=own)
+    running = Stack(settings, StackPlan(prefill=0, decode=0, replica=1), folder=folder)
+    try:
+        await running.start(timeout_s=1_500)
+        yield running
+    finally:
+        await running.stop(grace_s=10)
 
 
 def client_of(deployment: Stack) -> Client:
@@ -204,40 +218,43 @@ async def test_every_way_to_place_turns_gives_the_same_answers(
 
 
 async def test_an_engine_runs_below_what_keeps_its_lease_and_outlives_a_broker_that_is_away(
-    tmp_path: Path,
+    pair: Pair,
 ) -> None:
     """Process, engine and prefix cache stay, and what ran ends well (issue 10, 4)."""
-    log = LogSettings(session_partitions=1, worker_partitions=2, gateway_partitions=2)
-    own = BrokerSettings(port=0, heap_mb=384, quick=True, start_timeout_s=180.0)
-    settings = replace(vllm_settings(log, kv_transfer="off"), broker=own)
-    running = Stack(settings, StackPlan(prefill=0, decode=0, replica=1), folder=tmp_path)
-    try:
-        await running.start(timeout_s=600)
-        before = {name: process.pid for name, process in running.processes.items()}
-        worker, *engine = family(before["replica-0"])
-        assert niceness(worker) == {0}
-        computing = [pid for pid in engine if computes(pid)]
-        assert [niceness(pid) for pid in computing] == [{VllmSettings().nice}] * 2
-        async with client_of(running) as client:
-            first = await client.stream(QUESTIONS[2])
-            seen = Answer()
-            task = asyncio.create_task(client.stream(QUESTIONS[1], into=seen, max_tokens=600))
-            await until(lambda: len(seen.token_ids) > 20)
-            await Killer(running).deal(Blow(at_s=0, name=BROKER, how=KILL, lasts_s=8.0))
-            found = await task
-            await running.wait_ready(timeout_s=300)
-            again = await client.stream(QUESTIONS[2])
-        assert (found.error, len(found.token_ids)) == ({}, 600)
-        assert again.token_ids == first.token_ids
-        assert again.usage["prompt_tokens_details"]["cached_tokens"] > 0
-        assert {name: process.pid for name, process in running.processes.items()} == before
-        assert [pid for pid in family(worker) if computes(pid)] == [worker, *computing]
-    except ConfigError as error:
-        if "broker.libs" not in error.message and "broker.java" not in error.message:
-            raise
-        pytest.skip(error.message)
-    finally:
-        await running.stop(grace_s=10)
+    running, usual = pair.replica, os.getpriority(os.PRIO_PROCESS, 0)
+    before = {name: process.pid for name, process in running.processes.items()}
+    worker, *engine = family(before["replica-0"])
+    assert niceness(worker) == {usual}
+    computing = [pid for pid in engine if computes(pid)]
+    assert VllmSettings().nice > usual
+    assert [niceness(pid) for pid in computing] == [{VllmSettings().nice}] * 2
+    async with client_of(running) as client:
+        first = await client.stream(QUESTIONS[2])
+        seen = Answer()
+        task = asyncio.create_task(client.stream(QUESTIONS[1], into=seen, max_tokens=600))
+        await until(lambda: len(seen.token_ids) > 20)
+        await Killer(running).deal(Blow(at_s=0, name=BROKER, how=KILL, lasts_s=8.0))
+        found = await task
+        await running.wait_ready(timeout_s=300)
+        again = await client.stream(QUESTIONS[2])
+    assert (found.error, len(found.token_ids)) == ({}, 600)
+    assert again.token_ids == first.token_ids
+    assert again.usage["prompt_tokens_details"]["cached_tokens"] > 0
+    assert {name: process.pid for name, process in running.processes.items()} == before
+    assert [pid for pid in family(worker) if computes(pid)] == [worker, *computing]
+
+
+async def test_nothing_outlives_a_killed_worker(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By vLLM's own processes, which watch the worker: what would kill its group is held back."""
+    monkeypatch.setattr(os, "killpg", lambda group, number: None)
+    process = pair.replica.processes["replica-0"]
+    process.stopping = True  # nobody starts it again
+    pids = family(process.pid)
+    assert len([pid for pid in pids if computes(pid)]) == 3
+    await pair.replica.kill("replica-0")
+    await until(lambda: not any(lives(pid) for pid in pids))
 
 
 def computes(pid: int) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from schemas.errors import EngineDead
 from schemas.records import Orchestration
 from tests.waiting import until
+from tests.workers.llm.engine_pair import EnginePair, PullingPair
 from tests.workers.llm.engines import (
     ENGINES,
     PREFILL,
@@ -24,26 +25,12 @@ from tests.workers.llm.engines import (
     paired_jobs,
 )
 from tests.workers.llm.engines import prompt as make_prompt
-from workers.llm.engine import Engine
 
-LIMIT_S = 100
 _MARKS = {"vllm": [pytest.mark.vllm, pytest.mark.timeout(500)]}
 
 
-@dataclass
-class Pair:
-    """Two engines of one kind, and the loop that they live in."""
-
-    runner: asyncio.Runner
-    producer: Engine
-    consumer: Engine
-
-    def run(self, main: Any) -> Any:
-        async def limited() -> Any:
-            async with asyncio.timeout(LIMIT_S):
-                return await main
-
-        return self.runner.run(limited())
+class Pair(EnginePair):
+    """Answers of one of the two."""
 
     def answer(self, **fields: Any) -> Answer:
         """An answer of the consumer to a prompt that is always the same."""
@@ -56,18 +43,15 @@ class Pair:
     scope="module",
     params=[pytest.param(name, marks=_MARKS.get(name, [])) for name in ENGINES],
 )
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    """Engines are shared by all tests of the module: a real one takes long to start."""
-    factory = ENGINES[request.param]
-    with asyncio.Runner() as runner:
-
-        async def started() -> tuple[Engine, Engine]:
-            return await asyncio.gather(factory(), factory())
-
-        found = Pair(runner, *runner.run(started()))
-        yield found
-        for engine in (found.producer, found.consumer):
-            runner.run(engine.close())
+def pair(request: pytest.FixtureRequest, pulling_pair: PullingPair) -> Iterator[Pair]:
+    """Engines are shared by all tests of the module, and real ones with those of another."""
+    if request.param == "vllm":
+        shared = pulling_pair.get()
+        yield Pair(shared.runner, shared.producer, shared.consumer)
+        return
+    found = Pair.started(ENGINES[request.param])
+    yield found
+    found.close()
 
 
 def test_capability(pair: Pair) -> None:
@@ -247,15 +231,17 @@ def test_handle_that_must_not_be_used_is_not(pair: Pair, case: str) -> None:
         prefilled, _ = await handed_over(pair.producer, pair.consumer, prompt)
         kv = prefilled.last.kv
         assert kv is not None
+        fresh = job(prompt, PREFILL)
         if case != "used":
-            fresh = job(prompt, PREFILL)
             kv = (await answered(pair.producer, fresh)).last.kv
             assert kv is not None
         if case == "expired":
             kv = replace(kv, expires_at_ms=1)
         if case == "malformed":
             kv = replace(kv, tokens=kv.tokens + 1)
-        return await answered(pair.consumer, job(prompt, kv=kv))
+        answer = await answered(pair.consumer, job(prompt, kv=kv))
+        pair.producer.abort(fresh.request_id)  # else its lease holds the memory for long
+        return answer
 
     answer = pair.run(main())
     assert not any(output.kv_bytes for output in answer.outputs)

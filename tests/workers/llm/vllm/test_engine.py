@@ -1,6 +1,6 @@
 """The vLLM engine beyond the contract: hand-overs that go wrong, figures, and engines that die.
 
-One prefill and one decode engine for all tests; the last tests end them.
+One prefill and one decode engine for all tests, the ones of the contract; the last tests end them.
 """
 
 import asyncio
@@ -8,12 +8,9 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +19,7 @@ from schemas.errors import EngineDead
 from schemas.prefix import chain
 from schemas.records import KvHandle, Orchestration, Structured, StructuredKind
 from tests.waiting import until
+from tests.workers.llm.engine_pair import EnginePair, PullingPair
 from tests.workers.llm.engines import (
     PREFILL,
     Answer,
@@ -30,33 +28,21 @@ from tests.workers.llm.engines import (
     handed_over,
     job,
     prompt,
-    start_vllm,
 )
-from tests.workers.processes import cores_used, family, lives
+from tests.workers.processes import cores_used, family
 from workers.llm.vllm import engine as vllm_engine
 from workers.llm.vllm.settings import VllmSettings
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(500)]  # two engines start
 BLOCK_BYTES = 32 * 2 * 4 * 4 * 32 * 4  # tokens, K and V, layers, heads, size, float32
-ROOT = Path(__file__).parents[4]
 
 
 @dataclass
-class Engines:
-    """The two engines, their processes, and the loop that they live in."""
+class Engines(EnginePair):
+    """The two engines and their processes."""
 
-    runner: asyncio.Runner
-    producer: Any
-    consumer: Any
     producer_pid: int
     consumer_pid: int
-
-    def run(self, main: Any) -> Any:
-        async def limited() -> Any:
-            async with asyncio.timeout(100):
-                return await main
-
-        return self.runner.run(limited())
 
     def alone(self, tokens: list[int], **sampling: Any) -> Answer:
         """What the consumer answers without a hand-over."""
@@ -69,19 +55,11 @@ class Engines:
 
 
 @pytest.fixture(scope="module")
-def engines() -> Iterator[Engines]:
-    with asyncio.Runner() as runner:
-
-        async def started() -> tuple[Any, Any]:
-            keep: dict[str, Any] = {"keep_decoded_kv_ms": 60_000}
-            return await asyncio.gather(start_vllm(**keep), start_vllm(**keep))
-
-        producer, consumer = runner.run(started())
-        for each in (producer, consumer):
-            each._receiver._keeps = False  # but in the tests that are about it
-        yield Engines(runner, producer, consumer, _core(producer), _core(consumer))
-        runner.run(consumer.close())
-        runner.run(producer.close())
+def engines(pulling_pair: PullingPair) -> Iterator[Engines]:
+    pair = pulling_pair.get()
+    producer, consumer = pair.producer, pair.consumer
+    yield Engines(pair.runner, producer, consumer, _core(producer), _core(consumer))
+    pulling_pair.close()
 
 
 def _core(engine: Any) -> int:
@@ -453,32 +431,6 @@ def test_a_killed_engine_is_dead(engines: Engines) -> None:
                 await engines.consumer.outputs()
 
     engines.run(main())
-
-
-def test_nothing_outlives_a_killed_owner() -> None:
-    code = (
-        "import asyncio, sys\n"
-        "from tests.workers.llm.engines import start_vllm\n"
-        "async def main():\n"
-        "    engine = await start_vllm(kv_transfer='off')\n"
-        "    print('ready', flush=True)\n"
-        "    await asyncio.Event().wait()\n"
-        "if __name__ == '__main__':\n"
-        "    asyncio.run(main())\n"
-    )
-    script = Path(os.environ["TRIVIUM_HOME"]) / "owner.py"
-    script.write_text(code)
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env
-    ) as owner:
-        assert owner.stdout is not None
-        while owner.stdout.readline() not in (b"ready\n", b""):
-            pass
-        pids = family(owner.pid)[1:]
-        assert len(pids) >= 2
-        owner.kill()
-    asyncio.run(until(lambda: not any(lives(pid) for pid in pids)))
 
 
 def test_the_port_for_peers_is_kept_until_the_engine_listens() -> None:

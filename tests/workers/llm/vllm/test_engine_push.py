@@ -6,7 +6,8 @@ One pair of engines for all tests. Margins are short, so that giving up is quick
 import asyncio
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from zmq.constants import SocketType
 from schemas.log.clock import wall_ms
 from schemas.records import KvHandle, Orchestration
 from tests.waiting import until
+from tests.workers.llm.engine_pair import EnginePair
 from tests.workers.llm.engines import (
     PREFILL,
     Answer,
@@ -42,20 +44,16 @@ MARGIN_MS = 500
 BLOCK_BYTES = 32 * 2 * 4 * 4 * 32 * 4  # tokens, K and V, layers, heads, size, float32
 
 
-@dataclass
-class Engines:
-    """The two engines, and the loop that they live in."""
+class Engines(EnginePair):
+    """Each has one side of most attempts."""
 
-    runner: asyncio.Runner
-    prefill: Any
-    decode: Any
+    @property
+    def prefill(self) -> Any:
+        return self.producer
 
-    def run(self, main: Any) -> Any:
-        async def limited() -> Any:
-            async with asyncio.timeout(100):
-                return await main
-
-        return self.runner.run(limited())
+    @property
+    def decode(self) -> Any:
+        return self.consumer
 
     def alone(self, tokens: list[int], **sampling: Any) -> Answer:
         answer: Answer = self.run(answered(self.prefill, job(tokens, **sampling)))
@@ -64,20 +62,13 @@ class Engines:
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[Engines]:
-    settings: dict[str, Any] = {"kv_transfer": "push", "handle_margin_ms": MARGIN_MS}
-    with asyncio.Runner() as runner:
-
-        async def started() -> tuple[Any, Any]:
-            pair = await asyncio.gather(start_vllm(**settings), start_vllm(**settings))
-            known = {each.capability.engine_id: each.capability.nixl_metadata for each in pair}
-            for each in pair:
-                each.set_peer_metadata(known.get)  # type: ignore[attr-defined]  # vLLM's
-            return pair
-
-        pair = runner.run(started())
-        yield Engines(runner, *pair)
-        for each in pair:
-            runner.run(each.close())
+    found = Engines.started(partial(start_vllm, kv_transfer="push", handle_margin_ms=MARGIN_MS))
+    pair = (found.prefill, found.decode)
+    known = {each.capability.engine_id: each.capability.nixl_metadata for each in pair}
+    for each in pair:
+        each.set_peer_metadata(known.get)
+    yield found
+    found.close()
 
 
 def test_engines_share_no_metrics(engines: Engines) -> None:

@@ -1,0 +1,71 @@
+"""Two engines that hand over to each other, and the loop that they live in, for tests."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+from tests.workers.llm.engines import start_vllm
+
+LIMIT_S = 100
+Start = Callable[[], Awaitable[Any]]
+
+
+@dataclass
+class EnginePair:
+    """Engines of one kind. Their tests are plain functions, which `run` what they await."""
+
+    runner: asyncio.Runner
+    producer: Any
+    consumer: Any
+
+    @classmethod
+    def started(cls, start: Start) -> Self:
+        """Both at once."""
+
+        async def both() -> tuple[Any, Any]:
+            return await asyncio.gather(start(), start())
+
+        runner = asyncio.Runner()
+        try:
+            return cls(runner, *runner.run(both()))
+        except BaseException:
+            runner.close()
+            raise
+
+    def run(self, main: Any) -> Any:
+        async def limited() -> Any:
+            async with asyncio.timeout(LIMIT_S):
+                return await main
+
+        return self.runner.run(limited())
+
+    def close(self) -> None:
+        """The consumer first, as it may still read from the other."""
+        for engine in (self.consumer, self.producer):
+            self.runner.run(engine.close())
+        self.runner.close()
+
+
+async def _start_pulling() -> Any:
+    engine: Any = await start_vllm(keep_decoded_kv_ms=60_000)
+    engine._receiver._keeps = False  # but in the tests that are about it
+    return engine
+
+
+class PullingPair:
+    """vLLM engines that pull: started for whoever needs them first, as a start takes long."""
+
+    def __init__(self) -> None:
+        self._pair: EnginePair | None = None
+
+    def get(self) -> EnginePair:
+        """The engines; new ones after `close`."""
+        self._pair = self._pair or EnginePair.started(_start_pulling)
+        return self._pair
+
+    def close(self) -> None:
+        """For whoever has ended them, and at the end."""
+        if self._pair is not None:
+            pair, self._pair = self._pair, None
+            pair.close()
