@@ -22,6 +22,7 @@ from schemas.log.clock import wall_ms
 from schemas.records import CancelReason, Endpoint
 from schemas.settings import LogSettings, ModelSettings
 from streams.gateway.config import GatewaySettings
+from streams.gateway.endpoints.embeddings import embeddings, rerank
 from streams.gateway.endpoints.generate import generate
 from streams.gateway.endpoints.openapi import describe
 from streams.gateway.endpoints.resume import events
@@ -31,6 +32,7 @@ from streams.gateway.http.errors import error_body, from_detail, plain_body, ret
 from streams.gateway.http.server import allow_files, listen, make_server
 from streams.gateway.ids import new_request_id
 from streams.gateway.log.backend import LogBackend
+from streams.gateway.log.pool import LogPool
 from streams.gateway.metrics import Metrics
 from streams.gateway.request.intake import Served
 from streams.gateway.request.model_files import model_folder
@@ -54,6 +56,8 @@ def create_app(gateway: Gateway) -> Entry:
     posts = {
         "/v1/chat/completions": endpoint("chat", partial(generate, gateway, Endpoint.CHAT)),
         "/v1/completions": endpoint("completion", partial(generate, gateway, Endpoint.COMPLETION)),
+        "/v1/embeddings": endpoint("embeddings", partial(embeddings, gateway)),
+        "/v1/rerank": endpoint("rerank", partial(rerank, gateway)),
     }
     app = FastAPI(title="Trivium", version=_version(), description="OpenAI-compatible gateway.")
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
@@ -132,6 +136,7 @@ async def run_gateway(
     url = "http://{}:{}".format(*sock.getsockname()[:2])
     metrics, started_ms = Metrics(), wall_ms()
     hub = Hub(metrics)
+    codec = codec or Codec()
     backend = LogBackend(
         log,
         gateway,
@@ -141,14 +146,20 @@ async def run_gateway(
         models=frozenset({model.served_name, model.path}),
         hub=hub,
         metrics=metrics,
-        codec=codec or Codec(),
+        codec=codec,
     )
+    pool = LogPool(log, codec, f"{gateway_id}-asks", gateway.accept_ms)
     state = Gateway(
-        *(gateway, served, backend, hub, metrics), gateway_id=gateway_id, started_ms=started_ms
+        *(gateway, served, backend, hub, metrics, pool),
+        gateway_id=gateway_id,
+        started_ms=started_ms,
     )
     backend.turns.on_turn = state.conversations.add
     logger.info("%s: serving %s at %s", gateway_id, served.name, url)
-    await _serve(state, backend, sock, stop)
+    try:
+        await _serve(state, backend, sock, stop)
+    finally:
+        await pool.close()
 
 
 async def _serve(

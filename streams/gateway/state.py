@@ -24,6 +24,7 @@ from streams.gateway.config import GatewaySettings
 from streams.gateway.http.entry import Keys
 from streams.gateway.http.exchange import BodyReader
 from streams.gateway.log.backend import Backend
+from streams.gateway.log.pool import Pool
 from streams.gateway.metrics import Metrics
 from streams.gateway.request.conversation import Conversation, Conversations
 from streams.gateway.request.intake import Served
@@ -46,6 +47,7 @@ class Gateway:
         backend: Backend,
         hub: Hub,
         metrics: Metrics,
+        pool: Pool,
         *,
         gateway_id: str,
         started_ms: int,
@@ -55,6 +57,7 @@ class Gateway:
         self.backend = backend
         self.hub = hub
         self.metrics = metrics
+        self.pool = pool
         self.gateway_id = gateway_id
         self.started_ms = started_ms
         self.keys = Keys(settings.api_keys)

@@ -12,11 +12,14 @@ from pydantic.json_schema import models_json_schema
 from schemas.records import Priority
 from streams.config import ORCHESTRATIONS, POLICIES
 from streams.gateway.request.body import ChatBody, CompletionBody, TokenizeBody
+from streams.gateway.request.embed_body import EmbeddingsBody, RerankBody
 
 _REF = "#/components/schemas/{model}"
 _BODIES: dict[str, tuple[type[BaseModel], str, str]] = {
     "/v1/chat/completions": (ChatBody, "Answer a chat, whole or as a stream.", "OpenAI"),
     "/v1/completions": (CompletionBody, "Continue a prompt, whole or as a stream.", "OpenAI"),
+    "/v1/embeddings": (EmbeddingsBody, "Vectors of texts.", "OpenAI"),
+    "/v1/rerank": (RerankBody, "Texts by their similarity to a query.", "Cohere, Jina"),
     "/tokenize": (TokenizeBody, "Token ids of a prompt or of messages.", "Trivium"),
 }
 _HEADERS = {
@@ -82,6 +85,23 @@ def _answer(kind: str) -> dict[str, Any]:
 _ANSWERS: dict[tuple[str, str, str], tuple[tuple[str, ...], dict[str, Any]]] = {
     ("/v1/chat/completions", "post", "200"): ((_JSON, _STREAM), _answer("chat.completion")),
     ("/v1/completions", "post", "200"): ((_JSON, _STREAM), _answer("text_completion")),
+    ("/v1/embeddings", "post", "200"): (
+        (_JSON,),
+        _object(
+            object={"const": "list"},
+            model=_TEXT,
+            data=_list(_object(index=_COUNT)),
+            usage=_object(prompt_tokens=_COUNT, total_tokens=_COUNT),
+        ),
+    ),
+    ("/v1/rerank", "post", "200"): (
+        (_JSON,),
+        _object(
+            id=_TEXT,
+            model=_TEXT,
+            results=_list(_object(index=_COUNT, relevance_score={"type": "number"})),
+        ),
+    ),
     ("/tokenize", "post", "200"): (
         (_JSON,),
         _object(count=_COUNT, max_model_len=_COUNT, tokens=_list(_COUNT)),

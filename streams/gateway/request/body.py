@@ -64,12 +64,13 @@ Biases = Annotated[
 PriorityField = Annotated[Any, _one_of(Priority)]
 
 
-class _Body(BaseModel):
-    # Unknown fields are kept, so that fields.py can say what to do about each.
+class StrictBody(BaseModel):
+    """JSON types as they are; unknown fields are kept, so that fields.py can say what to do."""
+
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
-class StreamOptions(_Body):
+class StreamOptions(StrictBody):
     """What a stream carries besides text."""
 
     include_usage: bool | None = None
@@ -77,7 +78,7 @@ class StreamOptions(_Body):
     continuous_usage_stats: bool | None = None
 
 
-class JsonSchemaFormat(_Body):
+class JsonSchemaFormat(StrictBody):
     """OpenAI's wrapping of a JSON schema."""
 
     name: str | None = None
@@ -86,14 +87,14 @@ class JsonSchemaFormat(_Body):
     strict: bool | None = None
 
 
-class ResponseFormat(_Body):
+class ResponseFormat(StrictBody):
     """OpenAI's way to constrain the form of the answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
 
 
-class StructuredOutputs(_Body):
+class StructuredOutputs(StrictBody):
     """vLLM's way to constrain the form of the answer; one field is set."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
@@ -103,7 +104,7 @@ class StructuredOutputs(_Body):
     grammar: str | None = None
 
 
-class Wishes(_Body):
+class Wishes(StrictBody):
     """How the request is wished to be placed; only Trivium understands it."""
 
     model_config = ConfigDict(extra="forbid")
@@ -112,7 +113,7 @@ class Wishes(_Body):
     orchestration: Annotated[Any, _one_of(ORCHESTRATIONS)] = None
 
 
-class SearchBody(_Body):
+class SearchBody(StrictBody):
     """What is to be found for a chat before its answer begins; only Trivium understands it."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -126,7 +127,7 @@ class SearchBody(_Body):
     tokens_max: int | None = Field(None, ge=1, le=_INT_32_MAX)  # of all passages together
 
 
-class GenerationBody(_Body):
+class GenerationBody(StrictBody):
     """What chats and completions share."""
 
     model: str
@@ -169,7 +170,7 @@ class GenerationBody(_Body):
         return any(form is not None for form in forms)
 
 
-class Message(_Body):
+class Message(StrictBody):
     """One message of a chat; content is text or a list of text parts."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -197,7 +198,7 @@ class CompletionBody(GenerationBody):
     add_special_tokens: bool | None = None
 
 
-class TokenizeBody(_Body):
+class TokenizeBody(StrictBody):
     """POST /tokenize: a prompt or messages."""
 
     model: str | None = None

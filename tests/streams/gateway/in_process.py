@@ -4,14 +4,16 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import httpx
+import numpy as np
 
 from schemas.codec import Codec
 from schemas.errors import TriviumError
 from schemas.log.clients import Headers
+from schemas.log.retrieval.embedding import EmbeddedTexts
 from schemas.records import (
     Cancellation,
     Request,
@@ -127,6 +129,21 @@ class FakeLog:
         return [record for record in self.sent if isinstance(record, Resumption)]
 
 
+class LetterPool:
+    """A retrieval pool that embeds texts as how often they have each of some letters."""
+
+    LETTERS = "abcdefgh"
+    trouble: TriviumError | None = None
+
+    async def embed(self, texts: Sequence[str], *, deadline_ms: int) -> EmbeddedTexts:
+        if self.trouble is not None:
+            raise self.trouble
+        counts = np.array([[text.count(c) for c in self.LETTERS] for text in texts], np.float32)
+        lengths = np.linalg.norm(counts, axis=1, keepdims=True)
+        vectors = counts / np.maximum(lengths, 1e-9)
+        return EmbeddedTexts(vectors=vectors, embedder="letters@1", tokens=sum(map(len, texts)))
+
+
 class InProcessGateway:
     """One gateway in this process."""
 
@@ -134,12 +151,13 @@ class InProcessGateway:
         metrics = Metrics()
         hub = Hub(metrics)
         self.log = FakeLog(hub, partition)
+        self.pool = LetterPool()
         served = Served(
             name=MODEL, tokenizer=tokenizer(), max_model_len=max_model_len, created_s=1_700_000_000
         )
         settings = {"event_key": EVENT_KEY, **settings}
         self.state = Gateway(
-            *(GatewaySettings(**settings), served, self.log, hub, metrics),
+            *(GatewaySettings(**settings), served, self.log, hub, metrics, self.pool),
             gateway_id="gateway-1",
             started_ms=STARTED_MS,
         )

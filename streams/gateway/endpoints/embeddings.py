@@ -1,0 +1,102 @@
+"""POST /v1/embeddings and /v1/rerank: what the embedding workers of the retrieval pool know.
+
+Ranking compares vectors: the score is the cosine similarity of query and document. No model reads
+both together, as a cross-encoder would.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import orjson
+
+from schemas.errors import InvalidRequest, UnknownModel
+from schemas.log.retrieval.embedding import EmbeddedTexts
+from streams.gateway.http.exchange import Exchange
+from streams.gateway.ids import new_request_id
+from streams.gateway.request.body import Body, parse
+from streams.gateway.request.embed_body import EmbeddingsBody, RerankBody, documents_of, texts_of
+from streams.gateway.request.fields import refuse_extras
+from streams.gateway.request.intake import DEADLINE_HEADER
+from streams.gateway.state import Gateway
+from streams.gateway.stream.delivery import COMPLETED
+
+
+async def embeddings(gateway: Gateway, exchange: Exchange) -> str:
+    """Vectors of texts; returns the outcome, raises what is the caller's to know."""
+    body = await _body(gateway, exchange, EmbeddingsBody)
+    found = await _embed(gateway, exchange, body.model, texts_of(body.input))
+    dim = found.vectors.shape[1]
+    if body.dimensions not in (None, dim):
+        raise InvalidRequest(
+            f"dimensions: the model has {dim}, found {body.dimensions}; leave it out", "dimensions"
+        )
+    data = [
+        {"object": "embedding", "index": i, "embedding": _written(vector, body.encoding_format)}
+        for i, vector in enumerate(np.ascontiguousarray(found.vectors, "<f4"))
+    ]
+    answer = {"object": "list", "data": data, "model": found.embedder, "usage": _usage(found)}
+    await exchange.send_whole(_json(answer), exchange.reply_headers)
+    return COMPLETED
+
+
+async def rerank(gateway: Gateway, exchange: Exchange) -> str:
+    """Documents by their similarity to a query, the most similar first."""
+    body = await _body(gateway, exchange, RerankBody)
+    texts = documents_of(body)
+    found = await _embed(gateway, exchange, body.model, [body.query, *texts])
+    scores = found.vectors[1:] @ found.vectors[0]
+    order = sorted(range(len(texts)), key=lambda i: (-scores[i], i))[: body.top_n]
+    answer = {
+        "id": exchange.call_id,
+        "model": found.embedder,
+        "results": [
+            {
+                "index": i,
+                "relevance_score": float(scores[i]),
+                **({"document": {"text": texts[i]}} if body.return_documents else {}),
+            }
+            for i in order
+        ],
+        "usage": _usage(found),
+    }
+    await exchange.send_whole(_json(answer), exchange.reply_headers)
+    return COMPLETED
+
+
+async def _body(gateway: Gateway, exchange: Exchange, kind: type[Body]) -> Body:
+    exchange.call_id = new_request_id(exchange.arrived_ms)
+    exchange.reply_headers.append((b"x-request-id", exchange.call_id.encode()))
+    exchange.tenant = gateway.keys.tenant(exchange.headers)
+    raw = await exchange.read_body(gateway.body_reader)
+    body = parse(kind, raw, gateway.settings.values_max)
+    refuse_extras(body.model_extra)
+    return body
+
+
+async def _embed(
+    gateway: Gateway, exchange: Exchange, model: str, texts: Sequence[str]
+) -> EmbeddedTexts:
+    settings = gateway.settings
+    relative_ms = exchange.number(DEADLINE_HEADER, 1, settings.deadline_ms_max)
+    deadline_ms = exchange.arrived_ms + (relative_ms or settings.deadline_ms)
+    found = await gateway.pool.embed(texts, deadline_ms=deadline_ms)
+    if model not in (found.embedder, found.embedder.partition("@")[0]):
+        raise UnknownModel(
+            f"model: expected {found.embedder.partition('@')[0]!r}, found {model[:80]!r}"
+        )
+    return found
+
+
+def _written(vector: Any, encoding: str | None) -> Any:
+    """A vector as the client wants it; the `openai` package wants base64 where nobody asks."""
+    return base64.b64encode(vector.tobytes()).decode() if encoding == "base64" else vector
+
+
+def _usage(found: EmbeddedTexts) -> Mapping[str, int]:
+    return {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
+
+
+def _json(answer: Any) -> bytes:
+    return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY)

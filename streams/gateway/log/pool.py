@@ -1,0 +1,76 @@
+"""The retrieval pool as a gateway asks it: vectors of texts, for the endpoints that serve them.
+
+A gateway asks as a member of its own, which joins with the first call that needs it. So a gateway
+without a retrieval pool leases nothing of `hits`, and one that loses this lease serves chats on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable
+from schemas.log.clock import wall_ms
+from schemas.log.patience import TROUBLE
+from schemas.log.retrieval.asker import Asker
+from schemas.log.retrieval.embedding import EmbeddedTexts
+from schemas.log.retrieval.member import asking
+from schemas.settings import LogSettings
+
+logger = logging.getLogger(__name__)
+
+
+class Pool(Protocol):
+    """Who makes vectors of texts."""
+
+    async def embed(self, texts: Sequence[str], *, deadline_ms: int) -> EmbeddedTexts:
+        """All or none; raises NotReady, DeadlineExceeded, BrokerUnavailable, InvalidRequest."""
+
+
+class LogPool:
+    """The pool behind the log. `close` it at the end."""
+
+    def __init__(self, log: LogSettings, codec: Codec, member_id: str, join_ms: int) -> None:
+        self._log, self._codec = log, codec
+        self._member_id = member_id
+        self._join_ms = join_ms
+        self._joined: asyncio.Future[Asker] | None = None
+        self._life: asyncio.Task[None] | None = None
+
+    async def embed(self, texts: Sequence[str], *, deadline_ms: int) -> EmbeddedTexts:
+        asker = await self._asker(min(deadline_ms, wall_ms() + self._join_ms))
+        return await asker.embed(texts, deadline_ms=deadline_ms)
+
+    async def _asker(self, until_ms: int) -> Asker:
+        """The present membership, or a new one."""
+        if self._life is None or self._life.done():
+            self._joined = asyncio.get_running_loop().create_future()
+            self._life = asyncio.create_task(self._live(self._joined))
+        assert self._joined is not None
+        try:
+            async with asyncio.timeout(max(0, until_ms - wall_ms()) / 1000):
+                return await asyncio.shield(self._joined)
+        except TimeoutError:
+            raise BrokerUnavailable("the retrieval pool was not joined in time") from None
+
+    async def _live(self, joined: "asyncio.Future[Asker]") -> None:
+        """Be a member until it is lost; the next call joins again."""
+        try:
+            async with asking(self._log, self._codec, self._member_id) as asker:
+                joined.set_result(asker)
+                await asyncio.Event().wait()
+        except TROUBLE as error:
+            logger.warning("%s: %s: %s", self._member_id, type(error).__name__, error)
+            if not joined.done():
+                joined.set_exception(
+                    BrokerUnavailable(f"the retrieval pool was not joined: {error}")
+                )
+        finally:
+            joined.cancel()
+
+    async def close(self) -> None:
+        """Leave."""
+        if self._life is not None:
+            self._life.cancel()
+            await asyncio.wait([self._life])

@@ -1,0 +1,105 @@
+"""Vectors and ranks over HTTP: by hand, and by the real `openai` and LangChain clients."""
+
+import base64
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from langchain_openai import OpenAIEmbeddings
+from pydantic import SecretStr
+
+from schemas.errors import NotReady
+from tests.streams.gateway.in_process import InProcessGateway, call, http_client, serving
+
+EMBED, RERANK = "/v1/embeddings", "/v1/rerank"
+
+
+def texts(value: Any, **fields: Any) -> dict[str, Any]:
+    return {"model": "letters", "input": value, **fields}
+
+
+def ranked(*documents: Any, **fields: Any) -> dict[str, Any]:
+    return {"model": "letters@1", "query": "aab", "documents": documents, **fields}
+
+
+async def test_vectors_come_in_the_order_of_their_texts() -> None:
+    status, answer = await call(InProcessGateway(), texts(["a", "bb"]), EMBED)
+    assert (status, answer["object"], answer["model"]) == (200, "list", "letters@1")
+    assert [each["index"] for each in answer["data"]] == [0, 1]
+    assert [np.argmax(each["embedding"]) for each in answer["data"]] == [0, 1]
+    assert answer["usage"] == {"prompt_tokens": 3, "total_tokens": 3}
+
+
+async def test_base64_holds_the_same_numbers() -> None:
+    _, plain = await call(InProcessGateway(), texts("abc"), EMBED)
+    _, packed = await call(InProcessGateway(), texts("abc", encoding_format="base64"), EMBED)
+    data = base64.b64decode(packed["data"][0]["embedding"])
+    written = np.array(plain["data"][0]["embedding"], np.float32)
+    assert np.array_equal(np.frombuffer(data, "<f4"), written)
+
+
+async def test_openai_and_langchain_get_vectors() -> None:
+    async with serving(InProcessGateway(api_keys=("key",))) as url:
+        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="key", timeout=60) as client:
+            answer = await client.embeddings.create(model="letters", input=["a", "b"])
+        assert [int(np.argmax(each.embedding)) for each in answer.data] == [0, 1]
+        async with http_client(url) as http:
+            langchain = OpenAIEmbeddings(
+                model="letters",
+                base_url=url + "/v1",
+                api_key=SecretStr("key"),
+                check_embedding_ctx_length=False,
+                http_async_client=http,
+            )
+            assert np.argmax(await langchain.aembed_query("c")) == 2
+
+
+async def test_documents_are_ranked_by_similarity_and_equal_ones_by_place() -> None:
+    body = ranked("bb", "aab", {"text": "aab"}, "c", top_n=3, return_documents=True)
+    status, answer = await call(InProcessGateway(), body, RERANK)
+    assert status == 200
+    assert [each["index"] for each in answer["results"]] == [1, 2, 0]
+    assert answer["results"][1]["document"] == {"text": "aab"}
+    assert answer["results"][0]["relevance_score"] == pytest.approx(1)
+
+
+async def test_documents_come_back_only_where_they_are_wanted() -> None:
+    _, answer = await call(InProcessGateway(), ranked("a"), RERANK)
+    assert "document" not in answer["results"][0]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        (EMBED, texts([]), 400, "input: expected a text or 1 to 2048 texts"),
+        (EMBED, texts([1, 2]), 400, "input: expected texts, found token ids"),
+        (EMBED, texts([[1]]), 400, "check_embedding_ctx_length=False"),
+        (EMBED, texts(["a", ""]), 400, "input.1: expected a text of 1 to"),
+        (EMBED, texts({"a": 1}), 400, "input: expected a text or"),
+        (EMBED, texts("a", dimensions=3), 400, "dimensions: the model has 8, found 3"),
+        (EMBED, texts("a", inputt="b"), 400, "inputt: unknown field"),
+        (EMBED, {**texts("a"), "model": "no"}, 404, "model: expected 'letters', found 'no'"),
+        (RERANK, ranked(), 400, "documents: expected at least 1 of them"),
+        (RERANK, ranked({"title": "x"}), 400, "documents.0: expected a text"),
+        (RERANK, ranked("a", top_n=0), 400, "top_n: expected greater than or equal to 1"),
+    ],
+)
+async def test_what_cannot_be_embedded_is_refused(
+    path: str, body: Any, status: int, message: str
+) -> None:
+    found, answer = await call(InProcessGateway(), body, path)
+    assert found == status
+    assert message in answer["error"]["message"]
+
+
+async def test_without_an_embedding_worker_the_caller_is_told() -> None:
+    gateway = InProcessGateway()
+    gateway.pool.trouble = NotReady("no embedding worker is ready")
+    status, answer = await call(gateway, texts("a"), EMBED)
+    assert (status, answer["error"]["code"]) == (503, "not_ready")
+
+
+async def test_a_key_is_needed_where_keys_are_set() -> None:
+    status, _ = await call(InProcessGateway(api_keys=("key",)), texts("a"), EMBED)
+    assert status == 401
