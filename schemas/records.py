@@ -590,6 +590,14 @@ class Hits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Insert:
+    """Tokens that were put into a prompt."""
+
+    at: int  # index in the plain prompt_tokens before which they stand
+    tokens: bytes  # token ids as little-endian int32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JournalBatch:
     """Which records a router applied, in which order and at which time; columns of equal length."""
 
@@ -781,6 +789,9 @@ class Retrieval:
     tail_at: int = 0  # index in prompt_tokens before which tail goes
     tail: bytes = b""  # tokens that stand further on, if something was found
     history_tokens: int = 0  # so many of prompt_tokens repeat earlier turns and their answers
+    # so many may be put in altogether, so that what earlier turns had put in may come back; 0: it
+    # may not
+    room_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -877,6 +888,7 @@ class Retrieved:
     took_ms: float = 0.0  # at the slowest shard
     asked_ms: int  # wall time
     at_ms: int  # wall time
+    history: Sequence[Insert] = ()  # what earlier turns had put in, in the order of at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,6 +56,10 @@ class RouterSettings:
     candidates_max: Positive = 4  # workers named in a decision
     sessions_max: Positive = 100_000  # remembered conversations; the least recently used go first
     session_ttl_ms: Positive = 3_600_000  # without a turn for so long, a conversation is forgotten
+    retrievals_max: Positive = 1_000  # searches under way; above it requests go on without
+    retrieval_grace_ms: Natural = 100  # what an answer of the last moment takes to be read back
+    histories_max: Positive = 10_000  # sessions whose passages are remembered for later turns
+    histories_bytes_max: Positive = 64 << 20  # of these
     ended_max: Positive = 200_000  # remembered ids of ended requests
     early_cancels_max: Positive = 10_000  # cancellations read before their request
     tick_ms: Positive = 50

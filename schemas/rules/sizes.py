@@ -2,13 +2,14 @@
 
 Theory of operation. The broker takes no record above RECORD_BYTES_MAX, whoever sends it. Frames and
 journal batches are split by their writers; a request cannot be split, and its work repeats it, with
-a KV handle that some phase or outcome brought. So requests leave room for the largest report, and
-whatever names, headers and error a record has besides fits into REST_BYTES_MAX. Then no record that
-follows from one that was let in can be too large. Hits repeat the names of their retrieval, which
-are bounded alike. `LogProducer.send` keeps the rule for what leaves a process, and whoever reads
-from others keeps it again. To decode a record of many empty items takes 0.2 to 0.6 s per MB, and
-nobody else's turn comes meanwhile; so `Codec.decode` refuses by their bytes alone the kinds that
-many read and that are never large. Nothing here does I/O.
+a KV handle that some phase or outcome brought. So requests leave room for the largest report and
+for the tokens that may be put into their prompts, and whatever names, headers and error a record
+has besides fits into REST_BYTES_MAX. Then no record that follows from one that was let in can be
+too large. Hits repeat the names of their retrieval, which are bounded alike. `LogProducer.send`
+keeps the rule for what leaves a process, and whoever reads from others keeps it again. To decode a
+record of many empty items takes 0.2 to 0.6 s per MB, and nobody else's turn comes meanwhile; so
+`Codec.decode` refuses by their bytes alone the kinds that many read and that are never large.
+Nothing here does I/O.
 """
 
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from schemas.records import (
     Registration,
     Request,
     Resumption,
+    Retrieval,
     RetrievalRequest,
     Retrieved,
     Work,
@@ -50,6 +52,8 @@ TEXTS_MAX = 2_048  # of one call for embeddings
 DOCUMENT_CHARS_MAX = 512 << 10  # of a document's text
 CHUNKS_MAX = 4_096  # passages of a document
 PASSAGES_MAX = 64  # of one answer to a retrieval, and in one prompt
+PASSAGE_BYTES_MAX = 512 << 10  # of all passages that were found for a request
+HISTORY_BYTES_MAX = 256 << 10  # of the tokens that earlier turns of its session had put in
 
 _BYTES_MAX: dict[type, int] = {
     Request: REQUEST_BYTES_MAX,
@@ -60,7 +64,7 @@ _BYTES_MAX: dict[type, int] = {
     RetrievalRequest: RETRIEVAL_BYTES_MAX,
     Hits: RETRIEVAL_BYTES_MAX,
     EmbedRequest: RETRIEVAL_BYTES_MAX,
-    Retrieved: RETRIEVAL_BYTES_MAX,
+    Retrieved: REPORT_BYTES_MAX,
     DocumentPassages: RECORD_BYTES_MAX,
     AssignRoles: REST_BYTES_MAX,
 }
@@ -80,6 +84,8 @@ def check_bytes(kind: str, record_bytes: int) -> None:
 def check_size(record: Any, record_bytes: int) -> None:
     """Raise RecordTooLarge unless a record of so many bytes, and all that follows from it, fits."""
     kind = type(record)
+    if kind is Request and record.retrieval is not None:
+        record_bytes += _put_in_bytes(record.retrieval)
     most = _BYTES_MAX.get(kind, RECORD_BYTES_MAX)
     if record_bytes > most:
         subject = getattr(record, "request_id", "")[:64]
@@ -98,13 +104,22 @@ def check_size(record: Any, record_bytes: int) -> None:
         raise RecordTooLarge(f"{kind.__name__}: expected names of at most {NAME_CHARS_MAX} chars")
 
 
+def _put_in_bytes(retrieval: Retrieval) -> int:
+    """By how much a prompt may grow at most; lead, trail and tail are in the record already."""
+    joints = min(retrieval.k, PASSAGES_MAX) * len(retrieval.joint)
+    return max(0, 4 * retrieval.tokens_max + joints, 4 * retrieval.room_tokens)
+
+
 def _names(kind: type[Any]) -> Callable[[Any], tuple[str, ...]]:
     """All fields of a kind of record that are strings; there are several in each."""
     texts = [name for name, hint in get_type_hints(kind).items() if hint is str]
     return attrgetter(*texts)
 
 
-_ABOUT_REQUESTS = (Request, Cancellation, Resumption, Work, CancelWork, Phase, Outcome)
+_ABOUT_REQUESTS = (
+    *(Request, Cancellation, Resumption, Retrieved),
+    *(Work, CancelWork, Phase, Outcome),
+)
 _NAMES: dict[type, Callable[[Any], tuple[str, ...]]] = {
     kind: _names(kind) for kind in _ABOUT_REQUESTS
 }

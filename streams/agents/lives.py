@@ -67,6 +67,7 @@ async def _route(process: RouterProcess, stop: asyncio.Event) -> None:
         process.outbox.run(),
         process.membership.run(),
         process.prefixes.run(),
+        process.retriever.run(),
         process.tick(),
         watch(process.log, process.group, process.settings.stall_exit_ms),
         keep_marks(process.log, partitions),

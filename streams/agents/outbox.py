@@ -7,9 +7,9 @@ worker, and only the attempt fails.
 
 Order between partitions. What was decided goes first, what workers are told after it. Nothing waits
 for an acknowledgement in between on the usual way: of work of a first attempt the next router knows
-that it may be there without its decision, and uses its number for nothing else. Later attempts and
-void orders wait until their decisions, and outcomes, are in the log. Nothing leaves while the
-router's lease is in doubt.
+that it may be there without its decision. Later attempts and void orders wait until their
+decisions, and outcomes, are in the log, and work with passages until its reader was told of them.
+Nothing leaves while the router's lease is in doubt.
 """
 
 import asyncio
@@ -27,8 +27,18 @@ from schemas.log.faust.receipts import Receipt
 from schemas.records import Work
 from schemas.rules.outcomes import outcome_key
 from schemas.rules.trace import trace_of
-from streams.agents.records import end_frame, unsent_phase
-from streams.core.effects import Decide, Dispatch, Effect, End, Forget, SaveSession
+from streams.agents.records import end_frame, retrieved_frame, unsent_phase
+from streams.core.effects import (
+    Ask,
+    Decide,
+    Dispatch,
+    Effect,
+    End,
+    Forget,
+    GoWithout,
+    SaveSession,
+    Tell,
+)
 
 TRACES_MAX = 100_000
 
@@ -56,7 +66,9 @@ class Outbox:
         router_id: str,
         pending_max: int,
         lease_stands: Callable[[], Awaitable[None]],
+        ask: Callable[[Ask], None],
     ) -> None:
+        """`ask` begins a search, and waits for nothing."""
         self.traces: OrderedDict[str, bytes] = OrderedDict()  # traceparent by request
         self.unsaved: dict[str, SaveSession | Forget] = {}
         self.ending: set[str] = set()  # requests whose outcomes are not acknowledged yet
@@ -65,6 +77,8 @@ class Outbox:
         self._router_id = router_id
         self._pending_max = pending_max
         self._lease_stands = lease_stands
+        self._ask = ask
+        self._untold: dict[str, asyncio.Future[Any]] = {}  # by request, until acknowledged
         self._queue: deque[Entry] = deque()
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -142,7 +156,16 @@ class Outbox:
         ):
             await asyncio.wait(acks)
         for entry in orders:
+            await self._told_of(entry)
             await self._send_one(entry)
+
+    async def _told_of(self, entry: Entry) -> None:
+        """Wait until a reader's word of a prompt is in the log, before work of it leaves."""
+        effect = entry[0]
+        if self._untold and isinstance(effect, Dispatch):
+            ack = self._untold.get(effect.record.request_id)
+            if ack is not None:
+                await asyncio.wait([ack])
 
     async def _send_one(self, entry: Entry) -> list[asyncio.Future[Any]]:
         await self._lease_stands()
@@ -193,6 +216,8 @@ class Outbox:
         self._pending -= 1
         if isinstance(effect, End):
             self.ending.discard(effect.outcome.request_id)
+        elif isinstance(effect, Tell):
+            self._untold.pop(effect.retrieved.request_id, None)
         if not self._pending:
             self._idle.set()
         if receipt is not None:
@@ -214,6 +239,17 @@ class Outbox:
                     await send("outcomes", outcome, key=outcome_key(outcome), partition=partition),
                     await send("tokens", frame, key=str(gateway), partition=gateway),
                 ]
+            case Ask():
+                self._ask(effect)
+                return []
+            case GoWithout(retrieved, partition):
+                key = retrieved.session_id
+                return [await send("phases", retrieved, key=key, partition=partition)]
+            case Tell(retrieved, gateway):
+                told = retrieved_frame(retrieved, self._router_id, wall_ms())
+                ack = await send("tokens", told, key=str(gateway), partition=gateway)
+                self._untold[retrieved.request_id] = ack
+                return [ack]
             case SaveSession(session):
                 self.unsaved[session.session_id] = effect
                 return []

@@ -26,6 +26,7 @@ from schemas.records import (
     Phase,
     Request,
     Resumption,
+    Retrieved,
     Session,
 )
 from schemas.rules.numbers import check_numbers
@@ -46,6 +47,7 @@ from streams.core.events import (
     Placed,
     RequestArrived,
     ResumptionArrived,
+    RetrievedArrived,
     SessionLoaded,
 )
 
@@ -57,6 +59,7 @@ _EVENTS: dict[type, Any] = {
     Cancellation: CancellationArrived,
     Resumption: ResumptionArrived,
     Phase: PhaseArrived,
+    Retrieved: RetrievedArrived,
     Outcome: OutcomeArrived,
     Decision: Placed,
     Session: SessionLoaded,

@@ -1,9 +1,12 @@
 """Records that only agents make, because the core knows neither gateways' streams nor what the log
-takes: the last frame of a stream, and the phase in place of work that could not be sent.
+takes: the first and the last frame of a stream, and the phase in place of work that could not be
+sent.
 """
 
+from collections.abc import Sequence
+
 from schemas.errors import RecordTooLarge
-from schemas.records import Phase, PhaseKind, StreamEnd, TokenFrame, Work
+from schemas.records import Phase, PhaseKind, StreamEnd, StreamRetrieved, TokenFrame, Work
 from schemas.rules.phases import phase_of
 from streams.core.effects import Dispatch, Effect, End
 
@@ -36,6 +39,22 @@ def end_frame(end: End, router_id: str, now_ms: int) -> TokenFrame:
         prefill_worker=outcome.prefill_worker,
         decode_worker=outcome.decode_worker,
     )
+    return _frame(router_id, now_ms, ends=(last,))
+
+
+def retrieved_frame(retrieved: StreamRetrieved, router_id: str, now_ms: int) -> TokenFrame:
+    """What was put into a prompt, before its first token."""
+    return _frame(router_id, now_ms, retrieved=(retrieved,))
+
+
+def _frame(
+    router_id: str,
+    now_ms: int,
+    *,
+    ends: Sequence[StreamEnd] = (),
+    retrieved: Sequence[StreamRetrieved] = (),
+) -> TokenFrame:
+    """Without a token."""
     return TokenFrame(
         worker_id=router_id,
         at_ms=now_ms,
@@ -46,5 +65,6 @@ def end_frame(end: End, router_id: str, now_ms: int) -> TokenFrame:
         token_counts=(),
         token_ids=(),
         texts=(),
-        ends=(last,),
+        ends=ends,
+        retrieved=retrieved,
     )

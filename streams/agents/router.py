@@ -17,11 +17,19 @@ from schemas.log.clients import LogProducer
 from schemas.log.clock import SLEWED_MS, wall_ms
 from schemas.log.faust.group import Group
 from schemas.log.membership import Membership
-from schemas.records import Heartbeat, JournalBatch, KvEvents, MemberKind, Registration
+from schemas.records import (
+    Heartbeat,
+    JournalBatch,
+    KvEvents,
+    MemberKind,
+    Registration,
+    Retrieved,
+)
 from schemas.rules.sizes import JOURNAL_LINES_MAX
 from schemas.settings import LogSettings
 from streams.agents.outbox import Outbox, OwnRecord
 from streams.agents.prefixes import Prefixes
+from streams.agents.retrieval import Retriever
 from streams.config import RouterSettings
 from streams.core.events import Event, FleetRecordArrived, KvEventsArrived, Tick
 from streams.core.placement.ppd_table import PpdTable
@@ -119,12 +127,21 @@ class RouterProcess:
             client_id=f"{router_id}-prefixes",
             on_record=self._apply_prefixes,
         )
+        self.retriever = Retriever(
+            log,
+            self.codec,
+            self.producer,
+            self.membership,
+            asks_max=settings.retrievals_max,
+            answer=self._answer,
+        )
         self.outbox = Outbox(
             self.producer,
             log.topic_prefix,
             router_id,
             settings.sends_pending_max,
             self.membership.stands,
+            self.retriever.ask,
         )
         self.journal = Journal(router_id)
         self._now_ms = 0
@@ -165,6 +182,11 @@ class RouterProcess:
         event = KvEventsArrived(record, offset)
         self.outbox.put(self.apply(event, "prefixes", 0, offset))
 
+    def _answer(self, retrieved: Retrieved, partition: int) -> None:
+        """Write down what was found, unless nobody here waits for it any more."""
+        if self.router.is_live(retrieved.request_id):
+            self.outbox.put([OwnRecord("phases", retrieved.session_id, partition, retrieved)])
+
     def flush(self) -> None:
         """Send the journal's lines and the changed sessions."""
         self.outbox.put(self.journal.cut(self.membership.epoch))
@@ -196,6 +218,7 @@ class RouterProcess:
 
     async def close(self) -> None:
         """Say goodbye, and close. What a lost life has not written is not written later."""
+        await self.retriever.stop()
         await self.membership.leave()
         await self.prefixes.stop()
         if self.membership.is_valid():

@@ -4,7 +4,17 @@ in order.
 
 from dataclasses import dataclass
 
-from schemas.records import CancelWork, Decision, Outcome, Session, Work
+from schemas.records import (
+    CancelWork,
+    Decision,
+    Insert,
+    Outcome,
+    Request,
+    Retrieved,
+    Session,
+    StreamRetrieved,
+    Work,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,4 +59,29 @@ class Forget:
     partition: int
 
 
-Effect = Dispatch | Decide | End | SaveSession | Forget
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Search for a request, and write down what was found; `history` goes into that record."""
+
+    request: Request
+    history: tuple[Insert, ...]
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class GoWithout:
+    """Write down that a request goes on without what it wanted to be found."""
+
+    retrieved: Retrieved
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Tell the gateway that streams an answer what was put into its prompt."""
+
+    retrieved: StreamRetrieved
+    gateway_partition: int
+
+
+Effect = Dispatch | Decide | End | SaveSession | Forget | Ask | GoWithout | Tell

@@ -17,6 +17,7 @@ from schemas.records import (
     Registration,
     Request,
     Resumption,
+    Retrieved,
     Session,
 )
 
@@ -50,6 +51,14 @@ class PhaseArrived:
     """A worker finished a step, refused or failed."""
 
     phase: Phase
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievedArrived:
+    """A router wrote down what was found for a request, or that nothing was."""
+
+    retrieved: Retrieved
     partition: int
 
 
@@ -125,6 +134,7 @@ PartitionEvent = (
     | CancellationArrived
     | ResumptionArrived
     | PhaseArrived
+    | RetrievedArrived
     | OutcomeArrived
     | SessionLoaded
     | Placed

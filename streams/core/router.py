@@ -25,6 +25,7 @@ from streams.core.events import (
     Placed,
     RequestArrived,
     ResumptionArrived,
+    RetrievedArrived,
     SessionLoaded,
     Tick,
 )
@@ -35,6 +36,7 @@ from streams.core.handlers.attempts import Attempts
 from streams.core.handlers.dispatch import Dispatcher
 from streams.core.handlers.endings import Endings
 from streams.core.handlers.orders import DECODERS, Orders
+from streams.core.handlers.retrievals import Retrievals
 from streams.core.placement.placer import Placer
 from streams.core.placement.ppd_table import PpdTable
 from streams.core.requests.live import LiveRequest, arrived, may_cancel
@@ -43,6 +45,7 @@ from streams.core.states import State
 from streams.core.tables import Tables
 
 _SWEEP_MS = 1_000
+_UNPLACED = (State.RETRIEVING, State.QUEUED)
 
 
 class Router:
@@ -65,7 +68,10 @@ class Router:
         self._orders = Orders(router_id, self.tables.fleet, self.tables.effects)
         self._endings = Endings(self.tables, self._orders)
         self._dispatcher = Dispatcher(self.tables, self._orders, self._endings, self.placer)
-        self._attempts = Attempts(self.tables, self._orders, self._endings, self.placer.estimates)
+        self._retrievals = Retrievals(self.tables, self._endings.enqueue)
+        self._attempts = Attempts(
+            self.tables, self._orders, self._endings, self._retrievals, self.placer.estimates
+        )
         self._reader_watch = ReaderWatch(self.tables.fleet, settings.gateway_grace_ms)
         self._rebuilds: dict[int, Rebuild] = {}
         self._swept_ms = 0
@@ -74,6 +80,7 @@ class Router:
             CancellationArrived: self._cancellation_arrived,
             ResumptionArrived: self._resumption_arrived,
             PhaseArrived: self._phase_arrived,
+            RetrievedArrived: self._retrieved_arrived,
             OutcomeArrived: self._outcome_arrived,
             FleetRecordArrived: self._fleet_record_arrived,
             KvEventsArrived: self._kv_events_arrived,
@@ -147,6 +154,9 @@ class Router:
             if live.cancel is not None:
                 self._endings.end_cancelled(live, now_ms)
                 return
+            if request.retrieval is not None:
+                self._retrievals.begin(live, now_ms)
+                return
             self._endings.enqueue(live, now_ms)
             self._dispatcher.dispatch_waiting(now_ms)
 
@@ -172,10 +182,19 @@ class Router:
 
     def _phase_arrived(self, event: PhaseArrived, now_ms: int) -> None:
         live = self.tables.requests.by_id.get(event.phase.request_id)
-        if live is None or event.phase.attempt != live.attempt or live.state is State.QUEUED:
+        if live is None or event.phase.attempt != live.attempt or live.state in _UNPLACED:
             return
         with self.tables.about(live):
             self._attempts.reported(live, event.phase, now_ms)
+            self._dispatcher.dispatch_waiting(now_ms)
+
+    def _retrieved_arrived(self, event: RetrievedArrived, now_ms: int) -> None:
+        """The first counts: what comes later finds the request in another state."""
+        live = self.tables.requests.by_id.get(event.retrieved.request_id)
+        if live is None or live.state is not State.RETRIEVING:
+            return
+        with self.tables.about(live):
+            self._retrievals.found(live, event.retrieved, now_ms)
             self._dispatcher.dispatch_waiting(now_ms)
 
     def _outcome_arrived(self, event: OutcomeArrived, now_ms: int) -> None:

@@ -4,7 +4,8 @@ Theory of operation. A placed request stands on one or two workers: on the side 
 decode, or of both. What a worker says of it (a `Phase`), and that a worker is lost, is looked up in
 `TRANSITIONS` under (state, side, word). What is not there changes nothing: it is stale, or said by
 a worker on which the request no longer stands. What the router does itself, without a word of a
-worker, is in `BEGINS` and `CANCELS`.
+worker, is in `BEGINS` and `CANCELS`. A request that wants something to be found begins as
+`retrieving`, and is queued when its router reads in the log what was found, or that nothing was.
 
 The live path (`handlers/attempts.py`) and the rebuild (`requests/recovery.py`) both step through
 this table, and the tables of `streams/core/README.md` are rendered from it. Decides nothing else:
@@ -21,6 +22,7 @@ from schemas.records import Orchestration, PhaseKind
 class State(StrEnum):
     """Where a request is."""
 
+    RETRIEVING = "retrieving"
     QUEUED = "queued"
     PREFILLING = "prefilling"
     HANDING_OVER = "handing_over"
@@ -43,6 +45,7 @@ Word = PhaseKind | Literal["lost"]
 LOST: Final = "lost"  # said by nobody: the worker is lost
 
 MEANING = {
+    State.RETRIEVING: "waits for what is searched for its prompt, or for word that nothing is",
     State.QUEUED: "waits in the router's queue, for the first time or again",
     State.PREFILLING: "a prefill worker computes the prompt",
     State.HANDING_OVER: "the KV is computed and lies on the prefill worker; decode has no room yet",
@@ -63,6 +66,7 @@ BEGINS = {
 """A placement takes a queued request to the state of its orchestration."""
 
 CANCELS = {
+    State.RETRIEVING: State.ENDED,
     State.QUEUED: State.ENDED,
     State.PREFILLING: State.CANCELLING,
     State.HANDING_OVER: State.ENDED,
@@ -123,6 +127,7 @@ def rendered() -> str:
         said = ", ".join("*lost*" if word == LOST else f"`{word}`" for word in words)
         lines.append(f"| `{state}` | {' or '.join(sides)} | {said} | `{following}` |")
     lines += ["", "| the router | in state | next state |", "| --- | --- | --- |"]
+    lines.append(f"| reads what was found for it | `{State.RETRIEVING}` | `{State.QUEUED}` |")
     for orchestration, state in BEGINS.items():
         name = "in place" if orchestration is Orchestration.NONE else f"`{orchestration}`"
         lines.append(f"| places it, {name} | `{State.QUEUED}` | `{state}` |")

@@ -11,6 +11,7 @@ from streams.config import RouterSettings
 from streams.core.effects import Effect
 from streams.core.fleet.members import Fleet
 from streams.core.requests.admission import Admission
+from streams.core.requests.context import Histories
 from streams.core.requests.ended import EarlyCancellations, EndedIds
 from streams.core.requests.live import LiveRequest, LiveRequests
 from streams.core.requests.sessions import Sessions
@@ -27,6 +28,9 @@ class Tables:
         self.ended = EndedIds(settings.ended_max)
         self.early_cancellations = EarlyCancellations(settings.early_cancels_max)
         self.sessions = Sessions(sessions_max=settings.sessions_max, ttl_ms=settings.session_ttl_ms)
+        self.histories = Histories(
+            sessions_max=settings.histories_max, bytes_max=settings.histories_bytes_max
+        )
         self.admission = Admission(
             requests_max=settings.queue_requests_max,
             tokens_max=settings.queue_tokens_max,
@@ -55,6 +59,7 @@ class Tables:
     def forget_partition(self, partition: int) -> None:
         """Forget what is remembered of a partition, but for its live requests."""
         self.sessions.drop(partition)
+        self.histories.drop(partition)
         self.ended.forget_partition(partition)
         self.early_cancellations.forget_partition(partition)
 

@@ -76,8 +76,8 @@ def test_session_records_know_their_session(topic: Topic) -> None:
 def test_every_root_record_has_a_topic() -> None:
     nested = {
         "Candidate", "Capability", "Chunk", "Citation", "CollectionState", "EmbedCapability",
-        "EmbedLoad", "Estimate", "Grant", "KvHandle", "Lease", "Load", "Passage", "Retrieval",
-        "Sampling", "SearchCapability", "SearchLoad", "StreamEnd", "StreamLogprobs",
+        "EmbedLoad", "Estimate", "Grant", "Insert", "KvHandle", "Lease", "Load", "Passage",
+        "Retrieval", "Sampling", "SearchCapability", "SearchLoad", "StreamEnd", "StreamLogprobs",
         "StreamRetrieved", "StreamStart", "Structured", "TokenLogprob", "TopLogprob", "WireError",
     }  # fmt: skip
     assert {name for topic in ROWS for name in topic.records} == set(RECORDS) - nested

@@ -18,12 +18,15 @@ from schemas.records import (
     Orchestration,
     Outcome,
     OutcomeKind,
+    Passage,
     Phase,
     PhaseKind,
     Priority,
     Registration,
     Request,
     Resumption,
+    Retrieval,
+    Retrieved,
     Role,
     Sampling,
     WireError,
@@ -52,6 +55,52 @@ def request(request_id: str = "r1", tokens: int = 10, **changes: Any) -> Request
         deadline_ms=T0 + 60_000,
         gateway_id="gateway-a",
         gateway_partition=0,
+    )
+    return replace(base, **changes)
+
+
+def retrieval(by_ms: int = T0 + 500, **changes: Any) -> Retrieval:
+    """Two passages at most, before token 4; a tail before token 8."""
+    base = Retrieval(
+        collection="handbook",
+        query="when does the ferry leave",
+        k=2,
+        by_ms=by_ms,
+        tokens_max=40,
+        at=4,
+        lead=pack_tokens([901]),
+        joint=pack_tokens([902]),
+        trail=pack_tokens([903]),
+        tail_at=8,
+        tail=pack_tokens([904, 905]),
+    )
+    return replace(base, **changes)
+
+
+def passage(number: int, tokens: int = 3, **changes: Any) -> Passage:
+    """Its tokens are NUMBER0, NUMBER1, ..."""
+    base = Passage(
+        passage_id=f"d{number}#0",
+        document_id=f"d{number}",
+        text=f"text {number}",
+        tokens=pack_tokens([1_000 * number + each for each in range(tokens)]),
+        title=f"title {number}",
+        source=f"{number}.md",
+        score=1.0 / number,
+    )
+    return replace(base, **changes)
+
+
+def retrieved(request_id: str, *passages: Passage, **changes: Any) -> Retrieved:
+    """What a router found for a request."""
+    base = Retrieved(
+        request_id=request_id,
+        session_id="s-" + request_id,
+        router_id=ROUTER,
+        passages=passages,
+        shards=1,
+        asked_ms=T0,
+        at_ms=T0,
     )
     return replace(base, **changes)
 

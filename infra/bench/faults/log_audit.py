@@ -17,7 +17,16 @@ from aiokafka import ConsumerRecord
 from schemas.errors import RecordError
 from schemas.log.clients import AssignedReader
 from schemas.log.registry import make_codec
-from schemas.records import Decision, Orchestration, Outcome, Phase, PhaseKind, Request, TokenFrame
+from schemas.records import (
+    Decision,
+    Orchestration,
+    Outcome,
+    Phase,
+    PhaseKind,
+    Request,
+    Retrieved,
+    TokenFrame,
+)
 from schemas.rules.outcomes import counting
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
@@ -180,7 +189,8 @@ async def read_audit(log: LogSettings) -> Audit:
     for records in read[1:4]:
         by_id: dict[str, list[Any]] = defaultdict(list)
         for record in records:
-            by_id[record.request_id].append(record)
+            if not isinstance(record, Retrieved):  # which lies among the phases
+                by_id[record.request_id].append(record)
         grouped.append(by_id)
     requests = {request.request_id: request for request in read[0]}
     return Audit(requests, grouped[0], grouped[1], grouped[2], read[4])

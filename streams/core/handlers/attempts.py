@@ -11,6 +11,7 @@ from streams.core.fleet.workers import Life
 from streams.core.handlers import observations
 from streams.core.handlers.endings import Endings
 from streams.core.handlers.orders import DECODERS, Orders
+from streams.core.handlers.retrievals import Retrievals
 from streams.core.placement.estimates import Estimates
 from streams.core.requests.live import LiveRequest, note, step
 from streams.core.states import CANCELS, LOST, ON_WORKERS, STANDS_ON, Side, State
@@ -23,11 +24,17 @@ class Attempts:
     """The transitions of placed requests, over the router's tables."""
 
     def __init__(
-        self, tables: Tables, orders: Orders, endings: Endings, estimates: Estimates
+        self,
+        tables: Tables,
+        orders: Orders,
+        endings: Endings,
+        retrievals: Retrievals,
+        estimates: Estimates,
     ) -> None:
         self._tables = tables
         self._orders = orders
         self._endings = endings
+        self._retrievals = retrievals
         self._estimates = estimates
 
     def cancel(self, live: LiveRequest, now_ms: int) -> None:
@@ -90,7 +97,12 @@ class Attempts:
         self._endings.requeue(live, reason, None, now_ms)
 
     def overdue(self, live: LiveRequest, now_ms: int) -> None:
-        """Workers end what they hold at the deadline; should one not, the router does, later."""
+        """Workers end what they hold at the deadline; should one not, the router does, later. What
+        waits for a search goes on without, sooner."""
+        if now_ms < live.request.deadline_ms:
+            if live.state is State.RETRIEVING:
+                self._retrievals.overdue(live, now_ms)
+            return
         over_ms = live.request.deadline_ms + self._tables.settings.deadline_grace_ms
         if now_ms < over_ms and (live.state in ON_WORKERS or live.state is State.CANCELLING):
             self._tables.requests.watch(live, over_ms)
@@ -109,6 +121,7 @@ class Attempts:
         live.handed_unheard = live.state is State.HANDING_OVER
         self._tables.requests.add(live)
         self._charge_adopted(live)
+        self._retrievals.tell(live)  # what the last router may not have told
         if live.failed_tries >= self._tables.settings.apply_tries_max:
             message = f"{live.request_id}: {live.failed_tries} routers failed over it; report this"
             error = RouterFailed(message).to_wire()
@@ -118,6 +131,8 @@ class Attempts:
             if failed is None and live.state in ON_WORKERS:
                 self._orders.dispatch_again(live, now_ms)  # a worker ends only what reached it
             self.cancel(live, now_ms)
+        elif live.state is State.RETRIEVING:
+            self._retrievals.begin(live, now_ms)
         elif live.state is State.QUEUED:
             self._endings.enqueue(live, now_ms)
         for life in live.holders:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, TypeVar
+from zlib import crc32
 
 from schemas.records import (
     Cancellation,
@@ -21,12 +22,14 @@ from schemas.records import (
     Reason,
     Request,
     Role,
+    StreamRetrieved,
     WireError,
 )
 from schemas.rules.pairs import is_paired
 from schemas.rules.tokens import token_count
 from streams.core.fleet.workers import Gateway, Life
 from streams.core.placement.case import Case
+from streams.core.requests.context import Context
 from streams.core.states import ON_WORKERS, STANDS_ON, TRANSITIONS, Side, State, Word
 
 Key = TypeVar("Key")
@@ -79,6 +82,7 @@ class LiveRequest:
     error: WireError | None = None  # how its last attempt failed
     failed_tries: int = 0  # how often a router ended over it
     case: Case | None = None  # what placement has computed for it
+    told: StreamRetrieved | None = None  # what its reader is to hear of its prompt
 
     @property
     def next_attempt(self) -> int:
@@ -122,17 +126,23 @@ class LiveRequest:
         self.sides = self.sides[-1:] if cancelling else STANDS_ON[state]
         self.state = state
 
+    def take(self, context: Context) -> None:
+        """From now on this is its prompt."""
+        self.request, self.told = context.request, context.told
+        self.prompt_tokens = token_count(context.request.prompt_tokens)
+
     def view(self) -> tuple[object, ...]:
         """What a rebuild from the log has to give again; a queued request starts from nothing."""
         known = (self.request_id, self.partition, self.state, self.attempt)
-        if self.state is State.QUEUED:
-            return (*known, self.cancel, self.readers)
+        prompt = crc32(self.request.prompt_tokens)
+        if self.state in (State.RETRIEVING, State.QUEUED):
+            return (*known, self.cancel, self.readers, prompt)
         return (
             *known,
             *(self.mode, self.orchestration, self.prefill, self.decode, self.holders),
             tuple(sorted(self.charges.items())),
             *(self.kv, self.kv_received, self.sent_tokens, self.sent_chars),
-            *(self.first_token_ms, self.cached_tokens, self.cancel, self.readers),
+            *(self.first_token_ms, self.cached_tokens, self.cancel, self.readers, prompt),
         )
 
 
@@ -201,6 +211,7 @@ class LiveRequests:
         self.by_id: dict[str, LiveRequest] = {}
         self.handovers: dict[str, LiveRequest] = {}  # first in, first out
         self.before_decode = 0  # prefilling or handing over
+        self.retrieving = 0
         self.by_session: dict[str, LiveRequest] = {}  # the latest that got to a decode worker
         self._by_life: dict[Life, dict[str, LiveRequest]] = {}
         self._by_reader: dict[Gateway, dict[str, LiveRequest]] = {}
@@ -258,6 +269,7 @@ class LiveRequests:
         if holders != left:
             _leave(self._by_life, [life for life in left if life not in holders], live)
             _enter(self._by_life, holders, live)
+        self.retrieving += (state is State.RETRIEVING) - (before is State.RETRIEVING)
         if before in _BEFORE_DECODE:
             self.before_decode -= 1
             self.handovers.pop(live.request_id, None)

@@ -23,6 +23,7 @@ from schemas.records import (
     Phase,
     Reason,
     Request,
+    Retrieved,
     Session,
 )
 from streams.core.events import (
@@ -33,9 +34,11 @@ from streams.core.events import (
     Placed,
     RequestArrived,
     ResumptionArrived,
+    RetrievedArrived,
     SessionLoaded,
 )
 from streams.core.fleet.workers import Gateway, Life
+from streams.core.requests.context import with_context
 from streams.core.requests.live import (
     NOBODY,
     LiveRequest,
@@ -75,6 +78,7 @@ class _Trace:
     void_attempt: int = 0  # the latest that was given up
     faults: set[int] = field(default_factory=set)  # those of them that workers failed
     losses: set[int] = field(default_factory=set)  # those that were lost with their workers
+    retrieved: Retrieved | None = None  # the first in the log
     phases: list[Phase] = field(default_factory=list)
     cancels: dict[str, Cancellation] = field(default_factory=dict)  # the first of each tenant
     resumed: list[Gateway] = field(default_factory=list)
@@ -123,6 +127,10 @@ class Rebuild:
                 trace = self._trace(phase.request_id)
                 if phase.attempt > trace.outcome_attempt:
                     trace.phases.append(phase)
+            case RetrievedArrived(retrieved):
+                trace = self._trace(retrieved.request_id)
+                if trace.retrieved is None and not trace.has_ended:
+                    trace.retrieved = retrieved
             case Placed(decision):
                 self._decided(decision)
             case OutcomeArrived(outcome):
@@ -181,6 +189,10 @@ def _live(request: Request, trace: _Trace, partition: int) -> tuple[LiveRequest,
     """The request as its latest attempt left it, not yet in any index."""
     live = arrived(request, partition)
     placed = trace.placed
+    if request.retrieval is not None and trace.retrieved is not None:
+        live.take(with_context(request, trace.retrieved))
+    elif request.retrieval is not None and not placed.attempt:
+        live.enter(State.RETRIEVING)
     cancels = [each.reason for each in trace.cancels.values() if may_cancel(each, request)]
     live.cancel = next(iter(cancels), None)
     for gateway in trace.resumed:

@@ -53,7 +53,7 @@ def test_the_work_of_the_largest_request_with_the_largest_handle_fits() -> None:
     one = replace(
         example("trivium.Request"), request_id=LONG_NAME, parent_id=LONG_NAME, session_id=LONG_NAME
     )
-    one = replace(one, tenant=LONG_NAME, model=LONG_NAME, gateway_id=LONG_NAME)
+    one = replace(one, tenant=LONG_NAME, model=LONG_NAME, gateway_id=LONG_NAME, retrieval=None)
     request = filled(one, REQUEST_BYTES_MAX, with_prompt)
     kv = example("trivium.KvHandle")
     assert isinstance(kv, KvHandle)
@@ -70,9 +70,25 @@ def test_the_work_of_the_largest_request_with_the_largest_handle_fits() -> None:
     check_size(record, len(CODEC.encode(record)))
 
 
+@pytest.mark.parametrize("wish", [{"tokens_max": 99, "room_tokens": 500}, {"tokens_max": 500}])
+def test_a_request_leaves_room_for_what_may_be_put_into_its_prompt(wish: dict[str, int]) -> None:
+    """(issue 12, 3)"""
+    found = {**wish, "k": 10, "joint": b"", "at": 0, "by_ms": 0, "tail_at": 0}
+    retrieval = replace(example("trivium.Retrieval"), **{"room_tokens": 0, **found})
+    record = replace(example("trivium.Request"), retrieval=retrieval)
+    check_size(record, REQUEST_BYTES_MAX - 2_000)
+    with pytest.raises(RecordTooLarge, match=f"found {REQUEST_BYTES_MAX + 1}"):
+        check_size(record, REQUEST_BYTES_MAX - 1_999)
+    joined = replace(record, retrieval=replace(retrieval, joint=bytes(999)))
+    with pytest.raises(RecordTooLarge):
+        check_size(joined, REQUEST_BYTES_MAX - 9_000)
+
+
 @pytest.mark.parametrize("kind", [name for name in RECORDS if name in ("Request", "Phase")])
 def test_what_would_leave_no_room_is_refused(kind: str) -> None:
     record = example(f"trivium.{kind}")
+    if kind == "Request":
+        record = replace(record, retrieval=None)
     most = {"Request": REQUEST_BYTES_MAX, "Phase": REPORT_BYTES_MAX}[kind]
     check_size(record, most)
     with pytest.raises(RecordTooLarge, match=f"expected at most {most} bytes, found {most + 1}"):

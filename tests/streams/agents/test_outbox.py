@@ -21,7 +21,17 @@ from schemas.records import (
 )
 from streams.agents.outbox import TRACES_MAX, Outbox
 from streams.agents.records import end_frame
-from streams.core.effects import Decide, Dispatch, Effect, End, Forget, SaveSession
+from streams.core.effects import (
+    Ask,
+    Decide,
+    Dispatch,
+    Effect,
+    End,
+    Forget,
+    GoWithout,
+    SaveSession,
+    Tell,
+)
 from streams.core.events import PhaseArrived, Tick
 from tests.schemas.examples import TRACEPARENT
 from tests.streams import builders
@@ -35,6 +45,7 @@ from tests.streams.core.router_setups import replicas
 from tests.waiting import run, until
 
 PLACE = ("requests", 0)
+asked: list[Ask] = []
 
 
 class SmallProducer(FakeProducer):
@@ -55,12 +66,19 @@ class SmallProducer(FakeProducer):
 
 
 def outbox(producer: Any, pending_max: int = 100) -> Outbox:
-    return Outbox(producer, "test.", "router-a", pending_max, standing)
+    return Outbox(producer, "test.", "router-a", pending_max, standing, asked.append)
 
 
 def effects(count: int = 1) -> list[Any]:
     on = replicas(window=count)
     return [effect for number in range(count) for effect in on.request(f"r{number}")]
+
+
+def with_passages() -> tuple[list[Any], list[Any]]:
+    """What follows from a request that wants something found, and from the answer."""
+    on = replicas()
+    arrived = on.request("r1", retrieval=builders.retrieval(T0 + 5_000))
+    return arrived, on.retrieved("r1", builders.passage(1))
 
 
 async def turns(count: int) -> None:
@@ -184,7 +202,7 @@ def test_a_router_writes_nothing_while_its_lease_is_in_doubt() -> None:
         async def stands() -> None:
             await leased.wait()
 
-        box = Outbox(producer, "", "router-a", 100, stands)  # type: ignore[arg-type]  # a fake
+        box = Outbox(producer, "", "router-a", 100, stands, asked.append)  # type: ignore[arg-type]  # a fake
         task = asyncio.create_task(box.run())
         box.put(effects)
         await turns(9)
@@ -327,3 +345,78 @@ def test_records_of_the_core_encode() -> None:
         record: Any = effect.decision if isinstance(effect, Decide) else effect.record
         assert codec.decode(codec.encode(record)) == record
     assert isinstance(codec.decode(codec.encode(builders.request("r1"))), Request)
+
+
+def test_a_search_is_begun_in_its_turn_and_counts_as_done() -> None:
+    """What it finds comes as a record of its own (issue 12, 3)."""
+
+    async def main() -> None:
+        producer, acked = FakeProducer(), list[str]()
+        box, receipts = outbox(producer), Receipts()
+        task = asyncio.create_task(box.run())
+        (ask,), _ = with_passages()
+        box.put([ask], receipts.open(PLACE, lambda: acked.append("r"), 1))
+        await box.drain()
+        assert asked == [ask] and acked == ["r"] and not producer.sent
+        asked.clear()
+        task.cancel()
+
+    run(main())
+
+
+def test_what_goes_without_is_written_where_answers_are() -> None:
+    """(issue 12, 3)"""
+
+    async def main() -> None:
+        producer = FakeProducer()
+        box = outbox(producer)
+        task = asyncio.create_task(box.run())
+        retrieved = builders.retrieved("r1")
+        box.put([GoWithout(retrieved, 3)])
+        await box.drain()
+        assert producer.sent == [("phases", retrieved, "s-r1", 3, ())]
+        task.cancel()
+
+    run(main())
+
+
+def test_work_with_passages_waits_until_its_reader_was_told() -> None:
+    """A worker's first token may else be there before (issue 12, 3)."""
+
+    async def main() -> None:
+        _, found = with_passages()
+        assert isinstance(found[0], Tell)
+        at_once, topics = await sent_before_any_acknowledgement(found)
+        assert at_once == ["tokens", "decisions"] and topics == [*at_once, "decode"]
+        alone, _ = await sent_before_any_acknowledgement(effects())
+        assert alone == ["decisions", "decode"]
+
+    run(main())
+
+
+def test_work_waits_for_its_own_readers_word_alone_also_later() -> None:
+    """(issue 12, 3)"""
+
+    async def main() -> None:
+        producer = FakeProducer(at_once=False)
+        box = outbox(producer)
+        task = asyncio.create_task(box.run())
+        _, (tell, decided, work) = with_passages()
+        box.put([tell])
+        await turns(9)
+        box.put([*effects(), decided, work])
+        await turns(9)
+        sent = [(topic, getattr(record, "request_id", "")) for topic, record, *_ in producer.sent]
+        assert len(sent) == 4 and sent[0][0] == "tokens" and sent[-1] == ("decode", "r0")
+        frame = producer.sent[0][1]
+        assert frame.retrieved == (tell.retrieved,) and frame.worker_id == "router-a"
+        producer.acks[0].set_result(None)
+        await turns(9)
+        assert len(producer.sent) == 5 and producer.sent[-1][1].request_id == "r1"
+        for ack in producer.acks[1:]:
+            ack.set_result(None)
+        await box.drain()
+        assert not box._untold
+        task.cancel()
+
+    run(main())

@@ -18,16 +18,19 @@ from schemas.records import (
     MemberState,
     Orchestration,
     Outcome,
+    Passage,
     Phase,
     PhaseKind,
     Registration,
     Request,
+    Retrieved,
     Role,
+    StreamRetrieved,
     Work,
     WorkPhase,
 )
 from streams.config import RouterSettings
-from streams.core.effects import Decide, Dispatch, Effect, End
+from streams.core.effects import Ask, Decide, Dispatch, Effect, End, GoWithout, Tell
 from streams.core.events import (
     CancellationArrived,
     Event,
@@ -39,6 +42,7 @@ from streams.core.events import (
     Placed,
     RequestArrived,
     ResumptionArrived,
+    RetrievedArrived,
     Tick,
 )
 from streams.core.router import Router
@@ -101,6 +105,10 @@ class RouterHarness:
         self.outcomes: dict[str, Outcome] = {}
         self.accepted: dict[str, Request] = {}
         self.attempts: dict[str, int] = {}
+        self.prompts: dict[str, bytes] = {}
+        self.asks: list[Ask] = []
+        self.told: list[StreamRetrieved] = []
+        self.on_the_way: list[Retrieved] = []  # written, and not read yet
         self._beats = 0
         self.apply(PartitionTaken(PARTITION))
         self.apply(PartitionReady(PARTITION))
@@ -125,6 +133,13 @@ class RouterHarness:
                 if decision.kind in (DecisionKind.PLACE, DecisionKind.REPLACE):
                     self.attempts[decision.request_id] = decision.attempt
                     self._check_void(decision.request_id)
+            case Ask():
+                assert effect.request.request_id not in self.outcomes, "a search for nobody"
+                self.asks.append(effect)
+            case GoWithout(retrieved):
+                self.on_the_way.append(retrieved)
+            case Tell(retrieved):
+                self.told.append(retrieved)
             case End(outcome, partition):
                 self._check_void(outcome.request_id)
                 self._end(outcome)
@@ -141,12 +156,22 @@ class RouterHarness:
         assert (work.phase is WorkPhase.PREFILL) == (worker.role is Role.PREFILL)
         assert partition == worker.partition
         assert work.attempt == self.attempts[work.request_id]
+        self._check_prompt(work)
         self.works.append(work)
         key = (work.request_id, work.attempt)
         if key not in worker.seen:
             worker.seen.add(key)
             worker.holds[key] = work
             assert len(worker.holds) <= worker.window, "more work than credits"
+
+    def _check_prompt(self, work: Work) -> None:
+        """A request has one prompt, and its reader knew of it before."""
+        prompt = self.prompts.setdefault(work.request_id, work.prompt_tokens)
+        assert work.prompt_tokens == prompt, "another prompt in another attempt"
+        if self.accepted[work.request_id].retrieval is not None:
+            told = [each for each in self.told if each.request_id == work.request_id]
+            assert told, "work before its reader was told"
+            assert told.count(told[0]) == len(told), "its reader was told otherwise"
 
     def _cancelled(self, cancel: CancelWork) -> None:
         """A void order frees at once: a worker reads it before any work that is sent later."""
@@ -289,6 +314,20 @@ class RouterHarness:
         """The client gives a request up."""
         found: Cancellation = builders.cancellation(request_id, at_ms=self.now_ms, **changes)
         return self.record(CancellationArrived(found, PARTITION))
+
+    def retrieved(self, request_id: str, *passages: Passage, **changes: Any) -> list[Effect]:
+        """A router has written what was found for a request, as it was asked."""
+        history = [ask.history for ask in self.asks if ask.request.request_id == request_id]
+        changes.setdefault("history", history[-1] if history else ())
+        found = builders.retrieved(request_id, *passages, **changes)
+        return self.record(RetrievedArrived(found, PARTITION))
+
+    def read(self) -> list[Effect]:
+        """What the router itself wrote is read back."""
+        effects = []
+        while self.on_the_way:
+            effects += self.record(RetrievedArrived(self.on_the_way.pop(0), PARTITION))
+        return effects
 
     def phase(self, work: Work, kind: PhaseKind, **changes: Any) -> list[Effect]:
         """The worker that took the work reports."""

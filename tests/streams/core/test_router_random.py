@@ -15,6 +15,7 @@ from schemas.records import (
     PhaseKind,
     Priority,
     Reason,
+    Retrieval,
     Role,
     WireError,
     Work,
@@ -29,9 +30,10 @@ from streams.core.events import (
     Placed,
     RequestArrived,
     ResumptionArrived,
+    RetrievedArrived,
 )
 from streams.core.states import State
-from tests.streams.builders import ALL, handle
+from tests.streams.builders import ALL, handle, passage, retrieval
 from tests.streams.core.router_harness import PARTITION, FakeGateway, RouterHarness
 
 FLEETS = {
@@ -44,7 +46,7 @@ PRIORITIES = list(Priority)
 GATEWAYS = ("g0", "g1")
 GRACE_MS = 1_500
 LOG_ORDER = (
-    *(OutcomeArrived, Placed, PhaseArrived),
+    *(OutcomeArrived, Placed, PhaseArrived, RetrievedArrived),
     *(ResumptionArrived, CancellationArrived, RequestArrived),
 )
 FATAL = WireError(code="invalid_request", message="no", retriable=False)
@@ -64,7 +66,28 @@ def arrive(on: RouterHarness, a: int, b: int) -> None:
         priority=PRIORITIES[b % 3],
         session_id=f"s{a % 5}",
         deadline_ms=on.now_ms + 500 + 400 * b,
+        retrieval=a_retrieval(on, a, b) if a % 3 == 0 else None,
     )
+
+
+def a_retrieval(on: RouterHarness, a: int, b: int) -> Retrieval:
+    """Some are late before they begin; the tokens of all prompts are alike, as a session's are."""
+    return retrieval(on.now_ms + 100 * (b % 9) - 50, history_tokens=a, at=a, tail_at=a)
+
+
+def answer(on: RouterHarness, a: int, b: int) -> None:
+    """Something is found for one of the requests, or not, or it is the second answer."""
+    if on.asks:
+        asked = on.asks[-1 - a % min(4, len(on.asks))].request.request_id
+        found = [passage(number, 1 + b) for number in range(1, 2 + a % 3)]
+        if b % 4:
+            on.retrieved(asked, *found)
+        else:
+            on.retrieved(asked, error=FATAL)
+
+
+def read(on: RouterHarness, a: int, b: int) -> None:
+    on.read()
 
 
 def a_gateway(on: RouterHarness, a: int) -> FakeGateway:
@@ -179,10 +202,10 @@ STEPS: dict[str, Callable[[RouterHarness, int, int], None]] = {
     step.__name__: step
     for step in (
         *(arrive, cancel, progress, break_down, repeat, stale, late_outcome),
-        *(fall_silent, start_again, drain, wait, lose_gateway, resume),
+        *(fall_silent, start_again, drain, wait, lose_gateway, resume, answer, read),
     )
 }
-WEIGHTED = [*STEPS, *["arrive"] * 4, *["progress"] * 8]
+WEIGHTED = [*STEPS, *["arrive"] * 4, *["progress"] * 8, *["answer"] * 2]
 
 
 def check_rebuild(on: RouterHarness) -> None:
@@ -198,6 +221,7 @@ def heal(on: RouterHarness) -> None:
     for worker in list(on.workers.values()):
         on.worker(worker.worker_id, worker.role, window=50)
     for _ in range(400):
+        on.read()
         held = on.held()
         if not held and not on.router.tables.requests.by_id:
             return
@@ -295,6 +319,8 @@ def test_the_random_test_reaches_pairs_in_every_state(orchestration: str) -> Non
     assert reasons >= {Reason.WORKER_FAILED, Reason.WORKER_LOST, Reason.WORKER_REFUSED}
     assert Reason.GATEWAY_LOST in reasons
     assert {outcome.kind for outcome in on.outcomes.values()} == set(OutcomeKind)
+    assert State.RETRIEVING in states and any(each.citations for each in on.told)
+    assert any(ask.history for ask in on.asks), "some turn follows another with passages"
 
 
 def test_giving_a_partition_up_and_taking_it_again_changes_nothing() -> None:
@@ -302,12 +328,15 @@ def test_giving_a_partition_up_and_taking_it_again_changes_nothing() -> None:
     for worker_id, role in FLEETS["split"]:
         on.worker(worker_id, role)
     on.pass_ms(250)
-    for number in range(12):
+    for number in range(24):
         arrive(on, number, 50)
+        if number % 6 == 4:
+            answer(on, number, 1)
         if number % 2:
             progress(on, number, number)
     before = on.router.view()
-    assert {State.PREFILLING, State.DECODING, State.QUEUED} <= {v[2] for v in before.values()}
+    states = {State.RETRIEVING, State.PREFILLING, State.DECODING, State.QUEUED}
+    assert states <= {view[2] for view in before.values()} and on.told
     past = list(on.log)
     for worker in on.workers.values():
         worker.window = 0

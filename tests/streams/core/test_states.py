@@ -26,12 +26,13 @@ def following(state: State) -> set[State]:
     steps = {to for (at, _, _), to in TRANSITIONS.items() if at is state}
     steps |= {CANCELS[state]} if state in CANCELS else set()
     steps |= set(BEGINS.values()) if state is State.QUEUED else set()
+    steps |= {State.QUEUED} if state is State.RETRIEVING else set()
     return steps | ({State.DECODING} if state is State.HANDING_OVER else set())
 
 
 def test_each_state_has_its_meaning_and_can_be_reached() -> None:
     assert set(MEANING) == set(State)
-    reached, waiting = set[State](), [State.QUEUED]
+    reached, waiting = set[State](), [State.RETRIEVING]
     while waiting:
         state = waiting.pop()
         reached.add(state)
@@ -57,7 +58,7 @@ def test_what_refuses_or_fails_is_as_good_as_lost(state: State) -> None:
 
 def test_only_those_on_whom_a_request_stands_have_a_say() -> None:
     assert all(side in STANDS_ON[state] for state, side, _ in TRANSITIONS)
-    assert not STANDS_ON[State.QUEUED] and not STANDS_ON[State.ENDED]
+    assert not any(STANDS_ON[s] for s in (State.RETRIEVING, State.QUEUED, State.ENDED))
     assert {state for state, _, _ in TRANSITIONS} == {s for s in State if STANDS_ON[s]}
 
 

@@ -1,0 +1,114 @@
+"""Searches for requests in the background, and hands on what was found as a `Retrieved`.
+
+A router leases a partition of `hits` beside its membership, and asks through `Asker`. Nothing here
+holds up the router: a search that fails, that nobody can do, or that is one too many is answered
+with its error, and a router without a partition of `hits` serves on, and tries again to get one.
+What becomes of a `Retrieved` is the core's to say (`streams/core/handlers/retrievals.py`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from aiokafka.errors import KafkaError
+
+from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable, LeaseError, NotReady, QueueFull, TriviumError
+from schemas.log.clients import LogProducer
+from schemas.log.clock import wall_ms
+from schemas.log.membership import Membership
+from schemas.log.retrieval.asker import Asker
+from schemas.records import Retrieved
+from schemas.settings import LogSettings
+from streams.core.effects import Ask
+
+log = logging.getLogger(__name__)
+
+TRY_AGAIN_S = 5.0  # to lease a partition of `hits`
+
+
+class Retriever:
+    """`ask` at any time; `run` beside the membership's until cancelled, then `stop`."""
+
+    def __init__(
+        self,
+        settings: LogSettings,
+        codec: Codec,
+        producer: LogProducer,
+        membership: Membership,
+        *,
+        asks_max: int,
+        answer: Callable[[Retrieved, int], None],
+    ) -> None:
+        """`answer` is told what was found, with the session's partition, and waits for nothing."""
+        self._settings, self._codec, self._producer = settings, codec, producer
+        self._membership = membership
+        self._asks_max = asks_max
+        self._answer = answer
+        self._asker: Asker | None = None
+        self._asks: set[asyncio.Task[None]] = set()
+
+    def ask(self, ask: Ask) -> None:
+        """Begin a search."""
+        if len(self._asks) >= self._asks_max:
+            error = QueueFull(f"{self._asks_max} searches are under way (router.retrievals_max)")
+            self._answer(self._failed(ask, wall_ms(), error), ask.partition)
+            return
+        task = asyncio.create_task(self._search(ask))
+        self._asks.add(task)
+        task.add_done_callback(self._asks.discard)
+
+    async def _search(self, ask: Ask) -> None:
+        asked_ms = wall_ms()
+        try:
+            found = await self._found(ask, asked_ms)
+        except TriviumError as error:
+            found = self._failed(ask, asked_ms, error)
+        except Exception:
+            log.exception("%s: a search failed over a bug", ask.request.request_id)
+            found = self._failed(ask, asked_ms, TriviumError("the search failed; report this"))
+        self._answer(found, ask.partition)
+
+    async def _found(self, ask: Ask, asked_ms: int) -> Retrieved:
+        raise NotReady("this router searches nothing")
+
+    def _failed(self, ask: Ask, asked_ms: int, error: TriviumError) -> Retrieved:
+        return Retrieved(
+            request_id=ask.request.request_id,
+            session_id=ask.request.session_id,
+            router_id=self._membership.member_id,
+            error=error.to_wire(),
+            asked_ms=asked_ms,
+            at_ms=wall_ms(),
+            history=ask.history,
+        )
+
+    async def run(self) -> None:
+        """Lease a partition and hand hits to those who wait, until cancelled."""
+        while True:
+            try:
+                await self._membership.lease("hits")
+                await self._follow_hits()
+            except (LeaseError, BrokerUnavailable, KafkaError) as error:
+                log.warning(
+                    "%s: requests go on without their searches: %s; tries again",
+                    self._membership.member_id,
+                    error,
+                )
+            await asyncio.sleep(TRY_AGAIN_S)
+
+    async def _follow_hits(self) -> None:
+        asker = Asker(self._settings, self._codec, self._producer, self._membership)
+        await asker.start()
+        try:
+            self._asker = asker
+            await asker.run()
+        finally:
+            self._asker = None
+            await asker.stop()
+
+    async def stop(self) -> None:
+        """Give up what is asked; whoever takes its requests over asks again."""
+        for task in self._asks:
+            task.cancel()
+        await asyncio.gather(*self._asks, return_exceptions=True)

@@ -1,0 +1,87 @@
+"""What is searched for a request before it is queued: asked for, put into its prompt, given up.
+
+A request goes on when its router reads a `Retrieved` in the log, whoever wrote it: its agent with
+what was found or why nothing was, or this handler where there is no time or no room for a search,
+or the answer is late. Of several the first in the log counts, for every reader, so a rebuilt prompt
+is the live one. A router that takes a request over of which the log has none asks again.
+
+What the prompt then is, `streams/core/requests/context.py` says. Called by `streams/core/router.py`
+and `streams/core/handlers/attempts.py`.
+"""
+
+from collections.abc import Callable
+
+from schemas.errors import DeadlineExceeded, QueueFull, TriviumError
+from schemas.records import Retrieval, Retrieved
+from streams.core.effects import Ask, GoWithout, Tell
+from streams.core.requests.context import with_context
+from streams.core.requests.live import LiveRequest
+from streams.core.states import State
+from streams.core.tables import Tables
+
+
+class Retrievals:
+    """The way of a request from its arrival to the queue, over the router's tables."""
+
+    def __init__(self, tables: Tables, enqueue: Callable[[LiveRequest, int], None]) -> None:
+        """`enqueue` is how a request goes on."""
+        self._tables = tables
+        self._enqueue = enqueue
+
+    def begin(self, live: LiveRequest, now_ms: int) -> None:
+        """Have it searched for a request, by the time that it names."""
+        tables, retrieval = self._tables, _wanted(live)
+        is_full = tables.requests.retrieving >= tables.settings.retrievals_max
+        tables.requests.move(live, State.RETRIEVING)
+        if now_ms >= retrieval.by_ms:
+            self._go_without(live, _late(live, now_ms), now_ms)
+        elif is_full:
+            most = tables.settings.retrievals_max
+            message = f"{live.request_id}: {most} searches are under way (router.retrievals_max)"
+            self._go_without(live, QueueFull(message), now_ms)
+        else:
+            history = tables.histories.of(live.request)
+            tables.effects.append(Ask(live.request, history, live.partition))
+            tables.requests.watch(live, retrieval.by_ms + tables.settings.retrieval_grace_ms)
+
+    def overdue(self, live: LiveRequest, now_ms: int) -> None:
+        """No answer came in time, nor word that there is none."""
+        self._go_without(live, _late(live, now_ms), now_ms)
+
+    def _go_without(self, live: LiveRequest, error: TriviumError, now_ms: int) -> None:
+        """Have the log say so: what was written before counts all the same."""
+        retrieved = Retrieved(
+            request_id=live.request_id,
+            session_id=live.request.session_id,
+            router_id=self._tables.router_id,
+            error=error.to_wire(),
+            asked_ms=live.request.arrived_ms,
+            at_ms=now_ms,
+            history=self._tables.histories.of(live.request),
+        )
+        self._tables.effects.append(GoWithout(retrieved, live.partition))
+
+    def found(self, live: LiveRequest, retrieved: Retrieved, now_ms: int) -> None:
+        """Go on with what was found, or without."""
+        context = with_context(live.request, retrieved)
+        self._tables.histories.remember(live.request, context.inserts, live.partition)
+        live.take(context)
+        self.tell(live)
+        self._enqueue(live, now_ms)
+
+    def tell(self, live: LiveRequest) -> None:
+        """Have its reader hear of its prompt, before any token."""
+        if live.told is not None:
+            self._tables.effects.append(Tell(live.told, live.request.gateway_partition))
+            live.told = None
+
+
+def _wanted(live: LiveRequest) -> Retrieval:
+    retrieval = live.request.retrieval
+    assert retrieval is not None, f"{live.request_id}: wants nothing to be found"
+    return retrieval
+
+
+def _late(live: LiveRequest, now_ms: int) -> DeadlineExceeded:
+    late_ms = now_ms - _wanted(live).by_ms
+    return DeadlineExceeded(f"{live.request_id}: nothing was found in time, {late_ms} ms ago")

@@ -1,0 +1,191 @@
+"""What is put into a prompt: passages that were found for a request, and those of earlier turns.
+
+Theory of operation. Tokens are put in before places of the plain prompt, so a prompt is its plain
+tokens and a list of `Insert`s. Those of this request are `lead`, the passages with `joint` between
+them and `trail` before `at`, and `tail` before `tail_at`. Passages are taken whole, the best first,
+as far as `tokens_max` goes; what does not fit, or has no tokens, is left out. Without any passage
+nothing is put in. Those of earlier turns stand where they stood, so that a session's prompts stay
+beginnings of each other, which is what prefix caches are for. They are taken from the first on, as
+far as `room_tokens` goes with all that is put in. A gateway names both so that prompt and answer
+fit the model.
+
+`Histories` remembers what stands in a session's last prompt, with a digest of the plain one. A
+later turn that begins with the same plain tokens gets the same inserts. Its router writes them into
+the `Retrieved`, so a prompt follows from two records, `Request` and `Retrieved`, and is the same
+after a takeover. The memory is bounded, and lost with its router; that costs a cache hit.
+
+Pure; `streams/core/handlers/retrievals.py` and `streams/core/requests/recovery.py` use it.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+from schemas.records import (
+    Citation,
+    Insert,
+    Passage,
+    Request,
+    Retrieval,
+    Retrieved,
+    StreamRetrieved,
+)
+from schemas.rules.sizes import HISTORY_BYTES_MAX, PASSAGES_MAX
+from schemas.rules.tokens import token_count
+
+_TOKEN_BYTES = 4
+_ENTRY_BYTES = 512  # of a remembered session, beside its tokens
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """A request with its whole prompt, what was put in, and what its reader is told of it."""
+
+    request: Request
+    inserts: tuple[Insert, ...]
+    told: StreamRetrieved
+
+
+def with_context(request: Request, retrieved: Retrieved) -> Context:
+    """The request's prompt with what was found for it."""
+    retrieval = request.retrieval
+    assert retrieval is not None, f"{request.request_id}: nothing was to be found"
+    passages = () if retrieved.error is not None else _chosen(retrieval, retrieved.passages)
+    own = _own(retrieval, passages)
+    inserts = (*_first(retrieved.history, retrieval.room_tokens - _tokens(own)), *own)
+    told = StreamRetrieved(
+        request_id=request.request_id,
+        collection=retrieval.collection,
+        citations=tuple(_citation(passage) for passage in passages),
+        tokens=_tokens(inserts),
+        missing_shards=len(retrieved.missing),
+        error=retrieved.error,
+    )
+    if not inserts:
+        return Context(request, (), told)
+    prompt = _put_in(request.prompt_tokens, inserts)
+    return Context(replace(request, prompt_tokens=prompt), inserts, told)
+
+
+def _chosen(retrieval: Retrieval, passages: Sequence[Passage]) -> list[Passage]:
+    """The best that fit; for what stands around them there is room besides."""
+    left_tokens = retrieval.tokens_max
+    chosen: list[Passage] = []
+    for passage in passages:
+        if len(chosen) >= min(retrieval.k, PASSAGES_MAX):
+            break
+        needed = token_count(passage.tokens)
+        if passage.tokens and not len(passage.tokens) % _TOKEN_BYTES and needed <= left_tokens:
+            chosen.append(passage)
+            left_tokens -= needed
+    return chosen
+
+
+def _own(retrieval: Retrieval, passages: Sequence[Passage]) -> tuple[Insert, ...]:
+    if not passages:
+        return ()
+    between = retrieval.joint.join(passage.tokens for passage in passages)
+    own = [Insert(at=retrieval.at, tokens=retrieval.lead + between + retrieval.trail)]
+    if retrieval.tail:
+        own.append(Insert(at=retrieval.tail_at, tokens=retrieval.tail))
+    return tuple(own)
+
+
+def _first(history: Sequence[Insert], room_tokens: int) -> tuple[Insert, ...]:
+    """As many from the first on as there is room for."""
+    kept: list[Insert] = []
+    for insert in history:
+        room_tokens -= token_count(insert.tokens)
+        if room_tokens < 0:
+            break
+        kept.append(insert)
+    return tuple(kept)
+
+
+def _tokens(inserts: Sequence[Insert]) -> int:
+    return sum(token_count(insert.tokens) for insert in inserts)
+
+
+def _put_in(plain: bytes, inserts: Sequence[Insert]) -> bytes:
+    parts, done = [], 0
+    for insert in sorted(inserts, key=lambda insert: insert.at):
+        at = min(max(insert.at * _TOKEN_BYTES, done), len(plain))
+        parts += [plain[done:at], insert.tokens]
+        done = at
+    return b"".join([*parts, plain[done:]])
+
+
+def _citation(passage: Passage) -> Citation:
+    return Citation(
+        passage_id=passage.passage_id,
+        document_id=passage.document_id,
+        title=passage.title,
+        source=passage.source,
+        text=passage.text,
+        start=passage.start,
+        score=passage.score,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _History:
+    """What stands in a session's last prompt."""
+
+    partition: int
+    plain_bytes: int
+    digest: bytes
+    inserts: tuple[Insert, ...]
+    cost_bytes: int
+
+
+class Histories:
+    """What stands in the last prompts of sessions, the least recently used first out."""
+
+    def __init__(self, *, sessions_max: int, bytes_max: int) -> None:
+        self._sessions_max, self._bytes_max = sessions_max, bytes_max
+        self._known: OrderedDict[str, _History] = OrderedDict()
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def of(self, request: Request) -> tuple[Insert, ...]:
+        """What earlier turns had put into the request's plain prompt; nothing where its history is
+        not theirs."""
+        known, retrieval = self._known.get(request.session_id), request.retrieval
+        if known is None or retrieval is None:
+            return ()
+        if known.plain_bytes > _TOKEN_BYTES * min(retrieval.history_tokens, retrieval.at):
+            return ()
+        same = _digest(request.prompt_tokens[: known.plain_bytes]) == known.digest
+        return known.inserts if same else ()
+
+    def remember(self, request: Request, inserts: tuple[Insert, ...], partition: int) -> None:
+        """What stands in a session's prompt now; `request` has the plain one."""
+        self._forget(request.session_id)
+        token_bytes = sum(len(insert.tokens) for insert in inserts)
+        cost_bytes = _ENTRY_BYTES + token_bytes
+        if not inserts or token_bytes > HISTORY_BYTES_MAX or cost_bytes > self._bytes_max:
+            return
+        plain = request.prompt_tokens
+        history = _History(partition, len(plain), _digest(plain), inserts, cost_bytes)
+        self._known[request.session_id] = history
+        self._bytes += cost_bytes
+        while len(self._known) > self._sessions_max or self._bytes > self._bytes_max:
+            self._forget(next(iter(self._known)))
+
+    def drop(self, partition: int) -> None:
+        """Another router owns these sessions now."""
+        for session_id in [s for s, known in self._known.items() if known.partition == partition]:
+            self._forget(session_id)
+
+    def _forget(self, session_id: str) -> None:
+        known = self._known.pop(session_id, None)
+        if known is not None:
+            self._bytes -= known.cost_bytes
+
+
+def _digest(plain: bytes) -> bytes:
+    return blake2b(plain, digest_size=_DIGEST_BYTES).digest()

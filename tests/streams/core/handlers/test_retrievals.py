@@ -1,0 +1,286 @@
+"""What is searched for a request before it is queued: every way in which that may end."""
+
+from typing import Any
+
+import pytest
+
+from schemas.records import Cancellation, OutcomeKind, PhaseKind, Work
+from schemas.rules.tokens import token_count, unpack_tokens
+from streams.core.effects import Ask, Decide, Dispatch, End, GoWithout, Tell
+from streams.core.events import (
+    CancellationArrived,
+    PartitionLost,
+    PhaseArrived,
+    RetrievedArrived,
+    Tick,
+)
+from streams.core.states import State
+from tests.streams import builders
+from tests.streams.builders import passage, retrieval
+from tests.streams.core.router_harness import PARTITION, RouterHarness
+from tests.streams.core.router_setups import replicas, split, state_of
+
+BY_MS = 500  # after the request's arrival
+
+
+def asking(**settings: Any) -> RouterHarness:
+    """A router with a request that waits for a search."""
+    on = split(**settings)
+    ask(on, "r1")
+    return on
+
+
+def ask(on: RouterHarness, request_id: str, **changes: Any) -> list[Any]:
+    wanted = retrieval(on.now_ms + BY_MS, **changes)
+    return on.request(request_id, retrieval=wanted, session_id="s-" + request_id)
+
+
+def test_it_is_searched_for_first_and_then_placed_with_what_was_found() -> None:
+    """The search is asked for at once, and the reader is told before any worker is
+    (issue 12, 3)."""
+    on = split()
+    (asked,) = ask(on, "r1")
+    assert isinstance(asked, Ask) and asked.request == on.accepted["r1"]
+    assert state_of(on, "r1") is State.RETRIEVING and not len(on.router.tables.admission)
+    told, placed, work = on.retrieved("r1", passage(1), passage(2))
+    assert isinstance(told, Tell) and told.gateway_partition == 0
+    assert [each.passage_id for each in told.retrieved.citations] == ["d1#0", "d2#0"]
+    assert isinstance(placed, Decide) and placed.decision.prompt_tokens == 10 + 11
+    assert isinstance(work, Dispatch) and isinstance(work.record, Work)
+    assert unpack_tokens(work.record.prompt_tokens)[:6] == [0, 1, 2, 3, 901, 1000]
+    live = on.router.tables.requests.by_id["r1"]
+    assert live.prompt_tokens == token_count(live.request.prompt_tokens) == 21
+    assert live.case is not None and live.case.prompt_tokens == 21
+
+
+def test_only_the_first_answer_counts() -> None:
+    """(issue 12, 3)"""
+    on = asking()
+    on.retrieved("r1", passage(1))
+    assert on.retrieved("r1", passage(2)) == []
+    assert on.retrieved("nobody", passage(2)) == []
+    on.request("plain")
+    assert on.retrieved("plain", passage(2)) == []
+    assert len(on.told) == 1
+    on.taken_over()
+    assert on.router.view() == on.rebuilt().view()
+
+
+def test_what_failed_goes_on_without_and_says_so() -> None:
+    """(issue 12, 3)"""
+    on = asking()
+    error = builders.phase(builders_work(on), PhaseKind.FAILED).error
+    on.retrieved("r1", error=error, missing=(1,))
+    assert on.told[-1].error == error and on.told[-1].missing_shards == 1
+    assert on.works[-1].prompt_tokens == on.accepted["r1"].prompt_tokens
+
+
+def builders_work(on: RouterHarness) -> Work:
+    """Some work, of another request."""
+    on.request("other")
+    return on.works[-1]
+
+
+def test_what_is_late_goes_on_without_once_the_log_says_so() -> None:
+    """Not at the timer, but when the router's own word is read: so a rebuild sees the same
+    (issue 12, 3)."""
+    on = asking(retrieval_grace_ms=100)
+    on.now_ms += BY_MS + 99
+    assert on.apply(Tick()) == []
+    on.now_ms += 1
+    (written,) = on.apply(Tick())
+    assert isinstance(written, GoWithout) and written.partition == PARTITION
+    assert written.retrieved.error is not None
+    assert written.retrieved.error.code == "deadline_exceeded"
+    assert state_of(on, "r1") is State.RETRIEVING
+    on.now_ms += 10
+    assert not [each for each in on.apply(Tick()) if isinstance(each, GoWithout)]  # once
+    on.read()
+    assert on.told[-1].error == written.retrieved.error
+    assert on.works[-1].prompt_tokens == on.accepted["r1"].prompt_tokens
+    assert on.retrieved("r1", passage(1)) == []  # too late
+
+
+def test_an_answer_of_the_last_moment_counts_where_it_is_first_in_the_log() -> None:
+    """(issue 12, 3)"""
+    on = asking()
+    on.pass_ms(1_000)
+    assert len(on.on_the_way) == 1
+    on.retrieved("r1", passage(1))
+    assert on.read() == []
+    assert on.told[-1].citations and token_count(on.works[-1].prompt_tokens) > 10
+    on.taken_over()
+    assert on.router.view() == on.rebuilt().view()
+
+
+@pytest.mark.parametrize("late_ms", [0, 1, 10_000])
+def test_no_search_is_begun_when_its_time_is_over(late_ms: int) -> None:
+    """As after an outage of the log (issue 12, 3)."""
+    on = split()
+    (written,) = on.request("r1", retrieval=retrieval(on.now_ms - late_ms))
+    assert isinstance(written, GoWithout) and not on.asks
+    on.read()
+    assert on.told[-1].error is not None and on.works
+
+
+def test_more_searches_than_may_be_under_way_go_on_without() -> None:
+    """(issue 12, 3)"""
+    on = split(retrievals_max=2)
+    for number in range(4):
+        ask(on, f"r{number}")
+    assert [ask.request.request_id for ask in on.asks] == ["r0", "r1"]
+    assert [each.error and each.error.code for each in on.on_the_way] == ["queue_full"] * 2
+    on.read()
+    assert on.router.tables.requests.retrieving == 2
+    on.retrieved("r0")
+    ask(on, "r4")
+    assert len(on.asks) == 3
+    on.cancel("r4")
+    on.retrieved("r1")
+    assert not on.router.tables.requests.retrieving
+
+
+def test_a_cancellation_ends_it_while_it_waits() -> None:
+    """(issue 12, 3)"""
+    on = asking()
+    *_, end = on.cancel("r1")
+    assert isinstance(end, End) and end.outcome.kind is OutcomeKind.CANCELLED
+    assert on.retrieved("r1", passage(1)) == [] and not on.told
+    on.pass_ms(2_000)
+    assert not on.on_the_way and not on.works
+    on.taken_over()
+    assert not on.router.view()
+
+
+def test_a_cancellation_before_it_leaves_nothing_to_search() -> None:
+    on = split()
+    on.cancel("r1")
+    ask(on, "r1")
+    assert not on.asks and on.outcomes["r1"].kind is OutcomeKind.CANCELLED
+
+
+def test_its_deadline_ends_it_while_it_waits() -> None:
+    """(issue 12, 3)"""
+    on = split()
+    on.request("r1", retrieval=retrieval(on.now_ms + 9_000), deadline_ms=on.now_ms + 1_000)
+    on.pass_ms(1_500)
+    assert on.outcomes["r1"].kind is OutcomeKind.EXPIRED
+    on.pass_ms(10_000)
+    assert not on.on_the_way
+
+
+def test_a_worker_has_no_say_in_it() -> None:
+    on = asking()
+    work = builders_work(on)
+    forged = builders.phase(work, PhaseKind.FAILED, request_id="r1", attempt=0)
+    assert on.record(PhaseArrived(forged, PARTITION)) == []
+    assert state_of(on, "r1") is State.RETRIEVING
+
+
+# Takeovers
+
+
+def test_the_next_router_asks_again_where_the_log_has_no_answer() -> None:
+    """The last one's may come all the same: the first counts (issue 12, 3)."""
+    on = asking()
+    on.taken_over()
+    assert [ask.request.request_id for ask in on.asks] == ["r1", "r1"]
+    on.retrieved("r1", passage(1))  # of the last router
+    assert on.retrieved("r1", passage(2)) == []
+    assert 1000 in unpack_tokens(on.works[-1].prompt_tokens)
+
+
+def test_the_next_router_goes_on_without_where_the_time_is_over() -> None:
+    """Also where the last one had written so, unread (issue 12, 3)."""
+    on = asking()
+    on.pass_ms(BY_MS + 500)
+    on.taken_over()
+    on.taken_over()
+    assert len(on.on_the_way) == 3 and len(on.asks) == 1
+    on.read()
+    assert len(on.told) == 1 and len(on.works) == 1
+    on.taken_over()
+    assert on.router.view() == on.rebuilt().view()
+
+
+@pytest.mark.parametrize("placed", [True, False])
+def test_the_next_router_has_the_same_prompt_and_tells_it_again(placed: bool) -> None:
+    """The last one may have died before it told (issue 12, 3)."""
+    on = replicas(1, window=1 if placed else 0)
+    ask(on, "r1")
+    on.retrieved("r1", passage(1))
+    before = on.router.view()
+    on.workers["x0"].window = 0
+    on.beat(on.workers["x0"])
+    on.taken_over()
+    assert on.router.view() == before and len(on.told) == 2
+    assert on.router.tables.requests.by_id["r1"].prompt_tokens == 17
+    on.workers["x0"].window = 2
+    on.beat(on.workers["x0"])
+    assert len({work.prompt_tokens for work in on.works}) == 1
+    assert token_count(on.works[-1].prompt_tokens) == 17
+
+
+def test_a_request_that_was_cancelled_while_it_waited_is_ended_by_the_next_router() -> None:
+    on = asking()
+    found: Cancellation = builders.cancellation("r1", at_ms=on.now_ms)
+    on.log.append(CancellationArrived(found, PARTITION))
+    on.taken_over()
+    assert on.outcomes["r1"].kind is OutcomeKind.CANCELLED and len(on.asks) == 1
+
+
+def test_a_request_of_an_older_router_that_searched_nothing_keeps_its_prompt() -> None:
+    """It was placed, and the log has no answer."""
+    on = asking()
+    on.retrieved("r1")
+    on.log = [each for each in on.log if not isinstance(each, RetrievedArrived)]
+    on.taken_over()
+    assert state_of(on, "r1") is State.PREFILLING and len(on.asks) == 1
+
+
+# Sessions
+
+
+def test_the_next_turn_begins_with_the_prompt_of_the_last() -> None:
+    """(issue 12, 3)"""
+    on = replicas(1)
+    first = list(range(10))
+    on.request("t1", session_id="s", retrieval=retrieval(on.now_ms + BY_MS))
+    on.retrieved("t1", passage(1))
+    on.outcome(on.works[-1])
+    later: dict[str, Any] = {
+        "session_id": "s",
+        "tokens": 20,
+        "retrieval": retrieval(
+            on.now_ms + BY_MS, at=15, tail_at=18, history_tokens=14, room_tokens=99
+        ),
+    }
+    on.request("t2", **later)
+    assert [insert.at for insert in on.asks[-1].history] == [4, 8]
+    on.retrieved("t2", passage(2))
+    before, prompt = on.works[-2].prompt_tokens, on.works[-1].prompt_tokens
+    assert prompt.startswith(before) and len(before) > 4 * len(first)
+    on.taken_over()  # the next router knows of the prompt under way, and of no other turn
+    on.outcome(on.works[-1])
+    on.request("t3", **later)
+    assert on.asks[-1].history == ()
+
+
+def test_what_goes_on_without_keeps_what_earlier_turns_had() -> None:
+    """(issue 12, 3)"""
+    on = replicas(1)
+    on.request("t1", session_id="s", retrieval=retrieval(on.now_ms + BY_MS))
+    on.retrieved("t1", passage(1))
+    wanted = retrieval(on.now_ms, at=15, history_tokens=14, room_tokens=99)
+    on.request("t2", session_id="s", tokens=20, retrieval=wanted)
+    on.read()
+    assert on.works[-1].prompt_tokens.startswith(on.works[-2].prompt_tokens)
+    assert on.told[-1].error is not None and on.told[-1].tokens == 7
+
+
+def test_a_partition_that_is_lost_takes_its_sessions_with_it() -> None:
+    on = asking()
+    on.retrieved("r1", passage(1))
+    assert len(on.router.tables.histories) == 1
+    on.apply(PartitionLost(PARTITION))
+    assert not len(on.router.tables.histories)

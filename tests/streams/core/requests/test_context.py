@@ -1,0 +1,160 @@
+"""What is put into a prompt: passages by their budget, around them, and those of earlier turns."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from schemas.errors import DeadlineExceeded
+from schemas.records import Insert, Request
+from schemas.rules.tokens import pack_tokens, unpack_tokens
+from streams.core.requests.context import Context, Histories, with_context
+from tests.streams.builders import passage, request, retrieval, retrieved
+
+HISTORY = (
+    Insert(at=1, tokens=pack_tokens([71, 72])),
+    Insert(at=3, tokens=pack_tokens([73, 74, 75])),
+)
+
+
+def asked(tokens: int = 10, **changes: Any) -> Request:
+    return request("r1", tokens, retrieval=retrieval(**changes))
+
+
+def prompt(context: Context) -> list[int]:
+    return unpack_tokens(context.request.prompt_tokens)
+
+
+def test_passages_stand_at_their_place_and_the_tail_at_its_own() -> None:
+    """(issue 12, 3)"""
+    context = with_context(asked(), retrieved("r1", passage(1), passage(2, 2)))
+    found = [901, 1000, 1001, 1002, 902, 2000, 2001, 903]
+    assert prompt(context) == [0, 1, 2, 3, *found, 4, 5, 6, 7, 904, 905, 8, 9]
+    told = context.told
+    assert [each.passage_id for each in told.citations] == ["d1#0", "d2#0"]
+    assert (told.request_id, told.collection, told.tokens) == ("r1", "handbook", 10)
+    first = told.citations[0]
+    assert (first.document_id, first.title, first.source) == ("d1", "title 1", "1.md")
+    assert (first.text, first.score, first.seq) == ("text 1", 1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("tokens_max", "cited"),
+    [(34, [1, 2]), (33, [1, 3]), (7, [1, 3]), (6, [1]), (4, [1]), (3, [3]), (2, []), (-1, [])],
+)
+def test_whole_passages_are_taken_within_the_budget(tokens_max: int, cited: list[int]) -> None:
+    """What stands around them has room besides: 4 tokens, and 1 between two (issue 12, 3)."""
+    found = retrieved("r1", passage(1, 4), passage(2, 30), passage(3, 3))
+    context = with_context(asked(tokens_max=tokens_max), found)
+    assert [int(each.document_id[1:]) for each in context.told.citations] == cited
+    assert context.told.tokens == len(prompt(context)) - 10 <= max(0, tokens_max) + 5
+    if not cited:
+        assert context.request == asked(tokens_max=tokens_max)
+
+
+def test_no_more_than_k_and_none_without_tokens() -> None:
+    """(issue 12, 3)"""
+    blank, torn = replace(passage(1), tokens=b""), replace(passage(2), tokens=b"123")
+    context = with_context(asked(k=1), retrieved("r1", blank, torn, passage(3), passage(4)))
+    assert [each.document_id for each in context.told.citations] == ["d3"]
+
+
+def test_without_anything_found_the_prompt_is_the_plain_one() -> None:
+    """(issue 12, 3)"""
+    error = DeadlineExceeded("too late").to_wire()
+    for found in (retrieved("r1"), retrieved("r1", passage(1), error=error, missing=(0, 2))):
+        context = with_context(asked(), found)
+        assert context.request == asked() and not context.inserts
+        assert context.told.error == found.error and not context.told.citations
+    assert context.told.missing_shards == 2
+
+
+@pytest.mark.parametrize(("at", "tail_at"), [(-5, -1), (99, 1), (10, 10), (99, 1 << 40), (0, 0)])
+def test_places_that_no_prompt_has_lose_no_token(at: int, tail_at: int) -> None:
+    context = with_context(asked(at=at, tail_at=tail_at), retrieved("r1", passage(1)))
+    plain = [token for token in prompt(context) if token < 10]
+    assert plain == list(range(10)) and len(prompt(context)) == 10 + context.told.tokens
+
+
+@pytest.mark.parametrize(
+    ("room_tokens", "history"),
+    [(0, []), (12, [71, 72]), (14, [71, 72]), (15, [71, 72, 73, 74, 75])],
+)
+def test_what_earlier_turns_had_comes_back_as_far_as_there_is_room(
+    room_tokens: int, history: list[int]
+) -> None:
+    """From the first on, so that what is left is a beginning; this turn's comes first
+    (issue 12, 3)."""
+    own = asked(tokens_max=10, room_tokens=room_tokens)
+    found = retrieved("r1", passage(1), passage(2, 2), history=HISTORY)
+    context = with_context(own, found)
+    assert [token for token in prompt(context) if 70 < token < 80] == history
+    assert len(context.told.citations) == 2
+    if len(history) > 2:
+        assert prompt(context)[:9] == [0, 71, 72, 1, 2, 73, 74, 75, 3]
+
+
+# Sessions
+
+
+def turns(histories: Histories, *, edited: bool = False) -> tuple[list[int], list[int]]:
+    """The prompts of two turns of a session, with two passages each."""
+    first = replace(asked(10), session_id="s")
+    found = with_context(first, retrieved("r1", passage(1)))
+    histories.remember(first, found.inserts, 0)
+    plain = [*range(10), *range(50, 60)]
+    if edited:
+        plain[9] = 99
+    place = retrieval(at=16, tail_at=18, history_tokens=15, room_tokens=100)
+    second = replace(first, request_id="r2", prompt_tokens=pack_tokens(plain), retrieval=place)
+    later = retrieved("r2", passage(2), history=histories.of(second))
+    return prompt(found), prompt(with_context(second, later))
+
+
+def test_a_sessions_prompts_are_beginnings_of_each_other() -> None:
+    """(issue 12, 3)"""
+    first, second = turns(Histories(sessions_max=9, bytes_max=1 << 20))
+    assert len(first) > 10 and second[: len(first)] == first
+    assert second[len(first) :][:6] == list(range(50, 56))
+
+
+def test_another_history_brings_nothing_back() -> None:
+    """A client may edit what was said, or the router may not have seen it (issue 12, 3)."""
+    for histories, edited in (
+        (Histories(sessions_max=9, bytes_max=1 << 20), True),
+        (Histories(sessions_max=9, bytes_max=100), False),
+    ):
+        first, second = turns(histories, edited=edited)
+        assert 1000 in first and 1000 not in second and 2000 in second
+
+
+def test_only_what_repeats_earlier_turns_is_compared() -> None:
+    histories = Histories(sessions_max=9, bytes_max=1 << 20)
+    first = asked(10)
+    histories.remember(first, HISTORY, 0)
+    again = replace(first, prompt_tokens=pack_tokens(range(20)))
+    for known, found in (
+        (retrieval(at=20, history_tokens=10), HISTORY),
+        (retrieval(at=20, history_tokens=9), ()),
+        (retrieval(at=9, history_tokens=10), ()),
+        (None, ()),
+    ):
+        assert histories.of(replace(again, retrieval=known)) == found
+    assert histories.of(replace(again, session_id="other")) == ()
+
+
+def test_what_is_remembered_is_bounded_and_goes_with_its_partition() -> None:
+    """By number and by bytes, the least recently used first (issue 12, 3)."""
+    few, small = (
+        Histories(sessions_max=2, bytes_max=1 << 20),
+        Histories(sessions_max=99, bytes_max=1_200),
+    )
+    for number in range(5):
+        for histories in (few, small):
+            session = replace(asked(), session_id=f"s{number}")
+            histories.remember(session, HISTORY, number % 2)
+    assert len(few) == len(small) == 2
+    few.drop(0)
+    assert len(few) == 1
+    few.remember(replace(asked(), session_id="s3"), (), 1)
+    assert not len(few)
