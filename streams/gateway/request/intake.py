@@ -329,8 +329,8 @@ def _sampling(
             f"the prompt has {count} tokens, and at most {most} are served; shorten it"
         )
     vocab = served.tokenizer.vocab
-    room = limit if search is None else max(count + 1, limit - search.tokens)
-    sampling = sampling_of(body, form, prompt_tokens=count, limit=room, vocab=vocab)
+    free = 0 if search is None else search.reserve(limit)
+    sampling = sampling_of(body, form, prompt_tokens=count, limit=limit - free, vocab=vocab)
     if count + sampling.max_tokens > limit:
         raise PromptTooLong(
             f"the prompt has {count} tokens and max_tokens is {sampling.max_tokens}, "

@@ -33,12 +33,18 @@ class Search:
     form: tuple[list[int], list[int], list[int], list[int]]  # lead, joint, trail, tail
     k: int
     passage_tokens: int  # wanted for all passages together
+    turns: int  # earlier ones, whose passages come back into the prompt
 
     @property
     def tokens(self) -> int:
         """What it adds to a prompt at most."""
         lead, joint, trail, tail = map(len, self.form)
         return self.passage_tokens + lead + joint * (self.k - 1) + trail + tail
+
+    def reserve(self, limit: int) -> int:
+        """What an answer without a limit of its own leaves free, for this turn's passages and those
+        of earlier ones: half of what the model has left, at most."""
+        return min(self.tokens * (1 + self.turns), (limit - len(self.prompt.ids)) // 2)
 
     def record(
         self, settings: GatewaySettings, sampling: Sampling, limit: int, arrived_ms: int
@@ -64,6 +70,7 @@ class Search:
             tail_at=self.prompt.tail_at,
             tail=tail,
             history_tokens=self.prompt.at,
+            room_tokens=max(0, room),
         )
 
 
@@ -125,6 +132,7 @@ async def search_of(
         form=(lead, joint, trail, tokenizer.ids_of([settings.context_tail])),
         k=wished.k or settings.retrieval_k,
         passage_tokens=wished.tokens_max or settings.retrieval_tokens_max,
+        turns=sum(message["role"] == "assistant" for message in messages),
     )
 
 

@@ -91,14 +91,33 @@ async def test_a_special_tokens_name_stays_text_in_the_marked_message() -> None:
 
 async def test_an_answer_without_a_limit_leaves_room_for_passages() -> None:
     request = await sent(
-        InProcessGateway(max_model_len=200), chat("x", retrieval={**BOOKS, "tokens_max": 50})
+        InProcessGateway(max_model_len=400), chat("x", retrieval={**BOOKS, "tokens_max": 50})
     )
     wanted = retrieval_of(request)
     around = sum(map(len, map(unpack_tokens, (wanted.lead, wanted.trail, wanted.tail))))
     joints = len(unpack_tokens(wanted.joint)) * (wanted.k - 1)
     prompt = len(unpack_tokens(request.prompt_tokens))
-    assert prompt + request.sampling.max_tokens + 50 + around + joints == 200
-    assert wanted.tokens_max == 50
+    assert prompt + request.sampling.max_tokens + 50 + around + joints == 400
+    assert (wanted.tokens_max, wanted.room_tokens) == (50, 50 + around + joints)
+
+
+async def test_later_turns_leave_room_for_what_earlier_ones_had_put_in() -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    fields = {"retrieval": {**BOOKS, "tokens_max": 50}}
+    first = await sent(InProcessGateway(max_model_len=2_000), chat("x", **fields))
+    body = {**chat(), "messages": [*turns, *turns, *chat("x")["messages"]], **fields}
+    third = await sent(InProcessGateway(max_model_len=2_000), body)
+    assert retrieval_of(third).room_tokens == 3 * retrieval_of(first).room_tokens
+
+
+async def test_passages_take_half_of_what_is_left_at_most() -> None:
+    request = await sent(
+        InProcessGateway(max_model_len=200), chat("x", retrieval={**BOOKS, "tokens_max": 500})
+    )
+    left = 200 - len(unpack_tokens(request.prompt_tokens))
+    assert retrieval_of(request).room_tokens == left // 2
+    assert request.sampling.max_tokens == left - left // 2
+    assert 0 < retrieval_of(request).tokens_max < left // 2
 
 
 async def test_an_answer_that_wants_all_room_leaves_none_for_passages() -> None:
