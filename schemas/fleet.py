@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from schemas.records import (
+    EmbedLoad,
     Heartbeat,
     Lease,
     Load,
@@ -41,6 +42,7 @@ class Member:
     credits: dict[tuple[str, Role], int] = field(default_factory=dict)
     load: Load = _NEW_LOAD
     search: SearchLoad | None = None
+    embedding: EmbedLoad | None = None
     beat_seq: int = -1
     ahead_ms: int = 0  # its clock over the broker's, measured
 
@@ -122,7 +124,7 @@ class FleetView:
         if known is not None and known.epoch == record.epoch:  # a role change keeps what is known
             member.state, member.load, member.beat_seq = known.state, known.load, known.beat_seq
             member.credits, claims = known.credits, known.claims
-            member.search = known.search
+            member.search, member.embedding = known.search, known.embedding
         member.claims = {lease: claims.get(lease, offset) for lease in record.leases}
         self.members[record.member_id] = member
 
@@ -133,7 +135,7 @@ class FleetView:
         member.seen_ms = now_ms
         member.beat_seq = record.seq
         member.state = record.state
-        member.load, member.search = record.load, record.search
+        member.load, member.search, member.embedding = record.load, record.search, record.embedding
         member.credits = {(grant.router_id, grant.role): grant.credits for grant in record.grants}
 
     def apart_ms(self, one: str, other: str) -> int:

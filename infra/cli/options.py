@@ -54,7 +54,7 @@ def roles_from(names: list[str], option: str) -> "list[Role]":
     """The roles that an option names, repeated or with commas; raises ConfigError naming it."""
     from schemas.records import Role
 
-    other = (Role.UNKNOWN, Role.RETRIEVAL)  # `trivium retrieval` runs the latter
+    other = (Role.UNKNOWN, Role.RETRIEVAL, Role.EMBEDDING)  # commands of their own run the latter
     expected = [known.value for known in Role if known not in other]
     found = [name.strip() for value in names for name in value.split(",")]
     for name in found:

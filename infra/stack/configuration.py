@@ -20,6 +20,7 @@ from schemas.settings import LogSettings, ModelSettings
 from streams.config import RouterSettings
 from streams.gateway.config import GatewaySettings
 from workers.config import WorkerSettings
+from workers.embed.settings import EmbeddingSettings
 from workers.llm.sim.settings import SimSettings
 from workers.llm.vllm.settings import VllmSettings
 from workers.search.service.settings import RetrievalSettings
@@ -36,6 +37,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "router": RouterSettings,
     "worker": WorkerSettings,
     "retrieval": RetrievalSettings,
+    "embedding": EmbeddingSettings,
 }
 
 Flags = Mapping[str, Mapping[str, Any]]
@@ -52,6 +54,7 @@ class Settings:
     router: RouterSettings = field(default_factory=RouterSettings)
     worker: WorkerSettings = field(default_factory=WorkerSettings)
     retrieval: RetrievalSettings = field(default_factory=RetrievalSettings)
+    embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     engines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 

@@ -30,6 +30,7 @@ class StackPlan:
     replica: Natural = 0
     retrieval: Natural = 0  # workers, dealt to the shards in turn
     shards: Positive = 1
+    embedding: Natural = 0
     routers: Natural = 1
     gateways: Natural = 1
     broker: bool = True
@@ -58,6 +59,7 @@ class StackPlan:
             for number in range(getattr(self, role)):
                 found[f"{role}-{number}"] = MemberKind.WORKER
         found.update({f"retrieval-{n}": MemberKind.WORKER for n in range(self.retrieval)})
+        found.update({f"embedding-{n}": MemberKind.WORKER for n in range(self.embedding)})
         found.update({f"gateway-{n}": MemberKind.GATEWAY for n in range(self.gateways)})
         return found
 
@@ -104,6 +106,8 @@ def process_specs(
         if which == "retrieval":
             command_name = which
             flags += ["--shard", f"{int(number) % plan.shards}/{plan.shards}"]
+        elif which == "embedding":
+            command_name = which
         elif kind is MemberKind.WORKER:
             flags += ["--role", which]
             if engine == "vllm":

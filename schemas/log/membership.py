@@ -29,6 +29,8 @@ from schemas.log.clients import AssignedReader, LogProducer, bury
 from schemas.log.clock import wall_ms
 from schemas.records import (
     Capability,
+    EmbedCapability,
+    EmbedLoad,
     Grant,
     Heartbeat,
     Lease,
@@ -97,6 +99,8 @@ class Membership:
         self.grant_source: Callable[[], list[Grant]] = list
         self.search: SearchCapability | None = None  # of a retrieval worker; set before `join`
         self.search_source: Callable[[], SearchLoad | None] = lambda: None
+        self.embedding: EmbedCapability | None = None  # of an embedding worker; likewise
+        self.embedding_source: Callable[[], EmbedLoad | None] = lambda: None
         self._settings = settings
         self._codec = codec
         self._producer = producer
@@ -239,6 +243,7 @@ class Membership:
             started_ms=self._started_ms,
             capability=self._capability,
             search=self.search,
+            embedding=self.embedding,
         )
         ack = await self._producer.send("fleet", registration, key=self.member_id, partition=0)
         logged = await ack
@@ -335,6 +340,7 @@ class Membership:
             grants=tuple(self.grant_source()),
             load=self.load_source(),
             search=self.search_source(),
+            embedding=self.embedding_source(),
         )
         self._beat_seq += 1
         self._sent.append((beat.seq, sent_s))

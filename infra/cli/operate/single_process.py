@@ -109,6 +109,45 @@ def retrieval(
     _serve(run, log_level)
 
 
+def embedding(
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="all-minilm-l6-v2, hash, or the folder of a sentence-transformers model.",
+            show_default="all-minilm-l6-v2; hash beside simulated engines",
+        ),
+    ] = None,
+    member_id: Id = None,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    log_level: LogLevel = "info",
+) -> None:
+    """Run one embedding worker: it cuts documents into passages and makes vectors, of searches too.
+
+    More of them share documents and searches. Examples: `trivium embedding`,
+    `trivium embedding --model ./my-embedder --id embedding-a --bootstrap kafka:9092`
+    """
+    settings = settings_from(config, bootstrap, embedding={"model": model})
+    name = member_id or _default_id("embedding")
+
+    async def run(stop: asyncio.Event) -> None:
+        from schemas.log.registry import make_codec
+        from workers.embed.process import run_embedding
+
+        resolved = await asyncio.to_thread(_with_model_folder, settings)
+        await run_embedding(
+            resolved.log,
+            resolved.embedding,
+            resolved.model,
+            engine=resolved.worker.engine,
+            worker_id=name,
+            stop=stop,
+            codec=await asyncio.to_thread(make_codec, resolved.log),
+        )
+
+    _serve(run, log_level)
+
+
 def router(
     member_id: Id = None,
     config: Config = None,

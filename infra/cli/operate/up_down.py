@@ -33,6 +33,10 @@ def up(
     replica: Annotated[int, typer.Option(help="Workers that do both in place.")] = 0,
     retrieval: Annotated[int, typer.Option(help="Retrieval workers.")] = 0,
     shards: Annotated[int, typer.Option(help="Parts that these divide documents in.")] = 1,
+    embedding: Annotated[
+        int | None,
+        typer.Option(help="Embedding workers.", show_default="1 beside retrieval workers"),
+    ] = None,
     routers: Annotated[int, typer.Option(help="Routers.")] = 1,
     gateways: Annotated[int, typer.Option(help="Gateways, on ports from --port on.")] = 1,
     engine: Annotated[str | None, typer.Option(help="vllm or sim.", show_default="vllm")] = None,
@@ -76,6 +80,7 @@ def up(
         replica=replica,
         retrieval=retrieval,
         shards=shards,
+        embedding=min(1, retrieval) if embedding is None else embedding,
         routers=routers,
         gateways=gateways,
         broker=bootstrap is None,

@@ -119,3 +119,12 @@ def test_core_shares(cores: list[int], count: int, shares: list[list[int]]) -> N
 def test_counts_are_checked() -> None:
     with pytest.raises(ConfigError, match="decode: expected at least 0, found -1"):
         StackPlan(decode=-1)
+
+
+def test_embedding_workers_are_processes_of_their_own() -> None:
+    found = specs(StackPlan(prefill=0, decode=0, retrieval=1, embedding=2, gateways=1))
+    assert list(found) == [
+        *("router-0", "retrieval-0", "embedding-0", "embedding-1", "gateway-0"),
+    ]
+    expected = ("embedding", "--id", "embedding-1", "--config", "/state/x.toml")
+    assert found["embedding-1"].command[3:] == expected

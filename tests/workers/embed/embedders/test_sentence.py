@@ -1,0 +1,90 @@
+"""The real model: what its vectors depend on, and which folders it takes."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from schemas.errors import ConfigError
+from workers.embed.chunking import cut
+from workers.embed.embedders.protocol import Embedder
+from workers.models.wheels import MINILM, wheel_folder
+
+sentence = pytest.importorskip("workers.embed.embedders.sentence", reason="torch is missing")
+TEXTS = [
+    "When does the Ondry ferry leave?",
+    "The ferry from Ondry leaves pier 7 every twelve minutes.",
+    "Bread is baked from flour, water and salt.",
+    "",
+    "word " * 600,
+]
+
+
+@pytest.fixture(scope="module")
+def embedder() -> Iterator[Embedder]:
+    yield sentence.SentenceEmbedder(
+        wheel_folder(MINILM), "all-minilm-l6-v2@test", threads=1, batch_tokens=1_024
+    )
+
+
+def test_texts_that_mean_the_same_are_near_each_other(embedder: Embedder) -> None:
+    rows = embedder.embed(TEXTS)
+    assert rows.shape == (len(TEXTS), embedder.dim) == (5, 384) and rows.dtype == np.float32
+    assert np.allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5)
+    assert rows[0] @ rows[1] > 0.6 > 0.2 > rows[0] @ rows[2]
+
+
+def test_a_vector_depends_on_its_text_but_for_float_noise(embedder: Embedder) -> None:
+    """Issue 12: batch mates and padding change the last bits and nothing else."""
+    together = embedder.embed(TEXTS)
+    for text, row in zip(TEXTS, together, strict=True):
+        alone = embedder.embed([text])[0]
+        assert np.abs(alone - row).max() < 1e-5
+        assert np.array_equal(alone, embedder.embed([text])[0]), "alone: the same bytes each time"
+
+
+def test_tokens_are_the_models_own_and_long_texts_are_seen_to_their_bound(
+    embedder: Embedder,
+) -> None:
+    assert list(embedder.token_starts("Pier seven, noon")) == [0, 5, 10, 12]
+    assert len(embedder.token_starts("word " * 600)) == 600, "cutting sees all of them"
+    assert embedder.tokens_max == 256
+    same, other = embedder.embed(["word " * 600, "word " * 600 + "ferry"])
+    assert np.array_equal(same, other)
+    text = "The Ondry ferry leaves from pier 7. " * 40
+    spans = cut(text, embedder.token_starts(text), tokens_max=100, overlap=20)
+    ends = [text[span.start : span.end] for span in spans]
+    assert all(len(embedder.token_starts(each)) <= 100 and each[-1] == "." for each in ends)
+
+
+def test_texts_of_like_length_share_a_batch() -> None:
+    assert sentence.groups([3, 9, 4, 100, 9], 20) == [[3], [1, 4], [2, 0]]
+    assert sentence.groups([], 20) == []
+
+
+def test_a_folder_that_cannot_be_computed_is_named(tmp_path: Path) -> None:
+    def made(layers: list[str], pooling: dict[str, object]) -> Path:
+        modules = [
+            {"path": str(number), "type": f"sentence_transformers.models.{kind}"}
+            for number, kind in enumerate(layers)
+        ]
+        (tmp_path / "modules.json").write_text(json.dumps(modules))
+        (tmp_path / "1").mkdir(exist_ok=True)
+        (tmp_path / "1" / "config.json").write_text(json.dumps(pooling))
+        return tmp_path
+
+    with pytest.raises(ConfigError, match="found no modules.json"):
+        sentence.pooling_of(tmp_path)
+    usual = ["Transformer", "Pooling", "Normalize"]
+    assert sentence.pooling_of(made(usual, {"pooling_mode_mean_tokens": True})) == "mean"
+    assert sentence.pooling_of(made(usual, {"pooling_mode_cls_token": True})) == "first"
+    assert sentence.pooling_of(made(usual, {"pooling_mode": "cls"})) == "first"
+    with pytest.raises(ConfigError, match="expected one pooling.* found pooling_mode_max_tokens"):
+        sentence.pooling_of(made(usual, {"pooling_mode_max_tokens": True}))
+    with pytest.raises(ConfigError, match="expected the layers .* found Dense"):
+        sentence.pooling_of(made([*usual, "Dense"], {}))
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        folder = made(usual, {"pooling_mode_mean_tokens": True})
+        sentence.SentenceEmbedder(folder, "x", threads=1, batch_tokens=1)

@@ -1,0 +1,98 @@
+"""What becomes of a document."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.errors import RecordError, RecordTooLarge
+from schemas.records import Document
+from schemas.rules.sizes import CHUNKS_MAX, DOCUMENT_CHARS_MAX
+from workers.embed.chunking import Span
+from workers.embed.content import (
+    Cutting,
+    Verdict,
+    check_spans,
+    check_text,
+    content_hash,
+    held_of,
+    passages_of,
+    verdict,
+)
+
+CUTTING = Cutting(100, 20, "hash@1", "")
+
+
+def document(text: str = "Pier 7. Noon.", **fields: Any) -> Document:
+    return Document(**{"document_id": "d", "collection": "c", "at_ms": 5, "text": text, **fields})
+
+
+def made(of: Document, cutting: Cutting = CUTTING) -> Any:
+    spans = [Span(0, 7), Span(8, 13)]
+    vectors = np.eye(2, dtype=np.float32)
+    return passages_of(
+        of, cutting, spans, vectors, lambda text: [len(text), -1], documents_offset=3, now_ms=9
+    )
+
+
+def test_a_record_holds_all_passages_with_vectors_and_tokens() -> None:
+    found = made(document(tenant="t", metadata='{"a": 1}'))
+    assert [chunk.text for chunk in found.chunks] == ["Pier 7.", "Noon."]
+    assert [chunk.start for chunk in found.chunks] == [0, 8]
+    assert np.frombuffer(found.chunks[1].vector, "<f4").tolist() == [0, 1]
+    assert np.frombuffer(found.chunks[0].tokens, "<i4").tolist() == [7, -1]
+    assert (found.tenant, found.metadata, found.documents_offset) == ("t", '{"a": 1}', 3)
+    assert (found.document_ms, found.at_ms, found.embedder) == (5, 9, "hash@1")
+
+
+def test_the_same_content_embeds_nothing_and_other_facts_keep_the_vectors() -> None:
+    """Issue 12, 2: the same content again embeds nothing."""
+    first = document(metadata='{"a": 1}')
+    held = held_of(made(first), offset=7)
+    assert held.offset == 7
+    cases = [
+        (first, held, Verdict.NOTHING),
+        (first, None, Verdict.EMBED),
+        (document(metadata='{"a": 2}'), held, Verdict.KEEP),
+        (document(metadata='{"a": 1}', tenant="t"), held, Verdict.KEEP),
+        (document("Pier 8. Noon.", metadata='{"a": 1}'), held, Verdict.EMBED),
+        (None, held, Verdict.DROP),
+        (None, None, Verdict.NOTHING),
+        (document(deleted=True), held, Verdict.DROP),
+        (document("", vector=b"1234"), held, Verdict.DROP),
+        (document("text", vector=b"1234"), None, Verdict.NOTHING),
+        (document(""), None, Verdict.NOTHING),
+    ]
+    for of, known, wanted in cases:
+        assert verdict(of, CUTTING, known) is wanted, (of, known)
+
+
+def test_whatever_passages_follow_from_is_in_their_hash() -> None:
+    others = [
+        dataclasses.replace(CUTTING, **change)
+        for change in (
+            {"chunk_tokens": 99},
+            {"chunk_overlap": 19},
+            {"embedder": "hash@2"},
+            {"tokenizer": "tiny@1"},
+        )
+    ]
+    hashes = {content_hash("a", each) for each in (CUTTING, *others)} | {content_hash("b", CUTTING)}
+    assert len(hashes) == 6
+
+
+def test_what_cannot_be_cut_is_refused_with_its_reason() -> None:
+    cases: list[tuple[Document, type[RecordError], str]] = [
+        (document(" \n"), RecordError, "document d: expected a text with words"),
+        (document("a" * (DOCUMENT_CHARS_MAX + 1)), RecordTooLarge, "divide it into several"),
+        (document(metadata="[]"), RecordError, "a JSON object as metadata, found '\\[\\]'"),
+        (document(metadata="{"), RecordError, "a JSON object as metadata"),
+    ]
+    for wrong, error, said in cases:
+        with pytest.raises(error, match=said):
+            check_text(wrong)
+    check_text(document(metadata='{"a": 1}'))
+    check_spans(document(), [Span(0, 1)] * CHUNKS_MAX)
+    with pytest.raises(RecordTooLarge, match=f"at most {CHUNKS_MAX} passages, found"):
+        check_spans(document(), [Span(0, 1)] * (CHUNKS_MAX + 1))

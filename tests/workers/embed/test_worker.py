@@ -1,0 +1,290 @@
+"""Embedding workers on a real broker: documents become passages, searches get vectors."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from schemas.errors import LeaseError
+from schemas.log.clock import wall_ms
+from schemas.records import (
+    CollectionDeclared,
+    Embedded,
+    EmbedRequest,
+    MemberState,
+    RetrievalRequest,
+)
+from schemas.rules.sizes import DOCUMENT_CHARS_MAX
+from schemas.settings import LogSettings
+from schemas.topics import declaration_key
+from tests.long_leases import long_leases
+from tests.waiting import until
+from tests.workers.embed.bookshelf import CODEC, Bookshelf, bookshelf, worker
+from workers.embed.embedders.hashed import HashEmbedder
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(300)]
+FERRY = "The ferry leaves from pier seven. It goes every twelve minutes."
+FERRY_CUT = ("The ferry leaves from pier seven.", "It goes every twelve minutes.")
+
+
+@pytest.fixture(autouse=True)
+async def calm_members() -> AsyncIterator[None]:
+    with long_leases():
+        yield
+
+
+async def test_documents_become_passages_as_they_come_and_go(kafka: LogSettings) -> None:
+    """Issue 12, 2: upsert and tombstone; the same content again embeds nothing."""
+    async with bookshelf(kafka) as books, worker(kafka, "e") as running:
+        await books.put("ferry", FERRY, metadata='{"title": "Ferries"}')
+        await books.shows("ferry", *FERRY_CUT)
+        (first,) = (await books.passages()).values()
+        assert first.embedder == "hash@1" and first.metadata == '{"title": "Ferries"}'
+        assert np.array_equal(
+            np.frombuffer(first.chunks[1].vector, "<f4"), HashEmbedder().embed(FERRY_CUT)[1]
+        )
+        made = running.totals.chunks
+        await books.put("ferry", FERRY, metadata='{"title": "Ferries"}')
+        await until(lambda: running.totals.unchanged == 1)
+        await books.put("ferry", FERRY, metadata='{"title": "Boats"}', tenant="harbour")
+        await until(lambda: running.totals.unchanged == 2)
+
+        async def is_renamed() -> bool:
+            return [each.tenant for each in (await books.passages()).values()] == ["harbour"]
+
+        await until(is_renamed)
+        (renamed,) = (await books.passages()).values()
+        assert renamed.chunks == first.chunks and renamed.metadata == '{"title": "Boats"}'
+        assert renamed.documents_offset == 2 and running.totals.chunks == made == 2
+        await books.put("ferry", "It rests today.")
+        await books.shows("ferry", "It rests today.")
+        await books.drop("ferry")
+        await books.shows("ferry")
+        await books.put("bread", "Flour and salt.")
+        await books.shows("bread", "Flour and salt.")
+        await books.put("bread", vector=b"\0\0\x80?")  # comes with a vector of its own now
+        await books.shows("bread")
+        await books.put("bread", "Flour and salt.")
+        await books.shows("bread", "Flour and salt.")
+        await books.put("bread", deleted=True)
+        await books.shows("bread")
+        assert not await books.buried("documents")
+        await until(lambda: running.batcher.waiting == 0)
+
+
+async def test_a_worker_knows_what_is_there_when_it_comes(kafka: LogSettings) -> None:
+    async with bookshelf(kafka) as books:
+        async with worker(kafka, "one") as first:
+            for number in range(20):
+                await books.put(f"d{number}", f"Number {number}.")
+            await until(lambda: first.totals.documents == 20)
+            await books.drop("d3")
+            await books.shows("d3")
+        async with worker(kafka, "two") as second:
+            assert second.totals.documents == 0, "acknowledged ones are not read again"
+            for number in range(20):
+                await books.put(f"d{number}", f"Number {number}.")
+            await until(lambda: second.totals.documents == 20)
+            await until(lambda: second.totals.unchanged + second.totals.chunks == 20)
+            assert (second.totals.unchanged, second.totals.chunks) == (19, 1)
+
+
+async def test_a_document_changes_in_order_however_often(kafka: LogSettings) -> None:
+    async with bookshelf(kafka) as books, worker(kafka, "e"):
+        async with asyncio.TaskGroup() as writing:
+            for name in ("a", "b", "c"):
+                writing.create_task(_written_often(books, name))
+        for name in ("a", "b", "c"):
+            await books.shows(name, "Version 29.")
+        for records in (await books.records("passages"),):
+            offsets: dict[bytes, int] = {}
+            for record in records:
+                passages: Any = CODEC.decode(record.value)
+                assert passages.documents_offset > offsets.get(record.key, -1)
+                offsets[record.key] = passages.documents_offset
+
+
+async def _written_often(books: Bookshelf, name: str) -> None:
+    for version in range(30):
+        await books.put(name, f"Version {version}.")
+
+
+async def test_what_cannot_be_used_is_buried_with_its_reason_and_the_rest_goes_on(
+    kafka: LogSettings,
+) -> None:
+    """Issue 12: oversized, empty, wrong records; nothing is lost."""
+    async with bookshelf(kafka) as books, worker(kafka, "e"):
+        await books.put("long", "a " * (DOCUMENT_CHARS_MAX // 2 + 1))
+        await books.put("blank", " \n ")
+        await books.put("odd", "A text.", metadata="[]")
+        await books.raw(b"rubbish", "books/rubbish")
+        await books.raw(None, "books/never-there")
+        await books.put("poison", "poison")
+        await books.put("good", "All is well.")
+        await books.shows("good", "All is well.")
+
+        async def are_buried() -> bool:
+            return len(await books.buried("documents")) == 4
+
+        await until(are_buried)
+        reasons = await books.buried("documents")
+        for said in ("divide it", "found only spaces", "a JSON object", "marker"):
+            assert any(said in reason for reason in reasons), reasons
+
+
+async def test_a_collection_may_be_cut_otherwise_and_bound_to_an_embedder(
+    kafka: LogSettings,
+) -> None:
+    async with bookshelf(kafka) as books:
+        await declare(books, "books", chunk_tokens=40)
+        await declare(books, "films", embedder="other@1")
+        async with worker(kafka, "e"):
+            await books.put("ferry", FERRY)
+            await books.shows("ferry", FERRY)
+            await books.put("reel", FERRY, collection="films")
+
+            async def is_buried() -> bool:
+                return len(await books.buried("documents")) == 1
+
+            await until(is_buried)
+            (reason,) = await books.buried("documents")
+            assert "films: it is bound to the embedder other@1, found hash@1" in reason
+            await declare(books, "books", chunk_tokens=12, chunk_overlap=0)
+
+            async def is_cut_anew() -> bool:  # the declaration is read beside the documents
+                await books.put("ferry", FERRY)
+                return len(await books.texts("ferry")) == 2
+
+            await until(is_cut_anew)
+
+
+async def declare(books: Bookshelf, collection: str, **fields: Any) -> None:
+    declared = CollectionDeclared(collection=collection, at_ms=wall_ms(), **fields)
+    await books.send("documents", declared, declaration_key(collection), 0)
+
+
+def asks(text: str, **fields: Any) -> RetrievalRequest:
+    return RetrievalRequest(
+        **{
+            "retrieval_id": text,
+            "request_id": "",
+            "asker_id": "a",
+            "reply_partition": 0,
+            "collection": "books",
+            "vector": b"",
+            "k": 3,
+            "asked_ms": wall_ms(),
+            "deadline_ms": wall_ms() + 60_000,
+            "text": text,
+            "mode": "hybrid",
+            **fields,
+        }
+    )
+
+
+async def test_searches_get_their_vectors_and_go_on_to_the_same_partition(
+    kafka: LogSettings,
+) -> None:
+    async with bookshelf(kafka) as books:
+        await declare(books, "films", embedder="other@1")
+        async with worker(kafka, "e") as running:
+            given = HashEmbedder().embed(["given"])[0].tobytes()
+            sent = [
+                (asks("plain"), 0),
+                (asks("probe", urgency="decode"), 1),
+                (asks("words", mode="words"), 1),
+                (asks("late", deadline_ms=wall_ms() - 1), 0),
+                (asks("given", vector=given), 0),
+                (asks("films", collection="films"), 1),
+            ]
+            for request, partition in sent:
+                await books.send("embeddings", request, request.retrieval_id, partition)
+            for wrong in (asks("far", reply_partition=99), asks("odd", urgency="soon")):
+                await books.send("embeddings", wrong, "x", 0)
+
+            async def all_there() -> bool:
+                count = len(await books.records("retrieval.prefill", 2))
+                return count == 5 and len(await books.buried("embeddings")) == 2
+
+            await until(all_there)
+            (probe,) = await books.records("retrieval.decode", 2)
+            found = {}
+            for record in [probe, *await books.records("retrieval.prefill", 2)]:
+                request = CODEC.decode(record.value)
+                assert isinstance(request, RetrievalRequest)
+                assert record.key.decode() == request.text
+                found[request.text] = (record.partition, request)
+            for request, partition in sent:
+                text = request.text
+                assert found[text][0] == partition
+                handed = found[text][1]
+                assert handed.embedded_ms >= 0
+                embedded = text in ("plain", "probe", "given")
+                assert handed.mode == ("hybrid" if embedded else "words")
+                wanted = HashEmbedder().embed([text])[0].tobytes() if embedded else b""
+                assert handed.vector == wanted
+            assert running.totals.queries == 2
+
+
+async def test_calls_for_vectors_are_answered(kafka: LogSettings) -> None:
+    async with bookshelf(kafka) as books, worker(kafka, "e"):
+        call = EmbedRequest(
+            embed_id="one",
+            asker_id="a",
+            reply_partition=1,
+            texts=("a b", "c"),
+            deadline_ms=wall_ms() + 60_000,
+        )
+        empty = dataclasses.replace(call, embed_id="none", texts=())
+        late = dataclasses.replace(call, embed_id="late", deadline_ms=1)
+        for each in (call, empty, late):
+            await books.send("embeddings", each, each.embed_id, 0)
+
+        async def all_there() -> bool:
+            return len(await books.records("hits", 2)) == 3
+
+        await until(all_there)
+        answers = {}
+        for record in await books.records("hits", 2):
+            assert record.partition == 1
+            answer = CODEC.decode(record.value)
+            assert isinstance(answer, Embedded)
+            answers[answer.embed_id] = answer
+        vectors = np.frombuffer(answers["one"].vectors, "<f4").reshape(2, -1)
+        assert np.array_equal(vectors, HashEmbedder().embed(["a b", "c"]))
+        assert (answers["one"].tokens, answers["one"].embedder) == (3, "hash@1")
+        for name, code in (("none", "invalid_request"), ("late", "deadline_exceeded")):
+            error = answers[name].error
+            assert error is not None and error.code == code
+
+
+async def test_the_fleet_hears_what_it_embeds_with_and_how_it_does(kafka: LogSettings) -> None:
+    async with bookshelf(kafka) as books, worker(kafka, "e") as running:
+        await books.put("ferry", FERRY)
+        members = running.membership.view.members
+
+        def has_told() -> bool:
+            load, told = members["e"].embedding, members["e"].registration.embedding
+            return bool(load and told and load.chunks_total == 2 and told.embedder == "hash@1")
+
+        await until(has_told)
+        assert members["e"].state is MemberState.READY
+
+
+async def test_a_worker_that_lost_its_lease_goes_on_with_the_same_model(
+    kafka: LogSettings,
+) -> None:
+    async with bookshelf(kafka) as books, worker(kafka, "e") as running:
+        former = running.membership
+        running._tasks.spawn("cut", _lost())
+        await until(lambda: running.membership is not former)
+        await books.put("ferry", FERRY)
+        await books.shows("ferry", *FERRY_CUT)
+        assert running.membership.epoch > former.epoch
+
+
+async def _lost() -> None:
+    raise LeaseError("e: fenced")

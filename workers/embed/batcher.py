@@ -1,0 +1,104 @@
+"""Embeds what the scheduler says next, in one thread, batch after batch; who asks awaits.
+
+`workers/embed/scheduler.py` decides. Nothing here reads or writes the log.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from schemas.errors import EngineFailed
+from schemas.retrieval import Vector
+from workers.embed.embedders.protocol import Embedder
+from workers.embed.scheduler import Item, Job, Scheduler, Urgency
+
+log = logging.getLogger("trivium.embedding")
+_SMOOTH = 0.2  # of a new figure in the mean
+
+
+@dataclass(slots=True, eq=False)
+class _Asked:
+    vectors: Vector
+    missing: int
+    done: asyncio.Future[None] = field(default_factory=lambda: asyncio.Future())
+
+
+class Batcher:
+    """`embed` from anywhere in the loop, while `run` runs."""
+
+    def __init__(self, embedder: Embedder, batch_tokens: int) -> None:
+        self.embedder = embedder
+        self.ms_per_text = 0.0
+        self._scheduler = Scheduler(batch_tokens)
+        self._asked: dict[Job, _Asked] = {}
+        self._wanted = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, "embed")
+
+    @property
+    def waiting(self) -> int:
+        """Texts."""
+        return self._scheduler.waiting
+
+    async def embed(self, texts: Sequence[str], tokens: Sequence[int], urgency: Urgency) -> Vector:
+        """A vector in each row; raises EngineFailed where a text cannot be embedded."""
+        job = Job(texts, tokens, urgency)
+        asked = _Asked(np.zeros((len(texts), self.embedder.dim), np.float32), len(texts))
+        if texts:
+            self._asked[job] = asked
+            self._scheduler.add(job)
+            self._wanted.set()
+            try:
+                await asked.done
+            finally:
+                job.dropped = True
+                self._asked.pop(job, None)
+        return asked.vectors
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            items = self._scheduler.batch()
+            if not items:
+                self._wanted.clear()
+                await self._wanted.wait()
+                continue
+            began_s = time.monotonic()
+            rows = await loop.run_in_executor(self._thread, self._embedded, items)
+            self._deliver(items, rows)
+            ms = (time.monotonic() - began_s) * 1000 / len(items)
+            self.ms_per_text += (ms - self.ms_per_text) * (_SMOOTH if self.ms_per_text else 1)
+
+    def close(self) -> None:
+        """Wait for the batch under way."""
+        self._thread.shutdown()
+
+    def _embedded(self, items: list[Item]) -> list[Vector | Exception]:
+        """Where a batch fails each text is tried alone: one that is at fault fails alone."""
+        try:
+            return list(self.embedder.embed([item.text for item in items]))
+        except Exception as error:
+            if len(items) == 1:
+                return [error]
+        return [row for item in items for row in self._embedded([item])]
+
+    def _deliver(self, items: list[Item], rows: list[Vector | Exception]) -> None:
+        for item, row in zip(items, rows, strict=True):
+            asked = self._asked.get(item.job)
+            if asked is None or asked.done.done():
+                continue
+            if isinstance(row, Exception):
+                item.job.dropped = True
+                log.warning("a text cannot be embedded: %s: %s", type(row).__name__, row)
+                failed = EngineFailed(f"the embedder failed: {type(row).__name__}: {row}")
+                asked.done.set_exception(failed)
+                continue
+            asked.vectors[item.number] = row
+            asked.missing -= 1
+            if not asked.missing:
+                asked.done.set_result(None)

@@ -1,0 +1,169 @@
+"""Cuts a document's text into passages, by its structure and by tokens. Pure and deterministic.
+
+Theory of operation. A text falls into blocks: headings, paragraphs, code between fences. A
+paragraph falls into sentences, code into lines, and a sentence that is longer than a passage may
+be, into runs of words. A word is never cut. These pieces are packed in order: a passage takes
+pieces as long as its tokens are within the bound. A heading begins a new passage and stays with
+what follows it. A paragraph that would be torn apart begins a new one too, if the one before is
+half full. A passage that does not begin at a heading repeats the last whole pieces of the one
+before, as far as the overlap goes. So a passage is always `text[start:end]`, and the same text is
+always cut in the same way.
+"""
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from workers.embed.embedders.words import PARTS, UNSPACED
+
+_LINE = re.compile(r"[^\n]*\n?")
+_HEADING = re.compile(r"\s{0,3}#{1,6}\s")
+_FENCE = re.compile(r"\s{0,3}(```|~~~)")
+_ITEM = re.compile(r"\s*([-*+•]|\d{1,3}[.)])\s")
+# After the end of a sentence, and whatever closes it; a small letter goes on, as after "e.g.".
+_SENTENCE_END = re.compile(
+    rf"(?<=[.!?…])[\"'”’)\]]*\s+(?=[^\sa-zß-ÿ])|(?<=[。！？])(?=[{UNSPACED}\w])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A passage's place in the text, in characters."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is not divided further; `block_end` is where its block ends, if it begins one."""
+
+    start: int
+    end: int
+    is_heading: bool = False
+    block_end: int = 0
+
+
+class _Tokens:
+    """Counts tokens between two places of a text."""
+
+    def __init__(self, starts: Sequence[int], tokens_max: int, overlap: int) -> None:
+        self._starts = starts
+        self.max, self.overlap = tokens_max, overlap
+
+    def between(self, start: int, end: int) -> int:
+        return bisect_left(self._starts, end) - bisect_left(self._starts, start)
+
+
+def cut(text: str, token_starts: Sequence[int], *, tokens_max: int, overlap: int) -> list[Span]:
+    """The passages in order; none for a text of nothing but spaces."""
+    tokens = _Tokens(token_starts, tokens_max, overlap)
+    found: list[Span] = []
+    held: list[Piece] = []
+    for piece in _pieces(text, tokens):
+        if held and _begins_anew(held, piece, tokens):
+            found.append(Span(held[0].start, held[-1].end))
+            held = [] if piece.is_heading else _tail(held, piece, tokens)
+        held.append(piece)
+    if held:
+        found.append(Span(held[0].start, held[-1].end))
+    return found
+
+
+def _begins_anew(held: list[Piece], piece: Piece, tokens: _Tokens) -> bool:
+    start = held[0].start
+    if tokens.between(start, piece.end) > tokens.max:
+        return True
+    if piece.is_heading:
+        return not all(each.is_heading for each in held)
+    torn = piece.block_end and tokens.between(start, piece.block_end) > tokens.max
+    fits_alone = tokens.between(piece.start, piece.block_end) <= tokens.max
+    half_full = 2 * tokens.between(start, held[-1].end) >= tokens.max
+    return bool(torn and fits_alone and half_full)
+
+
+def _tail(held: list[Piece], piece: Piece, tokens: _Tokens) -> list[Piece]:
+    """The last pieces that fit into the overlap, and into the bound together with the next."""
+    kept: list[Piece] = []
+    for last in reversed(held[1:]):
+        if last.is_heading or tokens.between(last.start, held[-1].end) > tokens.overlap:
+            break
+        if tokens.between(last.start, piece.end) > tokens.max:
+            break
+        kept.insert(0, last)
+    return kept
+
+
+def _pieces(text: str, tokens: _Tokens) -> Iterator[Piece]:
+    for start, end, kind in _blocks(text):
+        if kind == "heading":
+            yield from _whole(text, start, end, tokens, is_heading=True)
+            continue
+        first = True
+        for piece in _parts(text, start, end, kind):
+            for small in _whole(text, piece.start, piece.end, tokens):
+                yield Piece(small.start, small.end, block_end=end if first else 0)
+                first = False
+
+
+def _blocks(text: str) -> Iterator[tuple[int, int, str]]:
+    """Start, end and kind: heading, text, code."""
+    begun, fence = -1, ""
+    for line in _LINE.finditer(text):
+        start, end, words = line.start(), line.end(), line.group()
+        mark = _FENCE.match(words)
+        if fence:
+            if mark and mark.group(1) == fence:
+                yield begun, end, "code"
+                begun, fence = -1, ""
+            continue
+        is_heading = bool(_HEADING.match(words))
+        if begun >= 0 and (mark or is_heading or not words.strip()):
+            yield begun, start, "text"
+            begun = -1
+        if mark:
+            begun, fence = start, mark.group(1)
+        elif is_heading:
+            yield start, end, "heading"
+        elif begun < 0 and words.strip():
+            begun = start
+    if begun >= 0:
+        yield begun, len(text), "code" if fence else "text"
+
+
+def _parts(text: str, start: int, end: int, kind: str) -> Iterator[Piece]:
+    """Sentences, items of a list, or lines of code."""
+    lines = [(start + m.start(), start + m.end()) for m in _LINE.finditer(text[start:end])]
+    if kind == "code":
+        yield from (_trimmed(text, *line) for line in lines if text[slice(*line)].strip())
+        return
+    marks = [at for at, line_end in lines if _ITEM.match(text[at:line_end])]
+    marks += [start + found.end() for found in _SENTENCE_END.finditer(text[start:end])]
+    edges = sorted({start, end, *marks})
+    for one, other in zip(edges, edges[1:], strict=False):
+        if text[one:other].strip():
+            yield _trimmed(text, one, other)
+
+
+def _whole(
+    text: str, start: int, end: int, tokens: _Tokens, *, is_heading: bool = False
+) -> Iterator[Piece]:
+    """The piece; if it is too long, runs of its words, short enough to overlap by one."""
+    piece = _trimmed(text, start, end)
+    if tokens.between(piece.start, piece.end) <= tokens.max:
+        yield Piece(piece.start, piece.end, is_heading)
+        return
+    most = tokens.overlap or tokens.max
+    begun, last = piece.start, piece.start
+    for word in PARTS.finditer(text, piece.start, piece.end):
+        if last > begun and tokens.between(begun, word.end()) > most:
+            yield Piece(begun, last)
+            begun = word.start()
+        last = word.end()
+    yield Piece(begun, last)
+
+
+def _trimmed(text: str, start: int, end: int) -> Piece:
+    words = text[start:end]
+    return Piece(start + len(words) - len(words.lstrip()), start + len(words.rstrip()))

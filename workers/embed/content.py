@@ -1,0 +1,138 @@
+"""What becomes of a document: whether its passages are to be made, kept or dropped. Pure."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from schemas.errors import RecordError, RecordTooLarge
+from schemas.records import Chunk, Document, DocumentPassages
+from schemas.retrieval import Vector, pack_vector
+from schemas.rules.sizes import CHUNKS_MAX, DOCUMENT_CHARS_MAX
+from workers.embed.chunking import Span
+
+Tokens = Callable[[str], Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """How a collection's texts are cut, and what reads them."""
+
+    chunk_tokens: int
+    chunk_overlap: int
+    embedder: str
+    tokenizer: str  # of the served model, empty for none
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is known of a document's passages that are on the log."""
+
+    content_hash: str
+    facts_hash: str
+    offset: int  # of their record in its partition of passages
+
+
+class Verdict(Enum):
+    """What a document asks for."""
+
+    NOTHING = "nothing"
+    DROP = "drop"  # it has passages that are of no use any more
+    KEEP = "keep"  # the same text, but other facts: the same passages once more
+    EMBED = "embed"
+
+
+def verdict(document: Document | None, cutting: Cutting, held: Held | None) -> Verdict:
+    """None stands for a deleted document. One with a ready vector needs no passages."""
+    if document is None or document.deleted or document.vector or not document.text:
+        return Verdict.DROP if held else Verdict.NOTHING
+    if held is None or held.content_hash != content_hash(document.text, cutting):
+        return Verdict.EMBED
+    same = held.facts_hash == facts_hash(document.tenant, document.metadata)
+    return Verdict.NOTHING if same else Verdict.KEEP
+
+
+def check_text(document: Document) -> None:
+    """Raise RecordError for a document whose text cannot be cut and embedded."""
+    chars = len(document.text)
+    if chars > DOCUMENT_CHARS_MAX:
+        raise RecordTooLarge(
+            f"document {document.document_id[:200]}: expected at most {DOCUMENT_CHARS_MAX} "
+            f"characters of text, found {chars}; divide it into several documents"
+        )
+    if not document.text.strip():
+        raise RecordError(
+            f"document {document.document_id[:200]}: expected a text with words, found only spaces"
+        )
+    try:
+        is_object = isinstance(json.loads(document.metadata or "{}"), dict)
+    except ValueError:
+        is_object = False
+    if not is_object:
+        raise RecordError(
+            f"document {document.document_id[:200]}: expected a JSON object as metadata, found "
+            f"{document.metadata[:80]!r}"
+        )
+
+
+def check_spans(document: Document, spans: Sequence[Span]) -> None:
+    """Raise RecordTooLarge for more passages than a document may have."""
+    if len(spans) > CHUNKS_MAX:
+        raise RecordTooLarge(
+            f"document {document.document_id[:200]}: expected at most {CHUNKS_MAX} passages, found "
+            f"{len(spans)}; divide it into several documents"
+        )
+
+
+def content_hash(text: str, cutting: Cutting) -> str:
+    """Of all that passages follow from: the same again embeds nothing."""
+    how = [cutting.chunk_tokens, cutting.chunk_overlap, cutting.embedder, cutting.tokenizer]
+    return _digest(json.dumps([*how, text]))
+
+
+def facts_hash(tenant: str, metadata: str) -> str:
+    """Of what stands beside the text."""
+    return _digest(json.dumps([tenant, metadata]))
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def held_of(record: DocumentPassages, offset: int) -> Held:
+    """What is kept of a record in memory."""
+    return Held(record.content_hash, facts_hash(record.tenant, record.metadata), offset)
+
+
+def passages_of(
+    document: Document,
+    cutting: Cutting,
+    spans: Sequence[Span],
+    vectors: Vector,
+    tokens: Tokens | None,
+    *,
+    documents_offset: int,
+    now_ms: int,
+) -> DocumentPassages:
+    """The record; `tokens` tells the served model's, if they are wanted."""
+    chunks = []
+    for span, vector in zip(spans, vectors, strict=True):
+        text = document.text[span.start : span.end]
+        ids = b"" if tokens is None else np.asarray(tokens(text), "<i4").tobytes()
+        chunks.append(Chunk(text=text, start=span.start, vector=pack_vector(vector), tokens=ids))
+    return DocumentPassages(
+        document_id=document.document_id,
+        collection=document.collection,
+        tenant=document.tenant,
+        metadata=document.metadata,
+        content_hash=content_hash(document.text, cutting),
+        embedder=cutting.embedder,
+        tokenizer=cutting.tokenizer,
+        chunks=tuple(chunks),
+        documents_offset=documents_offset,
+        document_ms=document.at_ms,
+        at_ms=now_ms,
+    )

@@ -1,0 +1,222 @@
+"""Makes passages of documents: each document's in one record, in the order of its changes.
+
+Several documents are under way at once; of one document one change after the other, so the last
+one stands last in `passages`, too. A worker that has lost a partition writes nothing more to it:
+what it was doing is cancelled, and what it was writing is waited for (`give_up`).
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from aiokafka import ConsumerRecord
+
+from schemas.codec import Codec
+from schemas.errors import EngineFailed, RecordError
+from schemas.log.clients import LogProducer
+from schemas.log.clock import wall_ms
+from schemas.log.membership import Membership
+from schemas.records import Document, DocumentPassages, MemberKind
+from schemas.settings import LogSettings
+from schemas.topics import check_record, document_key
+from workers.embed.batcher import Batcher
+from workers.embed.chunking import Span, cut
+from workers.embed.content import (
+    Cutting,
+    Tokens,
+    Verdict,
+    check_spans,
+    check_text,
+    held_of,
+    passages_of,
+    verdict,
+)
+from workers.embed.known import Declarations, KnownPassages
+from workers.embed.scheduler import Urgency
+
+Result = TypeVar("Result")
+_WRITTEN_S = 10.0  # the longest that a lost partition's last writes are waited for
+
+
+@dataclass(slots=True)
+class Totals:
+    """Since the process began."""
+
+    queries: int = 0  # texts of retrievals and calls
+    chunks: int = 0
+    documents: int = 0
+    unchanged: int = 0  # of these, with passages that were there already
+
+
+class DocumentWork:
+    """Of one life; `handle` for each record of `documents`."""
+
+    def __init__(
+        self,
+        settings: LogSettings,
+        codec: Codec,
+        producer: LogProducer,
+        batcher: Batcher,
+        known: KnownPassages,
+        declarations: Declarations,
+        tokens: Tokens | None,
+        totals: Totals,
+        membership: Membership,
+    ) -> None:
+        self._settings, self._codec, self._producer = settings, codec, producer
+        self._batcher, self._known, self._declarations = batcher, known, declarations
+        self._tokens, self._totals, self._membership = tokens, totals, membership
+        self._loading: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._last: dict[bytes, asyncio.Future[None]] = {}  # change of a document under way
+        self._writes: set[asyncio.Future[None]] = set()
+
+    def load(self, partitions: set[int]) -> asyncio.Future[None]:
+        """These partitions, and no others, are this worker's; documents wait until it knows what
+        their passages are. Fails where that cannot be read."""
+        self._loading.cancel()
+        self._loading = asyncio.ensure_future(self._known.load(partitions))
+        return self._loading
+
+    async def give_up(self) -> None:
+        """Others have the partitions when this returns; the tasks of `handle` are cancelled."""
+        self._loading.cancel()
+        self._loading = asyncio.get_running_loop().create_future()
+        if self._writes:
+            await asyncio.wait(self._writes, timeout=_WRITTEN_S)
+
+    async def handle(self, record: ConsumerRecord) -> None:
+        """Done when the broker has what follows; raises RecordError and EngineFailed for a
+        document of which nothing can follow."""
+        key = record.key or b""
+        if key.startswith(b"/"):
+            return  # it says something of a collection
+        before = self._last.get(key)
+        mine = self._last[key] = asyncio.get_running_loop().create_future()
+        try:
+            if before is not None:
+                await asyncio.wait([before])
+            await asyncio.shield(self._loading)
+            await self._follow(record, key)
+        finally:
+            mine.set_result(None)
+            if self._last.get(key) is mine:
+                del self._last[key]
+
+    async def _follow(self, record: ConsumerRecord, key: bytes) -> None:
+        try:
+            document = self._decoded(record, key)
+        except RecordError:
+            if self._others_bury():
+                return
+            raise
+        cutting = self._declarations.cutting(document.collection if document else "")
+        held = self._known.of(record.partition, key)
+        wanted = verdict(document, cutting, held)
+        self._totals.documents += document is not None and bool(document.text)
+        if wanted is Verdict.DROP:
+            await self._write(record, key, None)
+        if document is None or wanted is Verdict.DROP:
+            return
+        if wanted is Verdict.NOTHING:
+            self._totals.unchanged += bool(document.text)
+            return
+        check_text(document)
+        self._declarations.check(document.collection)
+        passages = None
+        if wanted is Verdict.KEEP:
+            passages = await self._kept(record, key, document)
+        await self._write(record, key, passages or await self._made(record, document, cutting))
+
+    def _decoded(self, record: ConsumerRecord, key: bytes) -> Document | None:
+        if not record.value:
+            return None
+        document = self._codec.decode(record.value)
+        check_record("documents", document)
+        if not isinstance(document, Document):
+            raise RecordError(f"documents: expected a document, found {document!r:.200}")
+        wanted = document_key(document.collection, document.document_id).encode()
+        if key != wanted:
+            raise RecordError(f"documents: expected the key {wanted!r:.200}, found {key!r:.200}")
+        return document
+
+    def _others_bury(self) -> bool:
+        """Retrieval workers read all documents and bury, once, what nobody can read."""
+        living = self._membership.view.living(MemberKind.WORKER, wall_ms())
+        return any(member.registration.search is not None for member in living)
+
+    async def _kept(
+        self, record: ConsumerRecord, key: bytes, document: Document
+    ) -> DocumentPassages | None:
+        """The passages as they are, with the document's new facts."""
+        old = await self._known.read(record.partition, key)
+        if old is None:
+            return None
+        self._totals.unchanged += 1
+        return dataclasses.replace(
+            old,
+            tenant=document.tenant,
+            metadata=document.metadata,
+            documents_offset=record.offset,
+            document_ms=document.at_ms,
+            at_ms=wall_ms(),
+        )
+
+    async def _made(
+        self, record: ConsumerRecord, document: Document, cutting: Cutting
+    ) -> DocumentPassages:
+        spans, tokens = await _in_thread(lambda: self._cut(document, cutting))
+        check_spans(document, spans)
+        texts = [document.text[span.start : span.end] for span in spans]
+        vectors = await self._batcher.embed(texts, tokens, Urgency.DOCUMENT)
+        self._totals.chunks += len(texts)
+        return await _in_thread(
+            lambda: passages_of(
+                document,
+                cutting,
+                spans,
+                vectors,
+                self._tokens,
+                documents_offset=record.offset,
+                now_ms=wall_ms(),
+            )
+        )
+
+    def _cut(self, document: Document, cutting: Cutting) -> tuple[list[Span], list[int]]:
+        starts = self._batcher.embedder.token_starts(document.text)
+        spans = cut(
+            document.text, starts, tokens_max=cutting.chunk_tokens, overlap=cutting.chunk_overlap
+        )
+        return spans, [cutting.chunk_tokens] * len(spans)
+
+    async def _write(
+        self, record: ConsumerRecord, key: bytes, passages: DocumentPassages | None
+    ) -> None:
+        await self._membership.stands()
+        writing = asyncio.ensure_future(self._written(record.partition, key, passages))
+        self._writes.add(writing)
+        writing.add_done_callback(self._writes.discard)
+        await asyncio.shield(writing)
+
+    async def _written(self, partition: int, key: bytes, passages: DocumentPassages | None) -> None:
+        if passages is None:
+            topic = self._settings.topic_prefix + "passages"
+            await (await self._producer.send_raw(topic, None, key=key, partition=partition))
+            self._known.put(partition, key, None)
+            return
+        sent = await self._producer.send(
+            "passages", passages, key=key.decode(), partition=partition
+        )
+        acknowledged = await sent
+        self._known.put(partition, key, held_of(passages, int(acknowledged.offset)))
+
+
+async def _in_thread(work: Callable[[], Result]) -> Result:
+    """Raises RecordErrors as they are, and EngineFailed for what a text brings out in a library."""
+    try:
+        return await asyncio.to_thread(work)
+    except RecordError:
+        raise
+    except Exception as error:
+        raise EngineFailed(f"the text cannot be cut: {type(error).__name__}: {error}") from error

@@ -1,0 +1,48 @@
+"""An embedder without a model: words and pairs of words, hashed into a few hundred places.
+
+For tests, simulated stacks and trials. Texts with the same words are near each other, and nothing
+else is. It needs no torch, starts at once, and gives the same bytes everywhere.
+"""
+
+import unicodedata
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from schemas.retrieval import Vector
+from workers.embed.embedders.words import TOKENS
+
+DIM = 256
+
+
+class HashEmbedder:
+    """See `Embedder`."""
+
+    name = "hash@1"
+    dim = DIM
+    tokens_max = 1 << 20
+
+    def token_starts(self, text: str) -> Sequence[int]:
+        """One token for each word and each sign."""
+        return [found.start() for found in TOKENS.finditer(text)]
+
+    def embed(self, texts: Sequence[str]) -> Vector:
+        """Roots of counts, with a sign for each feature, so that what collides cancels out."""
+        rows = np.zeros((len(texts), DIM), np.float32)
+        for row, text in zip(rows, texts, strict=True):
+            for feature, count in _features(text).items():
+                place = zlib.crc32(feature.encode(errors="surrogatepass"))
+                row[place % DIM] += count**0.5 * (1 if place & 1 << 16 else -1)
+            if not row.any():
+                row[0] = 1.0  # a text without words has a place, too
+            row /= np.linalg.norm(row)
+        return rows
+
+
+def _features(text: str) -> Counter[str]:
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    words = [word for word in TOKENS.findall(plain) if word.isalnum()]
+    return Counter(words) + Counter(f"{one} {other}" for one, other in pairwise(words))

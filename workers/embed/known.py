@@ -1,0 +1,163 @@
+"""What an embedding worker knows from the log: passages of its own partitions, and declarations.
+
+Of passages a hash and an offset are kept, some 300 bytes per document. They are read anew when a
+partition comes, since others may have written it meanwhile. What operators say of collections
+stands on partition 0 of `documents` and is followed by every worker.
+"""
+
+import logging
+
+from aiokafka import ConsumerRecord
+
+from schemas.codec import Codec
+from schemas.errors import RecordError
+from schemas.log.clients import AssignedReader
+from schemas.records import CollectionDeclared, DocumentPassages
+from schemas.settings import LogSettings
+from schemas.topics import declaration_key
+from workers.embed.content import Cutting, Held, held_of
+from workers.embed.settings import EmbeddingSettings
+
+log = logging.getLogger("trivium.embedding")
+
+
+class KnownPassages:
+    """By partition and key; `load` before a partition's documents are looked at."""
+
+    def __init__(self, settings: LogSettings, codec: Codec, client_id: str) -> None:
+        self._settings, self._codec = settings, codec
+        self._client_id = f"{client_id}-passages"
+        self._held: dict[int, dict[bytes, Held]] = {}
+
+    def of(self, partition: int, key: bytes) -> Held | None:
+        """What the log has of a document."""
+        return self._held[partition].get(key)
+
+    def count(self) -> int:
+        """Documents."""
+        return sum(map(len, self._held.values()))
+
+    def put(self, partition: int, key: bytes, held: Held | None) -> None:
+        """Written by this worker."""
+        known = self._held.get(partition)
+        if known is None:
+            return
+        known.pop(key, None)
+        if held is not None:
+            known[key] = held
+
+    async def load(self, partitions: set[int]) -> None:
+        """Forget all others, and read these to their present end, those that are new."""
+        self._held = {each: kept for each, kept in self._held.items() if each in partitions}
+        new = sorted(partitions - self._held.keys())
+        if not new:
+            return
+        found: dict[int, dict[bytes, Held]] = {each: {} for each in new}
+        reader = AssignedReader(self._settings, "passages", new, client_id=self._client_id)
+        await reader.start("earliest")
+        try:
+            async for batch in reader.until(await reader.end_offsets()):
+                for record in batch:
+                    self._fold(found[record.partition], record)
+        finally:
+            await reader.stop()
+        self._held |= found
+        log.info("partitions %s: %d documents have passages", new, self.count())
+
+    def _fold(self, found: dict[bytes, Held], record: ConsumerRecord) -> None:
+        key = record.key or b""
+        found.pop(key, None)
+        if not record.value:
+            return
+        try:
+            passages = self._codec.decode(record.value)
+        except RecordError as error:
+            log.warning("passages[%d] %d: %s", record.partition, record.offset, error)
+            return
+        if isinstance(passages, DocumentPassages):
+            found[key] = held_of(passages, record.offset)
+
+    async def read(self, partition: int, key: bytes) -> DocumentPassages | None:
+        """The passages themselves; None where the log does not have that record any more."""
+        held = self.of(partition, key)
+        if held is None:
+            return None
+        reader = AssignedReader(self._settings, "passages", [partition], client_id=self._client_id)
+        await reader.start({partition: held.offset})
+        try:
+            batch = await reader.batch(max_records=1, timeout_ms=self._settings.request_timeout_ms)
+        finally:
+            await reader.stop()
+        for record in batch:
+            if record.offset == held.offset and record.key == key and record.value:
+                passages = self._codec.decode(record.value)
+                return passages if isinstance(passages, DocumentPassages) else None
+        return None
+
+
+class Declarations:
+    """`start` reads what there is, `run` follows until cancelled."""
+
+    def __init__(
+        self, settings: LogSettings, codec: Codec, client_id: str, default: Cutting, tokens_max: int
+    ) -> None:
+        """`tokens_max` are the most of a passage that the embedder sees."""
+        self._codec = codec
+        self._default, self._tokens_max = default, tokens_max
+        self._told: dict[str, CollectionDeclared] = {}
+        self._reader = AssignedReader(settings, "documents", [0], client_id=f"{client_id}-declared")
+
+    async def start(self) -> None:
+        """Raises BrokerUnavailable, as readers do."""
+        await self._reader.start("earliest")
+        async for batch in self._reader.until(await self._reader.end_offsets()):
+            self._fold(batch)
+
+    async def run(self) -> None:
+        """Others bury what cannot be read."""
+        while True:
+            self._fold(await self._reader.batch(max_records=2_000))
+
+    async def stop(self) -> None:
+        """Close."""
+        await self._reader.stop()
+
+    def cutting(self, collection: str) -> Cutting:
+        """How this collection's texts are cut."""
+        told, usual = self._told.get(collection), self._default
+        tokens, overlap = usual.chunk_tokens, usual.chunk_overlap
+        if told is not None:
+            tokens = told.chunk_tokens if told.chunk_tokens > 0 else tokens
+            overlap = told.chunk_overlap if told.chunk_overlap >= 0 else overlap
+        tokens = min(tokens, self._tokens_max)
+        return Cutting(tokens, min(overlap, tokens // 2), usual.embedder, usual.tokenizer)
+
+    def check(self, collection: str) -> None:
+        """Raise RecordError for a collection that is bound to another embedder."""
+        told = self._told.get(collection)
+        if told is not None and told.embedder not in ("", self._default.embedder):
+            raise RecordError(
+                f"collection {collection}: it is bound to the embedder {told.embedder}, found "
+                f"{self._default.embedder} here; embed it with the former, or declare another"
+            )
+
+    def _fold(self, batch: list[ConsumerRecord]) -> None:
+        for record in batch:
+            key = (record.key or b"").decode(errors="replace")
+            if not key.startswith(declaration_key("")):
+                continue
+            name = key.removeprefix(declaration_key(""))
+            if not record.value:
+                self._told.pop(name, None)
+                continue
+            try:
+                told = self._codec.decode(record.value)
+            except RecordError:
+                continue
+            if isinstance(told, CollectionDeclared) and told.collection == name:
+                self._told[name] = told
+
+
+def default_cutting(settings: EmbeddingSettings, embedder: str, tokenizer: str) -> Cutting:
+    """Of collections of which nothing is declared."""
+    return Cutting(settings.chunk_tokens, settings.chunk_overlap, embedder, tokenizer)

@@ -1,0 +1,40 @@
+"""Runs one embedding worker: loads what takes seconds, then lives in the fleet until stopped."""
+
+import asyncio
+
+from schemas.codec import Codec
+from schemas.settings import LogSettings, ModelSettings
+from workers.embed.embedders.choose import make_embedder
+from workers.embed.embedders.served import ServedTokens
+from workers.embed.settings import SERVED, EmbeddingSettings
+from workers.embed.worker import EmbeddingWorker
+
+
+async def run_embedding(
+    log_settings: LogSettings,
+    settings: EmbeddingSettings,
+    model: ModelSettings,
+    *,
+    engine: str,
+    worker_id: str,
+    stop: asyncio.Event,
+    codec: Codec,
+) -> None:
+    """Serve until `stop` is set and what is under way is done; raises what ended it else.
+
+    `engine` is the deployment's: beside simulated engines the light embedder is the usual one.
+    """
+    embedder = await asyncio.to_thread(make_embedder, settings, engine)
+    served = None
+    if settings.tokenizer == SERVED:
+        served = await asyncio.to_thread(ServedTokens, model)
+    worker = EmbeddingWorker(
+        log_settings,
+        settings,
+        embedder,
+        worker_id,
+        codec,
+        tokens=served.ids if served else None,
+        tokenizer=served.name if served else "",
+    )
+    await worker.run(stop)

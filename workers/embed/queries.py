@@ -1,0 +1,160 @@
+"""Makes vectors of what is searched for, and hands each search on; answers calls for vectors.
+
+A search goes on in any case: where its text cannot be embedded in time, its words alone are looked
+up. It keeps its key and its partition number, so the asker has chosen who answers.
+"""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Sequence
+
+from aiokafka import ConsumerRecord
+
+from schemas.codec import Codec
+from schemas.errors import DeadlineExceeded, EngineFailed, InvalidRequest, RecordError, TriviumError
+from schemas.log.clients import LogProducer
+from schemas.log.clock import wall_ms
+from schemas.records import Embedded, EmbedRequest, RetrievalRequest
+from schemas.retrieval import pack_vector
+from schemas.rules.sizes import TEXTS_MAX, check_size
+from schemas.settings import LogSettings
+from schemas.topics import check_record
+from workers.embed.batcher import Batcher
+from workers.embed.documents import Totals
+from workers.embed.known import Declarations
+from workers.embed.scheduler import Urgency
+
+TOPIC = "embeddings"
+WORDS = "words"
+URGENCIES = ("prefill", "decode")
+_CHARS_PER_TOKEN = 4  # about; of a text that is not worth to be counted
+
+
+class QueryWork:
+    """Of one life; `handle` for each record of `embeddings`."""
+
+    def __init__(
+        self,
+        settings: LogSettings,
+        codec: Codec,
+        producer: LogProducer,
+        batcher: Batcher,
+        declarations: Declarations,
+        totals: Totals,
+        worker_id: str,
+    ) -> None:
+        self._settings, self._codec, self._producer = settings, codec, producer
+        self._batcher, self._declarations = batcher, declarations
+        self._totals, self._worker_id = totals, worker_id
+
+    async def handle(self, record: ConsumerRecord) -> None:
+        """Done when the broker has what follows; raises RecordError for what nobody waits for."""
+        began_s = time.monotonic()
+        request = self._codec.decode(record.value)
+        check_record(TOPIC, request)
+        assert isinstance(request, RetrievalRequest | EmbedRequest)
+        check_size(request, len(record.value or b""))
+        count = self._settings.asker_partitions
+        if not 0 <= request.reply_partition < count:
+            raise RecordError(
+                f"{TOPIC}: expected a reply_partition below {count}, found "
+                f"{request.reply_partition}"
+            )
+        if isinstance(request, EmbedRequest):
+            await self._answer(request)
+        else:
+            await self._hand_on(record, request, began_s)
+
+    async def _hand_on(
+        self, record: ConsumerRecord, request: RetrievalRequest, began_s: float
+    ) -> None:
+        urgency = request.urgency or URGENCIES[0]
+        if urgency not in URGENCIES:
+            raise RecordError(
+                f"{TOPIC}: expected the urgency {' or '.join(URGENCIES)}, found {urgency[:80]!r}"
+            )
+        if request.text and not request.vector and request.mode != WORDS:
+            vector = await self._vector(request)
+            mode = request.mode if vector else WORDS
+            request = dataclasses.replace(request, vector=vector, mode=mode)
+        request = dataclasses.replace(request, embedded_ms=(time.monotonic() - began_s) * 1000)
+        key = (record.key or b"").decode(errors="replace")
+        await (
+            await self._producer.send(
+                f"retrieval.{urgency}", request, key=key, partition=record.partition
+            )
+        )
+
+    async def _vector(self, request: RetrievalRequest) -> bytes:
+        """Empty where there is none in time."""
+        if request.deadline_ms <= wall_ms():
+            return b""
+        try:
+            self._declarations.check(request.collection)
+            async with asyncio.timeout((request.deadline_ms - wall_ms()) / 1000):
+                vectors = await self._batcher.embed(
+                    [request.text], [_tokens_about(request.text)], Urgency.QUERY
+                )
+        except (RecordError, EngineFailed, TimeoutError):
+            return b""
+        self._totals.queries += 1
+        return pack_vector(vectors[0])
+
+    async def _answer(self, request: EmbedRequest) -> None:
+        try:
+            answer = await self._embedded(request)
+        except TriviumError as error:
+            answer = self._reply(request, error=error)
+        await (
+            await self._producer.send(
+                "hits", answer, key=request.embed_id, partition=request.reply_partition
+            )
+        )
+
+    async def _embedded(self, request: EmbedRequest) -> Embedded:
+        late_ms = wall_ms() - request.deadline_ms
+        if late_ms >= 0:
+            raise DeadlineExceeded(f"the deadline passed {late_ms} ms before the texts were read")
+        if not 0 < len(request.texts) <= TEXTS_MAX:
+            raise InvalidRequest(
+                f"expected 1 to {TEXTS_MAX} texts, found {len(request.texts)}", "input"
+            )
+        texts = request.texts
+        try:
+            async with asyncio.timeout(-late_ms / 1000):
+                vectors = await self._batcher.embed(
+                    texts, [_tokens_about(text) for text in texts], Urgency.CALL
+                )
+        except TimeoutError:
+            raise DeadlineExceeded(f"{len(texts)} texts: not embedded in {-late_ms} ms") from None
+        self._totals.queries += len(texts)
+        tokens = await asyncio.to_thread(self._counted, texts)
+        return self._reply(request, vectors=vectors.astype("<f4").tobytes(), tokens=tokens)
+
+    def _counted(self, texts: Sequence[str]) -> int:
+        most = self._batcher.embedder.tokens_max
+        return sum(min(most, len(self._batcher.embedder.token_starts(text))) for text in texts)
+
+    def _reply(
+        self,
+        request: EmbedRequest,
+        *,
+        vectors: bytes = b"",
+        tokens: int = 0,
+        error: TriviumError | None = None,
+    ) -> Embedded:
+        return Embedded(
+            embed_id=request.embed_id,
+            worker_id=self._worker_id,
+            embedder=self._batcher.embedder.name,
+            dim=self._batcher.embedder.dim,
+            vectors=vectors,
+            tokens=tokens,
+            error=error.to_wire() if error else None,
+            at_ms=wall_ms(),
+        )
+
+
+def _tokens_about(text: str) -> int:
+    return len(text) // _CHARS_PER_TOKEN + 2

@@ -1,0 +1,215 @@
+"""An embedding worker process: passages of documents and vectors of searches, by one model.
+
+Theory of operation. The model is loaded first, which takes seconds. Then the worker joins the fleet
+and reads what operators declared of collections; its Faust agents join the group of all embedding
+workers for two topics, `embeddings` and `documents`. It is ready once the group has given it
+partitions. Of each partition of `documents` it reads the passages that are there before it looks at
+a document. Queries and documents meet in one `Batcher`. To drain is to take no more, to finish what
+is under way, and to leave. Where the log or the lease is lost, the worker joins again with the same
+model, and the group says where to read on.
+"""
+
+import asyncio
+import logging
+
+from schemas.codec import Codec
+from schemas.log.clients import LogProducer
+from schemas.log.faust.app import add_agents, follow_rebalances, make_app, run_app
+from schemas.log.faust.beginning import begin_now
+from schemas.log.faust.receipts import Place
+from schemas.log.faust.watchdog import watch
+from schemas.log.membership import Membership
+from schemas.log.patience import outlive
+from schemas.records import EmbedCapability, EmbedLoad, MemberKind, MemberState, Registration, Role
+from schemas.settings import LogSettings
+from workers import tasks
+from workers.embed.batcher import Batcher
+from workers.embed.content import Tokens
+from workers.embed.documents import DocumentWork, Totals
+from workers.embed.embedders.protocol import Embedder
+from workers.embed.intake import Intake
+from workers.embed.known import Declarations, KnownPassages, default_cutting
+from workers.embed.queries import TOPIC, QueryWork
+from workers.embed.settings import EmbeddingSettings
+
+log = logging.getLogger("trivium.embedding")
+DOCUMENTS = "documents"
+_STALL_MS = 60_000  # lag without progress for so long ends a life; a long document takes seconds
+_BUFFERED_MAX = 64  # records that Faust holds for each agent; the rest stays in the log
+_SIGNS = 2  # tokens that a model puts around a text
+
+
+def group_id(log_settings: LogSettings) -> str:
+    """The consumer group of all embedding workers."""
+    return f"{log_settings.topic_prefix}embedding"
+
+
+class EmbeddingWorker:
+    """The model of one process, and its life in the fleet; `run` once."""
+
+    def __init__(
+        self,
+        log_settings: LogSettings,
+        settings: EmbeddingSettings,
+        embedder: Embedder,
+        worker_id: str,
+        codec: Codec,
+        *,
+        tokens: Tokens | None = None,
+        tokenizer: str = "",
+    ) -> None:
+        """`tokens` tells the served model's tokens of a passage, `tokenizer` names it."""
+        self._log_settings, self._settings = log_settings, settings
+        self._worker_id, self._codec = worker_id, codec
+        self._tokens = tokens
+        self._cutting = default_cutting(settings, embedder.name, tokenizer)
+        self._producer = LogProducer(log_settings, codec, durable=True, client_id=worker_id)
+        self.batcher = Batcher(embedder, settings.batch_tokens)
+        self.totals = Totals()
+        self.membership = self._new_membership()
+        self._steady = tasks.Tasks()  # what goes on from life to life
+        self._tasks = tasks.Tasks()
+
+    def _new_membership(self, former_epoch: int = 0) -> Membership:
+        return Membership(
+            self._log_settings,
+            self._codec,
+            self._producer,
+            member_id=self._worker_id,
+            kind=MemberKind.WORKER,
+            roles=[Role.EMBEDDING],
+            on_record=lambda record, *_: self._check_name(record),
+            former_epoch=former_epoch,
+        )
+
+    def _check_name(self, record: object) -> None:
+        if isinstance(record, Registration):
+            self.membership.check_name(record)
+
+    def _begin(self) -> None:
+        """Make what belongs to one life."""
+        log_settings, codec, name = self._log_settings, self._codec, self._worker_id
+        self.membership = self._new_membership(self.membership.epoch)
+        self.known = KnownPassages(log_settings, codec, name)
+        seen_max = self.batcher.embedder.tokens_max - _SIGNS
+        self._declarations = Declarations(log_settings, codec, name, self._cutting, seen_max)
+        self._documents = DocumentWork(
+            log_settings, codec, self._producer, self.batcher, self.known, self._declarations,
+            self._tokens, self.totals, self.membership,
+        )  # fmt: skip
+        queries = QueryWork(
+            log_settings, codec, self._producer, self.batcher, self._declarations, self.totals, name
+        )
+        self._intake = Intake(
+            self._producer,
+            {TOPIC: queries.handle, DOCUMENTS: self._documents.handle},
+            {TOPIC: self._settings.queries_max, DOCUMENTS: self._settings.documents_max},
+        )
+        self._app = make_app(
+            log_settings,
+            group=group_id(log_settings),
+            member_id=name,
+            buffer_max=_BUFFERED_MAX,
+            leaves_group=True,
+        )
+        prefix = log_settings.topic_prefix
+        add_agents(self._app, prefix, "embedding", (TOPIC, DOCUMENTS), self._intake)
+        follow_rebalances(self._app, prefix, self)
+        self._tasks = tasks.Tasks()
+        self._drained = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Life after life, with the same model, until one is drained."""
+        self._steady.spawn("batches", self.batcher.run())
+        try:
+            await outlive(self._worker_id, lambda: self._live(stop), stop)
+        finally:
+            await self._steady.cancel()
+            await asyncio.to_thread(self.batcher.close)
+
+    async def _live(self, stop: asyncio.Event) -> None:
+        self._begin()
+        try:
+            await self._join()
+            self._serve()
+            await self._tasks.until(stop.wait())
+            await self._drain()
+        finally:
+            await self._close()
+
+    async def _join(self) -> None:
+        embedder = self.batcher.embedder
+        self.membership.embedding = EmbedCapability(
+            embedder=embedder.name, dim=embedder.dim, tokens_max=embedder.tokens_max
+        )
+        self.membership.embedding_source = self._load_now
+        await self._producer.start()
+        await self.membership.join()
+        self._tasks.spawn("membership", self.membership.run())
+        await self._declarations.start()
+        await begin_now(self._log_settings, group_id(self._log_settings), [TOPIC])
+
+    def _serve(self) -> None:
+        group = self._intake.group
+        self._tasks.spawn("steady", self._steady.until(_for_ever()))
+        self._tasks.spawn("declarations", self._declarations.run())
+        self._tasks.spawn("watchdog", watch(self._log_settings, group, _STALL_MS))
+        self._tasks.spawn("failure", group.failure())
+        self._tasks.spawn("agents", run_app(self._app))
+
+    def assigned(self, places: set[Place]) -> None:
+        """The group gave it partitions; with the first it is ready."""
+        group = self._intake.group
+        group.assigned(places)
+        log.info("embeds for %s", sorted(places))
+        loading = self._documents.load({number for topic, number in places if topic == DOCUMENTS})
+
+        def loaded(loading: asyncio.Future[None]) -> None:
+            if not loading.cancelled() and (error := loading.exception()) is not None:
+                group.fail(error)
+
+        loading.add_done_callback(loaded)
+        if self.membership.state is MemberState.STARTING:
+            self.membership.set_state(MemberState.READY)
+
+    async def revoked(self) -> None:
+        """The partitions were taken away: nothing more is written to passages, and queries that
+        are under way are handed on, not acknowledged."""
+        self._intake.group.revoked()
+        await self._intake.cancel(DOCUMENTS)
+        await self._documents.give_up()
+
+    def _load_now(self) -> EmbedLoad:
+        return EmbedLoad(
+            waiting=self.batcher.waiting,
+            queries_total=self.totals.queries,
+            chunks_total=self.totals.chunks,
+            documents_total=self.totals.documents,
+            unchanged_total=self.totals.unchanged,
+            ms_per_text=self.batcher.ms_per_text,
+        )
+
+    async def _drain(self) -> None:
+        self.membership.set_state(MemberState.DRAINING)
+        try:
+            async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
+                await self._tasks.until(self._intake.drain())
+        except TimeoutError:
+            log.warning("%s: texts left after the drain", self.membership.member_id)
+        self._drained = True
+
+    async def _close(self) -> None:
+        """Commit and stop reading first, say goodbye last. A lost life writes nothing more."""
+        close_ms = self._settings.close_timeout_ms
+        await tasks.close("agents", self._app.stop(), close_ms)
+        await self._intake.cancel()
+        await self._documents.give_up()
+        await self._tasks.cancel()
+        await tasks.close("declarations", self._declarations.stop(), close_ms)
+        await tasks.close("membership", self.membership.leave(), close_ms)
+        closing = self._producer.stop() if self._drained else self._producer.discard()
+        await tasks.close("producer", closing, close_ms)
+
+
+async def _for_ever() -> None:
+    await asyncio.Event().wait()
