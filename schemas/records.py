@@ -889,6 +889,8 @@ class Retrieved:
     asked_ms: int  # wall time
     at_ms: int  # wall time
     history: Sequence[Insert] = ()  # what earlier turns had put in, in the order of at
+    mode: str = ""  # how it was searched for: vector, words or hybrid
+    degraded: str = ""  # why by words alone, though not wished so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

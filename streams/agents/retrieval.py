@@ -8,23 +8,25 @@ What becomes of a `Retrieved` is the core's to say (`streams/core/handlers/retri
 
 import asyncio
 import logging
-from collections.abc import Callable
-
-from aiokafka.errors import KafkaError
+from collections.abc import Callable, Sequence
+from typing import Literal, cast
 
 from schemas.codec import Codec
-from schemas.errors import BrokerUnavailable, LeaseError, NotReady, QueueFull, TriviumError
+from schemas.errors import NotReady, QueueFull, TriviumError
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
+from schemas.log.patience import TROUBLE
 from schemas.log.retrieval.asker import Asker
-from schemas.records import Retrieved
+from schemas.records import Passage, Retrieved
+from schemas.rules.sizes import PASSAGE_BYTES_MAX, PASSAGES_MAX
 from schemas.settings import LogSettings
 from streams.core.effects import Ask
 
 log = logging.getLogger(__name__)
 
 TRY_AGAIN_S = 5.0  # to lease a partition of `hits`
+_PASSAGE_BYTES = 64  # beside its texts and tokens
 
 
 class Retriever:
@@ -70,7 +72,39 @@ class Retriever:
         self._answer(found, ask.partition)
 
     async def _found(self, ask: Ask, asked_ms: int) -> Retrieved:
-        raise NotReady("this router searches nothing")
+        request, wanted = ask.request, ask.request.retrieval
+        assert wanted is not None, f"{request.request_id}: wants nothing to be found"
+        if self._asker is None:
+            raise NotReady("this router has no partition of hits (log.asker_partitions)")
+        found = await self._asker.search_text(
+            wanted.query,
+            collection=wanted.collection,
+            k=min(wanted.k, PASSAGES_MAX),
+            deadline_ms=wanted.by_ms,
+            mode=cast(Literal["hybrid", "vector", "words"], wanted.mode),  # it says if not
+            filter=wanted.filter,
+            min_score=wanted.min_score,
+            tenant=request.tenant,
+            request_id=request.request_id,
+        )
+        return Retrieved(
+            request_id=request.request_id,
+            session_id=request.session_id,
+            router_id=self._membership.member_id,
+            passages=_within(found.passages, PASSAGE_BYTES_MAX),
+            shards=found.shards,
+            missing=tuple(sorted(found.missing)),
+            extends=found.extends,
+            distances_computed=found.distances_computed,
+            embedded_ms=found.embedded_ms,
+            wait_ms=found.wait_ms,
+            took_ms=found.took_ms,
+            asked_ms=asked_ms,
+            at_ms=wall_ms(),
+            history=ask.history,
+            mode=found.mode,
+            degraded=found.degraded,
+        )
 
     def _failed(self, ask: Ask, asked_ms: int, error: TriviumError) -> Retrieved:
         return Retrieved(
@@ -89,11 +123,11 @@ class Retriever:
             try:
                 await self._membership.lease("hits")
                 await self._follow_hits()
-            except (LeaseError, BrokerUnavailable, KafkaError) as error:
+            except Exception as error:  # whatever it is, the router serves on
                 log.warning(
                     "%s: requests go on without their searches: %s; tries again",
-                    self._membership.member_id,
-                    error,
+                    *(self._membership.member_id, error),
+                    exc_info=not isinstance(error, TROUBLE),
                 )
             await asyncio.sleep(TRY_AGAIN_S)
 
@@ -112,3 +146,16 @@ class Retriever:
         for task in self._asks:
             task.cancel()
         await asyncio.gather(*self._asks, return_exceptions=True)
+
+
+def _within(passages: Sequence[Passage], bytes_max: int) -> tuple[Passage, ...]:
+    """The best, as long as a record has room for all of them."""
+    kept = []
+    for passage in passages:
+        names = (passage.text, passage.passage_id, passage.document_id)
+        sizes = (len(text.encode()) for text in (*names, passage.title, passage.source))
+        bytes_max -= sum(sizes) + len(passage.tokens) + _PASSAGE_BYTES
+        if bytes_max < 0:
+            break
+        kept.append(passage)
+    return tuple(kept)

@@ -1,0 +1,289 @@
+"""Searches in the background: what is asked, what comes of it, and that nothing waits for it."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from schemas.codec import Codec
+from schemas.errors import DeadlineExceeded, LeaseError, UnknownCollection
+from schemas.records import Insert, Passage, Retrieved
+from schemas.retrieval import Found, Hit
+from schemas.rules.sizes import HISTORY_BYTES_MAX, PASSAGE_BYTES_MAX, check_size
+from streams.agents import retrieval as agent
+from streams.agents.retrieval import TRY_AGAIN_S, Retriever
+from streams.core.effects import Ask
+from streams.core.events import RequestArrived
+from tests.streams import builders
+from tests.streams.agents.fakes import CODEC, LOG, FakeEvent, router_with_partition
+from tests.streams.builders import passage
+from tests.virtual import run_virtual
+from tests.waiting import run, until
+
+HISTORY = (Insert(at=1, tokens=b"abcd"),)
+
+
+class FakeMembership:
+    """Leases what it is asked for, unless all is taken."""
+
+    member_id = "router-a"
+
+    def __init__(self) -> None:
+        self.leases: dict[str, int] = {}
+        self.refuses = 0
+
+    async def lease(self, topic: str) -> int:
+        if self.refuses:
+            self.refuses -= 1
+            raise LeaseError("all partitions are leased")
+        self.leases[topic] = 7
+        return 7
+
+
+class FakeAsker:
+    """Finds what the test says."""
+
+    asked: list[tuple[str, dict[str, Any]]]
+    find: Callable[[], Found]
+    breaks: list[Exception]
+
+    def __init__(self, *_: Any) -> None:
+        self.running = asyncio.Event()
+
+    async def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        self.running.clear()
+
+    async def run(self) -> None:
+        self.running.set()
+        if self.breaks:
+            raise self.breaks.pop()
+        await asyncio.Event().wait()
+
+    async def search_text(self, text: str, **wishes: Any) -> Found:
+        self.asked.append((text, wishes))
+        await asyncio.sleep(0)
+        return type(self).find()
+
+
+def found(*passages: Passage, **changes: Any) -> Found:
+    hits = tuple(Hit(each.passage_id, 0.5, passage=each) for each in passages)
+    base = Found(
+        retrieval_id="x", hits=hits, shards=3, missing={}, exact=True, seeds=(), extends=4,
+        distances_computed=500, took_ms=6.5, wait_ms=1.5, embedded_ms=2.5, mode="hybrid",
+    )  # fmt: skip
+    return replace(base, **changes)
+
+
+def ask(request_id: str = "r1", **changes: Any) -> Ask:
+    wanted = builders.retrieval(77_000, filter="{}", min_score=0.3, **changes)
+    request = builders.request(request_id, retrieval=wanted, tenant="acme")
+    return Ask(request, HISTORY, 3)
+
+
+class Searching:
+    """A retriever with what it has answered."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, asks_max: int = 8) -> None:
+        monkeypatch.setattr(agent, "Asker", FakeAsker)
+        FakeAsker.asked, FakeAsker.breaks, FakeAsker.find = [], [], lambda: found(passage(1))
+        self.membership = FakeMembership()
+        self.answers: list[tuple[Retrieved, int]] = []
+        self.retriever = Retriever(
+            LOG, CODEC, None, self.membership,  # type: ignore[arg-type]  # fakes
+            asks_max=asks_max, answer=lambda retrieved, at: self.answers.append((retrieved, at)),
+        )  # fmt: skip
+        self.life: asyncio.Task[None] | None = None
+
+    async def leased(self) -> "Searching":
+        self.life = asyncio.create_task(self.retriever.run())
+        await until(lambda: self.retriever._asker is not None)
+        return self
+
+    async def answered(self, count: int = 1) -> Retrieved:
+        await until(lambda: len(self.answers) >= count)
+        return self.answers[-1][0]
+
+    async def stop(self) -> None:
+        if self.life is not None:
+            self.life.cancel()
+        await self.retriever.stop()
+
+
+def test_a_request_is_searched_for_as_it_wishes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its text, tenant and deadline; what was found is told with its times (issue 12, 3)."""
+
+    async def main() -> None:
+        on = await Searching(monkeypatch).leased()
+        FakeAsker.find = lambda: found(
+            passage(1), passage(2), missing={2: DeadlineExceeded("").to_wire()}, degraded="why"
+        )
+        on.retriever.ask(ask())
+        told = await on.answered()
+        assert on.answers[0][1] == 3 and on.membership.leases == {"hits": 7}
+        ((text, wishes),) = FakeAsker.asked
+        assert text == "when does the ferry leave"
+        assert wishes == {
+            "collection": "handbook", "k": 2, "deadline_ms": 77_000, "mode": "hybrid",
+            "filter": "{}", "min_score": 0.3, "tenant": "acme", "request_id": "r1",
+        }  # fmt: skip
+        assert told.passages == (passage(1), passage(2)) and told.error is None
+        assert (told.request_id, told.session_id, told.router_id) == ("r1", "s-r1", "router-a")
+        assert (told.shards, told.missing, told.extends) == (3, (2,), 4)
+        assert (told.distances_computed, told.embedded_ms) == (500, 2.5)
+        assert (told.wait_ms, told.took_ms, told.mode) == (1.5, 6.5, "hybrid")
+        assert told.degraded == "why" and told.history == HISTORY
+        await on.stop()
+
+    run(main())
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (DeadlineExceeded("none of 3 shards answered"), "deadline_exceeded"),
+        (UnknownCollection("handbook: no such collection"), "collection_not_found"),
+        (KeyError("a bug"), "internal_error"),
+    ],
+)
+def test_a_search_that_fails_is_answered_with_its_error(
+    error: Exception, code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(issue 12, 3)"""
+
+    def fail() -> Found:
+        raise error
+
+    async def main() -> None:
+        on = await Searching(monkeypatch).leased()
+        FakeAsker.find = fail
+        on.retriever.ask(ask())
+        told = await on.answered()
+        assert told.error is not None and told.error.code == code
+        assert not told.passages and told.history == HISTORY
+        await on.stop()
+
+    run(main())
+
+
+def test_a_router_without_a_partition_of_hits_says_so_and_tries_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It serves on (issue 12, 3)."""
+
+    async def main() -> None:
+        on, loop = Searching(monkeypatch), asyncio.get_running_loop()
+        on.membership.refuses = 2
+        began_s = loop.time()
+        on.life = asyncio.create_task(on.retriever.run())
+        await until(lambda: on.membership.refuses < 2)
+        on.retriever.ask(ask())
+        told = await on.answered()
+        assert told.error is not None and told.error.code == "not_ready" and not FakeAsker.asked
+        await until(lambda: on.retriever._asker is not None)
+        assert loop.time() - began_s >= 2 * TRY_AGAIN_S
+        on.retriever.ask(ask("r2"))
+        assert (await on.answered(2)).error is None
+        await on.stop()
+
+    run_virtual(main())
+
+
+@pytest.mark.parametrize("error", [OSError("the log is away"), AssertionError("a bug")])
+def test_what_ends_an_asker_does_not_end_its_router(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(issue 12, 3)"""
+
+    async def main() -> None:
+        on = Searching(monkeypatch)
+        FakeAsker.breaks.append(error)
+        await on.leased()
+        on.retriever.ask(ask())
+        assert (await on.answered()).error is None
+        assert on.life is not None and not on.life.done()
+        await on.stop()
+
+    run_virtual(main())
+
+
+def test_one_search_too_many_is_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """(issue 12, 3)"""
+
+    async def main() -> None:
+        on = await Searching(monkeypatch, asks_max=2).leased()
+        for number in range(3):
+            on.retriever.ask(ask(f"r{number}"))
+        told = await on.answered()
+        assert told.request_id == "r2" and told.error and told.error.code == "queue_full"
+        await on.answered(3)
+        on.retriever.ask(ask("r3"))
+        assert (await on.answered(4)).error is None
+        await on.stop()
+
+    run(main())
+
+
+def test_stopping_gives_up_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        on = await Searching(monkeypatch).leased()
+        on.retriever.ask(ask())
+        await on.stop()
+        assert not on.answers
+
+    run(main())
+
+
+def test_what_is_found_fits_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the passages are, with the most that earlier turns may have put in
+    (issue 12, 3)."""
+
+    async def main() -> None:
+        on = await Searching(monkeypatch).leased()
+        long = [passage(n, 10_000, text="é" * 40_000) for n in range(1, 20)]
+        FakeAsker.find = lambda: found(*long)
+        on.retriever.ask(replace(ask(), history=(Insert(at=0, tokens=bytes(HISTORY_BYTES_MAX)),)))
+        told = await on.answered()
+        assert 0 < len(told.passages) < 10
+        assert told.passages == tuple(long[: len(told.passages)])
+        size = len(Codec().encode(told))
+        assert size > PASSAGE_BYTES_MAX - 200_000
+        check_size(told, size)
+        await on.stop()
+
+    run(main())
+
+
+# In the process
+
+
+def test_what_was_found_is_written_to_the_sessions_partition_while_somebody_waits() -> None:
+    """Durably, by the outbox; nothing where the request has ended (issue 12, 3)."""
+
+    async def main() -> None:
+        partitions, producer = await router_with_partition()
+        process = partitions.process
+        wanted = builders.retrieval(process._now_ms + 60_000)
+        request = builders.request("r1", retrieval=wanted, deadline_ms=1 << 60)
+        effects = process.apply(RequestArrived(request, 0), "requests", 0, 0)
+        assert isinstance(effects[0], Ask)
+        task = asyncio.create_task(process.outbox.run())
+        process.outbox.put(effects)
+        await until(lambda: bool(producer.sent))  # it has no partition of hits
+        topic, retrieved, key, partition, _ = producer.sent[0]
+        assert (topic, key, partition) == ("phases", "s-r1", 0)
+        assert isinstance(retrieved, Retrieved) and retrieved.error is not None
+        event = FakeEvent(process.codec.encode(retrieved))
+        await partitions.take("phases", event)
+        await until(lambda: len(producer.sent) > 1)
+        assert producer.sent[1][0] == "tokens" and producer.sent[1][1].retrieved
+        process._answer(replace(retrieved, request_id="nobody"), 0)
+        await process.outbox.drain()
+        assert [topic for topic, *_ in producer.sent] == ["phases", "tokens"]
+        task.cancel()
+
+    run(main())
