@@ -120,6 +120,22 @@ async def test_passages_take_half_of_what_is_left_at_most() -> None:
     assert 0 < retrieval_of(request).tokens_max < left // 2
 
 
+async def test_a_turns_prompt_is_a_beginning_of_the_next_ones_history() -> None:
+    """So that routers find what they had put in before (issue 12, 3)."""
+    gateway = InProcessGateway()
+    turns = [
+        {"role": "user", "content": "first thing"},
+        {"role": "assistant", "content": "an answer"},
+        {"role": "user", "content": "second"},
+    ]
+    first, second = [
+        await sent(gateway, {**chat(), "messages": messages, "retrieval": BOOKS})
+        for messages in (turns[:1], turns)
+    ]
+    history = 4 * retrieval_of(second).history_tokens
+    assert second.prompt_tokens[:history].startswith(first.prompt_tokens)
+
+
 async def test_an_answer_that_wants_all_room_leaves_none_for_passages() -> None:
     plain = await sent(InProcessGateway(max_model_len=200), chat("x"))
     wanted = chat("x", max_tokens=plain.sampling.max_tokens, retrieval=BOOKS)
