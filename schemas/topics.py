@@ -20,28 +20,33 @@ _SOON = {
     "delete.retention.ms": "600000",
     "min.cleanable.dirty.ratio": "0.1",
 }
+_LEASED = ("worker", "gateway", "asker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topic:
     """One row of the table.
 
-    `key` and `partition_by` name what the record key is and what chooses the partition; `group`
-    names the partition count that the topic shares (`LogSettings.partitions` knows them).
-    `written_by` and `read_by` name kinds of processes; `anyone` and `replay` only look on.
+    `key` names what the record key is; `group` the partition count that the topic shares
+    (`LogSettings.partitions` knows them), and so what chooses the partition. `written_by` and
+    `read_by` name kinds of processes; `anyone` and `replay` only look on.
     """
 
     name: str
     records: tuple[str, ...]
-    key: str
-    partition_by: str
-    group: str
+    key: str = "session"
+    group: str = "session"
     written_by: tuple[str, ...]
     read_by: tuple[str, ...]
-    retention_ms: int
+    retention_ms: int = DAY_MS
     cleanup: str = "delete"
     config: dict[str, str] = field(default_factory=dict)
     doc: str
+
+    @property
+    def partition_by(self) -> str:
+        """What chooses the partition: its lease where members have one each, else the group."""
+        return "lease" if self.group in _LEASED else self.group
 
 
 TOPICS: dict[str, Topic] = {
@@ -50,87 +55,63 @@ TOPICS: dict[str, Topic] = {
         Topic(
             name="requests",
             records=("Request",),
-            key="session",
-            partition_by="session",
-            group="session",
             written_by=("gateway",),
             read_by=("router",),
-            retention_ms=DAY_MS,
             doc="Accepted requests, from gateways to routers.",
         ),
         Topic(
             name="cancellations",
             records=("Cancellation", "Resumption"),
-            key="session",
-            partition_by="session",
-            group="session",
             written_by=("gateway",),
             read_by=("router",),
-            retention_ms=DAY_MS,
             doc="Requests given up, and those resumed at another gateway, to routers.",
         ),
         Topic(
             name="prefill",
             records=("Work", "CancelWork", "AssignRoles"),
             key="request",
-            partition_by="lease",
             group="worker",
             written_by=("router", "anyone"),
             read_by=("worker",),
-            retention_ms=DAY_MS,
             doc="Work for prefill workers; one leases each partition.",
         ),
         Topic(
             name="decode",
             records=("Work", "CancelWork", "AssignRoles"),
             key="request",
-            partition_by="lease",
             group="worker",
             written_by=("router", "anyone"),
             read_by=("worker",),
-            retention_ms=DAY_MS,
             doc="Work for decode and replica workers; one leases each partition.",
         ),
         Topic(
             name="phases",
             records=("Phase", "Retrieved"),
-            key="session",
-            partition_by="session",
-            group="session",
             written_by=("worker", "router"),
             read_by=("router",),
-            retention_ms=DAY_MS,
             doc="Finished steps, from workers to routers; what was found; work that was not sent.",
         ),
         Topic(
             name="tokens",
             records=("TokenFrame",),
             key="gateway",
-            partition_by="lease",
             group="gateway",
             written_by=("worker", "router"),
             read_by=("gateway",),
-            retention_ms=DAY_MS,
             doc="Tokens to the gateway that leases the partition.",
         ),
         Topic(
             name="outcomes",
             records=("Outcome",),
             key="attempt",
-            partition_by="session",
-            group="session",
             written_by=("worker", "router"),
             read_by=("router",),
-            retention_ms=DAY_MS,
             cleanup="compact,delete",
             doc="How accepted requests ended; of several, that of the highest attempt counts.",
         ),
         Topic(
             name="decisions",
             records=("Decision",),
-            key="session",
-            partition_by="session",
-            group="session",
             written_by=("router",),
             read_by=("anyone",),
             retention_ms=7 * DAY_MS,
@@ -140,7 +121,6 @@ TOPICS: dict[str, Topic] = {
             name="journal",
             records=("JournalBatch",),
             key="router",
-            partition_by="single",
             group="single",
             written_by=("router",),
             read_by=("replay",),
@@ -150,12 +130,8 @@ TOPICS: dict[str, Topic] = {
         Topic(
             name="sessions",
             records=("Session",),
-            key="session",
-            partition_by="session",
-            group="session",
             written_by=("router",),
             read_by=("router",),
-            retention_ms=DAY_MS,
             cleanup="compact,delete",
             config=_SOON,
             doc="What routers remember of conversations.",
@@ -164,22 +140,18 @@ TOPICS: dict[str, Topic] = {
             name="turns",
             records=("TurnBatch",),
             key="gateway",
-            partition_by="single",
             group="single",
             written_by=("gateway",),
             read_by=("gateway",),
-            retention_ms=DAY_MS,
             doc="By which words conversations go on, for clients without session ids.",
         ),
         Topic(
             name="fleet",
             records=("Registration", "Heartbeat"),
             key="member",
-            partition_by="single",
             group="single",
             written_by=("worker", "gateway", "router"),
             read_by=("worker", "gateway", "router"),
-            retention_ms=DAY_MS,
             cleanup="compact",
             config={**_SOON, "message.timestamp.type": "LogAppendTime"},
             doc="Who is there, with leases, credits and load; read whole by everyone.",
@@ -188,18 +160,15 @@ TOPICS: dict[str, Topic] = {
             name="prefixes",
             records=("KvEvents",),
             key="worker",
-            partition_by="single",
             group="single",
             written_by=("worker",),
             read_by=("router",),
-            retention_ms=DAY_MS,
             doc="What the workers' prefix caches hold; read whole by every router.",
         ),
         Topic(
             name="retrieval.prefill",
             records=("RetrievalRequest",),
             key="retrieval",
-            partition_by="retrieval",
             group="retrieval",
             written_by=("router", "anyone"),
             read_by=("worker",),
@@ -210,7 +179,6 @@ TOPICS: dict[str, Topic] = {
             name="retrieval.decode",
             records=("RetrievalRequest",),
             key="retrieval",
-            partition_by="retrieval",
             group="retrieval",
             written_by=("worker", "anyone"),
             read_by=("worker",),
@@ -221,7 +189,6 @@ TOPICS: dict[str, Topic] = {
             name="embeddings",
             records=("RetrievalRequest", "EmbedRequest"),
             key="retrieval",
-            partition_by="retrieval",
             group="retrieval",
             written_by=("router", "gateway", "worker", "anyone"),
             read_by=("worker",),
@@ -232,7 +199,6 @@ TOPICS: dict[str, Topic] = {
             name="hits",
             records=("Hits", "Embedded"),
             key="request",
-            partition_by="lease",
             group="asker",
             written_by=("worker",),
             read_by=("router", "worker", "gateway", "anyone"),
@@ -243,11 +209,9 @@ TOPICS: dict[str, Topic] = {
             name="documents",
             records=("Document", "CollectionMade", "CollectionDeclared"),
             key="document",
-            partition_by="document",
             group="document",
             written_by=("anyone", "worker"),
             read_by=("worker",),
-            retention_ms=DAY_MS,
             cleanup="compact",
             doc="What can be found, the truth behind every index; an empty value deletes.",
         ),
@@ -255,11 +219,9 @@ TOPICS: dict[str, Topic] = {
             name="passages",
             records=("DocumentPassages",),
             key="document",
-            partition_by="document",
             group="document",
             written_by=("worker",),
             read_by=("worker",),
-            retention_ms=DAY_MS,
             cleanup="compact",
             doc="Documents' texts, cut and embedded; on the document's partition, under its key.",
         ),
@@ -267,11 +229,9 @@ TOPICS: dict[str, Topic] = {
             name="retrieval.control",
             records=("ControlMoved",),
             key="worker",
-            partition_by="single",
             group="single",
             written_by=("worker",),
             read_by=("anyone",),
-            retention_ms=DAY_MS,
             doc="Moves of the retrieval workers' control loops, with their inputs.",
         ),
     )
