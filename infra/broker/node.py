@@ -64,40 +64,13 @@ class BrokerStatus:
     data_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """A node's place among several (`infra/broker/quorum.py`); its ports are given."""
-
-    node: int  # its id, from 1
-    cluster: str  # the cluster's id
-    controller_port: int
-    voters: tuple[str, ...]  # id@host:port of every controller
-
-    def properties(self) -> dict[str, str]:
-        """What is said otherwise than for a node alone."""
-        copies = str(min(3, len(self.voters)))
-        internal = ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
-        return {
-            "node.id": str(self.node),
-            "controller.quorum.voters": ",".join(self.voters),
-            **{f"{topic}.replication.factor": copies for topic in internal},
-            **{f"{topic}.min.isr": str(int(copies) // 2 + 1) for topic in internal[1:]},
-        }
-
-
 class Broker:
     """One Kafka node and its folder; a `tethered` one ends with the thread that started it."""
 
     def __init__(
-        self,
-        settings: BrokerSettings,
-        folder: Path | None = None,
-        *,
-        tethered: bool = False,
-        place: Place | None = None,
+        self, settings: BrokerSettings, folder: Path | None = None, *, tethered: bool = False
     ) -> None:
         self._settings = settings
-        self._place = place
         self._tethered = tethered
         self._child: subprocess.Popen[bytes] | None = None
         self.folder = folder or home() / "broker"
@@ -226,8 +199,6 @@ class Broker:
     def _choose_ports(self, last: BrokerState | None) -> tuple[int, int]:
         """The data port as configured, or any free one; both are taken again if they can be."""
         host, port = self._settings.host, self._settings.port
-        if self._place is not None:
-            return port, self._place.controller_port
         if port and port_is_taken(host, port):
             is_broker = broker_answers(f"{host}:{port}", timeout_s=_TOLD_APART_S)
             found = "another Kafka broker" if is_broker else "another program"
@@ -252,26 +223,22 @@ class Broker:
         }
         for name, value in values.items():
             template = template.replace(name, value)
-        if self._place is not None:
-            own = self._place.properties()
-            lines = [line for line in template.splitlines() if line.partition("=")[0] not in own]
-            lines = [line for line in lines if "quorum.bootstrap" not in line]
-            template = "\n".join([*lines, *(f"{name}={value}" for name, value in own.items())])
         self._properties.write_text(template)
 
     def _format(self, classpath: str) -> None:
-        cluster_id, alone = new_cluster_id(), ["--standalone"]
-        if self._place is not None:
-            cluster_id, alone = self._place.cluster, []
         command = [self._settings.java, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
         command += [*self._log_flags(), "-cp", classpath, "kafka.tools.StorageTool", "format"]
-        command += [*alone, "-t", cluster_id, "-c", str(self._properties)]
+        command += [*self._cluster(), "-c", str(self._properties)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, umask=PRIVATE)
         if done.returncode:
             raise BrokerUnavailable(
                 f"the broker's storage could not be formatted in {self._data}: "
                 f"{(done.stderr or done.stdout).strip()[-2_000:]}"
             )
+
+    def _cluster(self) -> list[str]:
+        """Which cluster it is of, as the tool that formats its storage is told."""
+        return ["--standalone", "-t", new_cluster_id()]
 
     def _launch(self, classpath: str, port: int, controller_port: int) -> BrokerState:
         heap_mb = self._settings.heap_mb

@@ -17,7 +17,6 @@ from typing import Any
 import httpx
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from infra.demo.reference_engine import Verdict, compare
 from infra.stack import configuration
@@ -29,6 +28,7 @@ from infra.story.screen import show
 from infra.story.steps import steps_of
 from infra.story.story import Story
 from infra.terminal.output import stdout_console
+from infra.terminal.stack_display import LiveTable, PlainLines
 from schemas.errors import EngineFailed
 from schemas.records import OutcomeKind
 from schemas.settings import home
@@ -92,27 +92,14 @@ def _settings(engine: str) -> Settings:
 
 
 async def _start(stack: Stack, console: Console) -> None:
-    columns = (SpinnerColumn(), TextColumn("{task.description:<12}"), BarColumn(24))
-    with Progress(
-        *columns, TextColumn("{task.fields[state]:<10}"), TimeElapsedColumn(), console=console
-    ) as bars:
-        names = ["broker", *stack.plan.names()]
-        tasks = {name: bars.add_task(name, total=None, state="waiting") for name in names}
-        starting = asyncio.create_task(stack.start())
-        while not starting.done():
-            await asyncio.wait([starting], timeout=0.2)
-            _show(stack, bars, tasks)
-        await starting
-        _show(stack, bars, tasks)
-
-
-def _show(stack: Stack, bars: Progress, tasks: dict[str, Any]) -> None:
-    rows = stack.rows()
-    states = {row.name: row.state for row in rows}
-    states["broker"] = "ready" if any(row.pid for row in rows) else "starting"
-    for name, state in states.items():
-        done = 1 if state == "ready" else None
-        bars.update(tasks[name], state=state, total=done, completed=done or 0)
+    lines = LiveTable if console.is_terminal else PlainLines
+    with lines(stack, console) as display:
+        showing = asyncio.create_task(display.follow())
+        try:
+            await stack.start()
+        finally:
+            showing.cancel()
+            display.show()
 
 
 async def _converse(stack: Stack, console: Console) -> None:

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from infra.bench.faults.conversation_load import Talks, wrong
-from infra.bench.faults.expected_answers import ExpectedAnswer
 from infra.bench.faults.http_clients import WHOLE, Plain, Resuming
 from infra.bench.faults.kill_schedule import FREEZE, KILL
 from infra.bench.faults.log_audit import Audit
 from infra.bench.results import Bar, at_most, percentile
+from infra.stack.engine_alone import LoneAnswer
 from schemas.records import OutcomeKind
 from schemas.rules.outcomes import counting
 
@@ -32,7 +32,7 @@ class ChaosRun:
     back_s: float  # until all processes were ready after the last blow
     restarts: Mapping[str, int]
     audit: Audit = field(default_factory=lambda: Audit({}, {}, {}, {}, []))
-    expected: Mapping[str, ExpectedAnswer] = field(default_factory=dict)
+    expected: Mapping[str, LoneAnswer] = field(default_factory=dict)
 
     def lost(self) -> dict[str, str]:
         """Accepted requests that nobody answered, each with how it ended."""

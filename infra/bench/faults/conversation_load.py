@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from infra.bench.faults.expected_answers import ExpectedAnswer
 from infra.bench.faults.http_clients import WHOLE, Question, Seen
+from infra.stack.engine_alone import LoneAnswer
 from workers.models.sim import make_tokenizer
 
 OPENINGS, OPENING_WORDS = 48, (8, 96)
@@ -77,7 +77,7 @@ class Talks:
         return found
 
 
-def wrong(seen: Sequence[Seen], expected: Mapping[str, ExpectedAnswer]) -> list[str]:
+def wrong(seen: Sequence[Seen], expected: Mapping[str, LoneAnswer]) -> list[str]:
     """Answers, or beginnings of answers, that are not what the engine alone says."""
     found = []
     for each in seen:

@@ -19,11 +19,11 @@ from tokenizers import Tokenizer
 
 from infra.bench.benchmark import Benchmark, Findings, counting, offered
 from infra.bench.vllm.words import MODEL_SAID, plain_words
+from infra.stack.engine_alone import LoneAnswer, answers
 from infra.stack.engine_source import start_engine
-from schemas.log.clock import wall_ms
-from schemas.records import Role, Sampling, WorkPhase
+from schemas.records import Role, Sampling
 from schemas.settings import ModelSettings
-from workers.llm.engine import Engine, Job
+from workers.llm.engine import Engine
 from workers.models.folder import model_folder
 from workers.models.wheels import SMOLLM2
 
@@ -34,7 +34,6 @@ ENGINE = {
     "extra": json.dumps({"enable_prefix_caching": False}),
 }
 PROMPT_WORDS = (10, 120)
-_DEADLINE_MS = 3_600_000
 KINDS = {"greedy": 0.0, "seeded": 0.8}  # temperatures
 
 
@@ -87,28 +86,11 @@ async def _answers(
 ) -> list[list[int]]:
     """The tokens of each, in batches of this size: the next begins when the last has ended."""
     task = progress.add_task(name, total=len(asked))
-    found: list[list[int]] = [[] for _ in asked]
+    given: list[LoneAnswer] = []
     for begin in range(0, len(asked), size):
-        running = set()
-        for number in range(begin, min(begin + size, len(asked))):
-            prompt, sampling = asked[number]
-            job = Job(
-                request_id=f"{name} {number}",
-                phase=WorkPhase.DECODE,
-                prompt_tokens=prompt,
-                sampling=sampling,
-                deadline_ms=wall_ms() + _DEADLINE_MS,
-            )
-            running.add(job.request_id)
-            engine.add(job)
-        while running:
-            for output in await engine.outputs():
-                assert output.error is None, output.error
-                found[int(output.request_id.rpartition(" ")[2])] += output.token_ids
-                if output.finish_reason:
-                    running.discard(output.request_id)
-                    progress.advance(task)
-    return found
+        batch = asked[begin : begin + size]
+        given += await answers(engine, batch, at_once=size, ended=lambda: progress.advance(task))
+    return [answer.token_ids for answer in given]
 
 
 def compared(alone: Sequence[Sequence[int]], again: Sequence[Sequence[int]]) -> dict[str, Any]:

@@ -234,7 +234,7 @@ def _state(row: dict[str, Any]) -> Any:
     """A member's state; of one that is lost, for how long as well."""
     from rich.text import Text
 
-    from infra.cli.operate.stack_display import COLOURS
+    from infra.terminal.stack_display import COLOURS
 
     lost = f" {row['silent_ms'] / 1000:.0f} s" if row["state"] == "lost" else ""
     return Text(row["state"] + lost, style=COLOURS.get(row["state"], "red"))

@@ -19,8 +19,8 @@ from schemas.errors import NotReady
 from schemas.settings import home, private_folder
 
 if TYPE_CHECKING:
-    from infra.cli.operate.stack_display import PlainLines
     from infra.stack.launcher import Stack
+    from infra.terminal.stack_display import PlainLines
 
 _POLL_S = 0.2
 _DOWN_S = 90.0
@@ -58,9 +58,9 @@ def up(
     `trivium up --retrieval 4 --shards 2`,
     `trivium up --bootstrap kafka:9092`, `trivium up -d --json | jq -r .gateways[0]`
     """
-    from infra.cli.operate.stack_display import JsonLines, LiveTable, PlainLines
     from infra.stack.launcher import Stack
     from infra.stack.plan import StackPlan
+    from infra.terminal.stack_display import JsonLines, LiveTable, PlainLines
 
     settings = settings_from(
         config,

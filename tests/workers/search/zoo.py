@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from infra.bench.search import vectors as plain
+from tests.workers.search import bundled
 
 Array = np.ndarray[Any, Any]
 Kind = Callable[[int, int], tuple[Array, Array]]  # rows and queries, both as a count and drawn
@@ -53,7 +54,7 @@ def copies(rows: int, queries: int, dim: int = 64, each: int = 20) -> tuple[Arra
 
 def equal_features(rows: int, queries: int, dim: int = 512) -> tuple[Array, Array]:
     """Features of image patches, of which many are equal: skies and walls have one grey."""
-    patches, _ = plain.patches(rows + queries, 0)
+    patches, _ = bundled.patches(rows + queries, 0)
     greys = np.round(patches.reshape(len(patches), 64, 3).mean(2) * 8) / 8
     random = np.random.default_rng(5)
     features = np.maximum(0, (greys - greys.mean(0)) @ random.standard_normal((64, dim)))

@@ -1,13 +1,13 @@
 """What the chaos run takes for a wrong answer."""
 
 from infra.bench.faults.conversation_load import wrong
-from infra.bench.faults.expected_answers import ExpectedAnswer
 from infra.bench.faults.http_clients import BROKEN
+from infra.stack.engine_alone import LoneAnswer
 from tests.infra.bench.faults.seen_answers import seen
 
 
 def test_an_answer_is_wrong_where_it_differs_as_far_as_it_came() -> None:
-    expected = {"r1": ExpectedAnswer(text="one two three")}
+    expected = {"r1": LoneAnswer(text="one two three")}
     fine = [
         seen("one two three"),
         seen("one tw", ended=BROKEN),

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from infra.bench.search import vectors as bundled
+from infra.bench.search import vectors as drawn
+from tests.workers.search import bundled
 from tests.workers.search.data import gaussian, nearest, overlapping, recall, separated
 from workers.search.graph import build
 from workers.search.index.filters import Equal
@@ -84,7 +85,7 @@ def test_images_of_patches() -> None:
     [
         (bundled.digits(200), 0.99),
         (bundled.patches(20_000, 200), 0.97),
-        (bundled.overlapping(20_000, 200), 0.93),
+        (drawn.overlapping(20_000, 200), 0.93),
     ],
     ids=["digits", "photographs", "overlapping"],
 )
@@ -94,7 +95,7 @@ def test_bundled_data_with_the_usual_settings(
     """Degree 32 and a list of 64: 1 797 digits, 8 x 8 pixels of photographs, the benchmark's."""
     vectors, queries = data
     found, _ = Index.build(vectors, degree=32).search(queries, Effort(k=10, top_m=64))
-    assert bundled.recall(found, bundled.truth(vectors, queries, 10)) >= floor
+    assert drawn.recall(found, drawn.truth(vectors, queries, 10)) >= floor
 
 
 def test_two_components() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from infra.cli.operate.stack_display import JsonLines, LiveTable, PlainLines
 from infra.stack.statefile import ProcessRow
+from infra.terminal.stack_display import JsonLines, LiveTable, PlainLines
 
 
 class Stacked:
@@ -36,8 +36,8 @@ class Stacked:
 
 def lives(display: PlainLines, stack: Stacked) -> None:
     """It starts, is ready, drains and ends."""
-    display._show_changes()
-    display._show_changes()
+    display.show()
+    display.show()
     stack.states = dict.fromkeys(stack.states, "ready")
     display.ready()
     display.stopping()
@@ -88,7 +88,7 @@ def test_what_holds_up_a_start_is_told(
     stack.waits_for, stack.ready = "no broker at [::1]:9092", False
     with (display := kind(stack)):
         for _ in range(2):
-            display._show_changes()
+            display.show()
         if isinstance(display, LiveTable):
             display._live.update(display._picture(), refresh=True)
     assert capsys.readouterr().out.count("no broker at [::1]:9092") == 1

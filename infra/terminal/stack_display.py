@@ -1,4 +1,7 @@
-"""How `trivium up` shows a stack: a live table in a terminal, lines elsewhere, JSON if asked."""
+"""How a stack is shown: a live table in a terminal, lines elsewhere, JSON if asked.
+
+By `trivium up`, and by the demo while it starts.
+"""
 
 import asyncio
 import json
@@ -34,9 +37,9 @@ COLOURS = {
 class PlainLines:
     """One line for every change."""
 
-    def __init__(self, stack: "Stack") -> None:
+    def __init__(self, stack: "Stack", console: Console | None = None) -> None:
         self._stack = stack
-        self._console = Console(highlight=False)
+        self._console = console or Console(highlight=False)
         self._shown: dict[str, str] = {}
         self._held_up = ""
         self._began_s = time.monotonic()
@@ -50,12 +53,12 @@ class PlainLines:
     async def follow(self) -> None:
         """Show changes until cancelled."""
         while True:
-            self._show_changes()
+            self.show()
             await asyncio.sleep(_REFRESH_S)
 
     def ready(self) -> None:
         """Where to go now."""
-        self._show_changes()
+        self.show()
         for url in self._stack.gateway_urls:
             self._say(f"ready: {url}/v1 (OpenAI API), {url}/docs")
         self._say(f"Kafka at {self._stack.bootstrap}; logs in {self._stack.folder / 'logs'}")
@@ -69,7 +72,8 @@ class PlainLines:
         """The end."""
         self._say("stopped; nothing of it runs any more")
 
-    def _show_changes(self) -> None:
+    def show(self) -> None:
+        """What has changed since the last time."""
         if self._held_up != self._stack.waits_for:
             self._held_up = self._stack.waits_for
             if self._held_up:
@@ -97,7 +101,7 @@ class JsonLines(PlainLines):
 
     def ready(self) -> None:
         """Where to go now."""
-        self._show_changes()
+        self.show()
         gateways, folder = self._stack.gateway_urls, str(self._stack.folder)
         self._tell("ready", bootstrap=self._stack.bootstrap, gateways=gateways, folder=folder)
 
@@ -123,8 +127,8 @@ class JsonLines(PlainLines):
 class LiveTable(PlainLines):
     """A table that redraws itself, with a bar until everything is ready."""
 
-    def __init__(self, stack: "Stack") -> None:
-        super().__init__(stack)
+    def __init__(self, stack: "Stack", console: Console | None = None) -> None:
+        super().__init__(stack, console)
         self._live = Live(console=self._console, auto_refresh=False)
 
     def __enter__(self) -> Self:
@@ -134,14 +138,9 @@ class LiveTable(PlainLines):
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
-    async def follow(self) -> None:
-        """Redraw until cancelled."""
-        while True:
-            self._live.update(self._picture(), refresh=True)
-            await asyncio.sleep(_REFRESH_S)
-
-    def _show_changes(self) -> None:
-        """The table has them."""
+    def show(self) -> None:
+        """Redraw."""
+        self._live.update(self._picture(), refresh=True)
 
     def _picture(self) -> RenderableType:
         rows = self._stack.rows()

@@ -1,0 +1,65 @@
+"""One engine alone, whose answers any deployment of such engines has to give: a second program.
+
+Without log, peers and transfers; whoever starts the engine (`engine_source.py`) also closes it.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from schemas.errors import EngineFailed
+from schemas.log.clock import wall_ms
+from schemas.records import Sampling, WorkPhase
+from workers.llm.engine import Engine, Job
+
+_DEADLINE_MS = 3_600_000
+_NUMBERS = itertools.count()  # an engine knows no name twice
+
+
+@dataclass(slots=True)
+class LoneAnswer:
+    """What the engine says."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+
+
+async def answers(
+    engine: Engine,
+    asked: Sequence[tuple[Sequence[int], Sampling]],
+    *,
+    at_once: int,
+    ended: Callable[[], None] = lambda: None,
+) -> list[LoneAnswer]:
+    """Its answers to these prompts, so many at a time; `ended` is called after each.
+
+    Raises EngineFailed where it gives none.
+    """
+    found = [LoneAnswer() for _ in asked]
+    coming = zip(asked, found, strict=True)
+    running: dict[str, LoneAnswer] = {}
+    while True:
+        for (prompt, sampling), answer in itertools.islice(coming, at_once - len(running)):
+            running[name := f"alone-{next(_NUMBERS)}"] = answer
+            engine.add(_job(name, prompt, sampling))
+        if not running:
+            return found
+        for output in await engine.outputs():
+            if output.error is not None:
+                raise EngineFailed(f"the engine alone: {output.error.message}")
+            answer = running[output.request_id]
+            answer.token_ids += output.token_ids
+            answer.text += output.text
+            if output.finish_reason:
+                del running[output.request_id]
+                ended()
+
+
+def _job(name: str, prompt_tokens: Sequence[int], sampling: Sampling) -> Job:
+    return Job(
+        request_id=name,
+        phase=WorkPhase.DECODE,
+        prompt_tokens=prompt_tokens,
+        sampling=sampling,
+        deadline_ms=wall_ms() + _DEADLINE_MS,
+    )

@@ -1,0 +1,94 @@
+"""Several Kafka nodes on this machine, each a broker and a controller, from the same jars.
+
+For trying what becomes of a log with copies when a broker dies: a leader's partitions go on at
+another node. A deployment with several brokers brings its own cluster.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from infra.broker.node import Broker, BrokerState, new_cluster_id
+from infra.broker.probe import free_ports
+from infra.broker.section import BrokerSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A node's place among several; its ports are given."""
+
+    node: int  # its id, from 1
+    cluster: str  # the cluster's id
+    controller_port: int
+    voters: tuple[str, ...]  # id@host:port of every controller
+
+    def properties(self) -> dict[str, str]:
+        """What is said otherwise than for a node alone."""
+        copies = str(min(3, len(self.voters)))
+        internal = ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
+        return {
+            "node.id": str(self.node),
+            "controller.quorum.voters": ",".join(self.voters),
+            **{f"{topic}.replication.factor": copies for topic in internal},
+            **{f"{topic}.min.isr": str(int(copies) // 2 + 1) for topic in internal[1:]},
+        }
+
+
+class Node(Broker):
+    """A broker that is one of several."""
+
+    def __init__(self, settings: BrokerSettings, folder: Path, place: Place) -> None:
+        super().__init__(settings, folder, tethered=True)
+        self._place = place
+
+    def _choose_ports(self, last: BrokerState | None) -> tuple[int, int]:
+        return self._settings.port, self._place.controller_port
+
+    def _write_properties(self, port: int, controller_port: int) -> None:
+        super()._write_properties(port, controller_port)
+        own, alone = self._place.properties(), self._properties.read_text().splitlines()
+        lines = [line for line in alone if line.partition("=")[0] not in own]
+        lines = [line for line in lines if "quorum.bootstrap" not in line]
+        lines += [f"{name}={value}" for name, value in own.items()]
+        self._properties.write_text("\n".join(lines))
+
+    def _cluster(self) -> list[str]:
+        return ["-t", self._place.cluster]
+
+
+class Cluster:
+    """So many brokers under one folder, by node id from 1."""
+
+    def __init__(self, settings: BrokerSettings, folder: Path, count: int = 3) -> None:
+        ports = free_ports(*[settings.host] * count, *["127.0.0.1"] * count)
+        voters = tuple(f"{node + 1}@127.0.0.1:{ports[count + node]}" for node in range(count))
+        name = new_cluster_id()
+        self.brokers: dict[int, Broker] = {
+            node: Node(
+                replace(settings, port=ports[node - 1]),
+                folder / f"broker-{node}",
+                Place(
+                    node=node,
+                    cluster=name,
+                    controller_port=ports[count + node - 1],
+                    voters=voters,
+                ),
+            )
+            for node in range(1, count + 1)
+        }
+        self.bootstrap = ",".join(f"{settings.host}:{port}" for port in ports[:count])
+
+    def start(self) -> str:
+        """Start all together, since none serves before most are there; returns the addresses.
+
+        In this thread, with whose end a tethered broker ends.
+        """
+        for broker in self.brokers.values():
+            broker.spawn()
+        for broker in self.brokers.values():
+            broker.start()
+        return self.bootstrap
+
+    def reset(self) -> None:
+        """Stop all, and delete what they hold."""
+        for broker in self.brokers.values():
+            broker.reset()

@@ -1,0 +1,46 @@
+"""One engine alone: its answers, however many are asked for at once."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from infra.stack.engine_alone import answers
+from infra.stack.engine_source import start_engine
+from schemas.errors import EngineFailed
+from schemas.records import Role, Sampling
+from schemas.settings import ModelSettings
+from workers.llm.engine import Engine
+from workers.models.sim import make_sim_model
+
+QUICK = {"decode_step_ms": 0.1, "prefill_base_ms": 0.1, "transfer": "none", "end_every_tokens": 0}
+ASKED = [([5 + n] * 9, Sampling(max_tokens=3 + n)) for n in range(5)]
+
+
+@pytest.fixture
+async def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Engine]:
+    model = make_sim_model(tmp_path_factory.mktemp("model") / "sim")
+    made = await start_engine(
+        "sim",
+        QUICK,
+        model=ModelSettings(path=str(model), name="sim"),
+        roles=[Role.REPLICA],
+        worker_id="alone",
+        worker_epoch=1,
+    )
+    yield made
+    await made.close()
+
+
+async def test_answers_are_the_same_however_many_run_at_once(engine: Engine) -> None:
+    ended: list[None] = []
+    one_by_one = await answers(engine, ASKED, at_once=1, ended=lambda: ended.append(None))
+    assert [len(answer.token_ids) for answer in one_by_one] == [3, 4, 5, 6, 7]
+    assert len(ended) == 5 and all(answer.text for answer in one_by_one)
+    assert await answers(engine, ASKED, at_once=2) == one_by_one
+    assert await answers(engine, ASKED, at_once=64) == one_by_one
+    assert await answers(engine, [], at_once=2) == []
+
+
+async def test_what_the_engine_refuses_is_raised(engine: Engine) -> None:
+    with pytest.raises(EngineFailed, match="the engine alone: "):
+        await answers(engine, [([5] * 100_000, Sampling(max_tokens=2))], at_once=1)
