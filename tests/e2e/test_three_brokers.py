@@ -20,7 +20,7 @@ from schemas.log.admin import create_topics
 from schemas.log.connecting import client_options
 from schemas.settings import LogSettings
 from tests.e2e.harness import Answer, Client, sim_settings, stack
-from tests.infra.broker.quorum import Cluster
+from tests.quorum import Cluster
 from tests.waiting import until
 
 pytestmark = [pytest.mark.brokers, pytest.mark.timeout(900)]
