@@ -1,7 +1,7 @@
 """Distances between a query and rows of a matrix: the one place that computes them on the CPU.
 
 Each call runs the same vector instructions in the same order, whatever runs beside it, so a
-distance depends on its two vectors only and results never depend on batch mates. The intrinsics
+distance depends on its two vectors only and results never depend on batch mates. The functions
 below write LLVM vector code directly: loops that a compiler vectorises by itself reach half the
 speed, and their order of additions changes with the place that they are inlined into.
 
@@ -13,35 +13,28 @@ from typing import Any
 
 from llvmlite import ir
 
-from workers.search.kernels.jit import inlined, insert_function, intrinsic, types
+from workers.search.kernels.jit import (
+    emitted,
+    for_slice,
+    inlined,
+    insert_function,
+    types,
+    variable,
+)
 from workers.search.kernels.metrics import HALF, INNER_PRODUCT, SINGLE, SQUARED_L2
+from workers.search.kernels.vectors import across
 
 SIMD_FLOATS = 16
 _UNROLLED = 4  # independent sums, or each addition waits for the one before
 
-_I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+_I64, _F32 = ir.IntType(64), ir.FloatType()
 _VECTOR = ir.VectorType(_F32, SIMD_FLOATS)
+_ZERO, _ZEROS = ir.Constant(_I64, 0), ir.Constant(_VECTOR, [0.0] * SIMD_FLOATS)
 
 
 def padded(dim: int) -> int:
     """`dim` rounded up to whole vectors."""
     return -(-dim // SIMD_FLOATS) * SIMD_FLOATS
-
-
-def _horizontal_sum(builder: Any, vector: Any) -> Any:
-    """The sum of a vector's values, as a fixed tree."""
-    values = SIMD_FLOATS
-    while values > 1:
-        values //= 2
-        undefined = ir.Constant(vector.type, ir.Undefined)
-        mask = ir.VectorType(_I32, values)
-        low = ir.Constant(mask, list(range(values)))
-        high = ir.Constant(mask, list(range(values, 2 * values)))
-        vector = builder.fadd(
-            builder.shuffle_vector(vector, undefined, low),
-            builder.shuffle_vector(vector, undefined, high),
-        )
-    return builder.extract_element(vector, ir.Constant(_I32, 0))
 
 
 def _loader(builder: Any, base: Any, stored: int) -> Any:
@@ -75,74 +68,38 @@ def _accumulator(builder: Any, row: Any, query: Any, metric: int, stored: int) -
 
 
 def _reduction(metric: int, stored: int) -> Any:
-    """An intrinsic: (address of a row, address of a query, padded length) -> float32."""
+    """A function of kernels: (address of a row, address of a query, padded length) -> float32.
 
-    @intrinsic
-    def reduce(context: Any, row: Any, query: Any, length: Any) -> Any:
-        def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            addresses_and_length: list[Any] = arguments
-            return _reduce(builder, *addresses_and_length, metric=metric, stored=stored)
+    Two loops: several vectors at a time, then the rest one by one.
+    """
 
-        return types.float32(types.intp, types.intp, types.intp), generate
+    @emitted(types.float32, types.intp, types.intp, types.intp)
+    def reduce(builder: Any, row: Any, query: Any, length: Any) -> Any:
+        add = _accumulator(builder, row, query, metric, stored)
+        sums = [variable(builder, _ZEROS) for _ in range(_UNROLLED)]
+        one, several = (ir.Constant(_I64, SIMD_FLOATS * n) for n in (1, _UNROLLED))
+        whole = builder.and_(length, ir.Constant(_I64, -several.constant))
+        with for_slice(builder, _ZERO, whole, several) as (i, _):
+            for total in sums:
+                builder.store(add(builder.load(total), i), total)
+                i = builder.add(i, one)
+        with for_slice(builder, whole, length, one) as (i, _):
+            builder.store(add(builder.load(sums[0]), i), sums[0])
+        first, second, third, fourth = map(builder.load, sums)
+        halves = builder.fadd(builder.fadd(first, second), builder.fadd(third, fourth))
+        total = across(builder, halves, builder.fadd)
+        return builder.fneg(total) if metric == INNER_PRODUCT else total
 
     return reduce
 
 
-def _reduce(builder: Any, row: Any, query: Any, length: Any, *, metric: int, stored: int) -> Any:
-    """Two loops: several vectors at a time, then the rest one by one."""
-    add = _accumulator(builder, row, query, metric, stored)
-    zero, stride = ir.Constant(_VECTOR, [0.0] * SIMD_FLOATS), SIMD_FLOATS * _UNROLLED
-    entry = builder.block
-    names = ("many_test", "many", "one_test", "one", "done")
-    many_test, many, one_test, one, done = (builder.append_basic_block(name) for name in names)
-    whole = builder.and_(length, ir.Constant(_I64, -stride))
-    builder.branch(many_test)
-
-    builder.position_at_end(many_test)
-    i = builder.phi(_I64)
-    sums = [builder.phi(_VECTOR) for _ in range(_UNROLLED)]
-    i.add_incoming(ir.Constant(_I64, 0), entry)
-    for total in sums:
-        total.add_incoming(zero, entry)
-    builder.cbranch(builder.icmp_signed("<", i, whole), many, one_test)
-
-    builder.position_at_end(many)
-    for part, total in enumerate(sums):
-        at = builder.add(i, ir.Constant(_I64, part * SIMD_FLOATS))
-        total.add_incoming(add(total, at), many)
-    i.add_incoming(builder.add(i, ir.Constant(_I64, stride)), many)
-    builder.branch(many_test)
-
-    builder.position_at_end(one_test)
-    j, rest = builder.phi(_I64), builder.phi(_VECTOR)
-    j.add_incoming(i, many_test)
-    rest.add_incoming(sums[0], many_test)
-    builder.cbranch(builder.icmp_signed("<", j, length), one, done)
-
-    builder.position_at_end(one)
-    rest.add_incoming(add(rest, j), one)
-    j.add_incoming(builder.add(j, ir.Constant(_I64, SIMD_FLOATS)), one)
-    builder.branch(one_test)
-
-    builder.position_at_end(done)
-    halves = builder.fadd(builder.fadd(rest, sums[1]), builder.fadd(sums[2], sums[3]))
-    total = _horizontal_sum(builder, halves)
-    return builder.fneg(total) if metric == INNER_PRODUCT else total
-
-
 def _widening(stored: int) -> Any:
-    """An intrinsic: copies the vector at one address to another as float32."""
+    """A function of kernels: copies the vector at one address to another as float32."""
 
-    @intrinsic
-    def widen(context: Any, source: Any, target: Any) -> Any:
-        def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            zero = ir.Constant(_I64, 0)
-            loaded = _loader(builder, arguments[0], stored)(zero)
-            to = builder.inttoptr(arguments[1], _VECTOR.as_pointer())
-            builder.store(loaded, to).align = 4
-            return _context.get_dummy_value()
-
-        return types.void(types.intp, types.intp), generate
+    @emitted(types.void, types.intp, types.intp)
+    def widen(builder: Any, source: Any, target: Any) -> None:
+        loaded = _loader(builder, source, stored)(_ZERO)
+        builder.store(loaded, builder.inttoptr(target, _VECTOR.as_pointer())).align = 4
 
     return widen
 

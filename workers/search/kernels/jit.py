@@ -1,13 +1,13 @@
 """How functions are compiled for the CPU: the decorators of all kernels, typed.
 
-The only file that imports numba; files that write LLVM code use `intrinsic`. A kernel may call
+The only file that imports numba; files that write LLVM code use `emitted`. A kernel may call
 kernels of its own file and of the rooms `kernels` and `walk`, and nothing else: compiled code is
 kept on disk until one of these changes.
 """
 
 import hashlib
 from collections.abc import Callable
-from functools import cache
+from functools import cache, update_wrapper
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +19,8 @@ AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 types: Any = numba.types
 insert_function: Any = numba.core.cgutils.get_or_insert_function
+variable: Any = numba.core.cgutils.alloca_once_value  # in memory until LLVM finds it a register
+for_slice: Any = numba.core.cgutils.for_range_slice  # a loop, from `start` to `stop` by `step`
 
 _SEARCH = Path(__file__).parents[1]
 
@@ -48,6 +50,22 @@ def inlined(function: AnyFunction) -> AnyFunction:
     return compiled
 
 
-def intrinsic(function: Callable[..., Any]) -> Any:
-    """A function of kernels that is given as LLVM code; callers leave the first argument out."""
-    return numba.extending.intrinsic(function)
+def emitted(result: Any, *parameters: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A function of kernels whose LLVM code is written by the one that is decorated.
+
+    `result` and `parameters` are numba's types. The writer is called as `write(builder, *values)`,
+    once for each call in a kernel, and returns LLVM's value of the result; None where it is void.
+    """
+
+    def made(write: Callable[..., Any]) -> Any:
+        def typed(context: Any, *_arguments: Any) -> Any:
+            def generate(context: Any, builder: Any, _signature: Any, values: Any) -> Any:
+                written = write(builder, *values)
+                return context.get_dummy_value() if written is None else written
+
+            return result(*parameters), generate
+
+        update_wrapper(typed, write)  # numba reads the parameters' names
+        return numba.extending.intrinsic(typed)
+
+    return made

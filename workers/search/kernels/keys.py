@@ -8,8 +8,9 @@ empty place holds `EMPTY`, which comes after everything.
 from typing import Any
 
 import numpy as np
+from llvmlite import ir
 
-from workers.search.kernels.jit import inlined, intrinsic, types
+from workers.search.kernels.jit import emitted, inlined, types
 from workers.search.kernels.lists import count_below, move_up
 from workers.search.kernels.memory import get_u64, put_u64
 
@@ -22,24 +23,16 @@ _LOW = np.uint64(0xFFFFFFFF)
 _SIGN, _ALL = np.uint32(0x80000000), np.uint32(0xFFFFFFFF)
 
 
-@intrinsic
-def _bits(context: Any, value: Any) -> Any:
+@emitted(types.uint32, types.float32)
+def _bits(builder: Any, value: Any) -> Any:
     """The bits of a float32."""
-
-    def generate(ctx: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ctx.get_value_type(types.uint32))
-
-    return types.uint32(types.float32), generate
+    return builder.bitcast(value, ir.IntType(32))
 
 
-@intrinsic
-def _value(context: Any, bits: Any) -> Any:
+@emitted(types.float32, types.uint32)
+def _value(builder: Any, bits: Any) -> Any:
     """The float32 with these bits."""
-
-    def generate(ctx: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ctx.get_value_type(types.float32))
-
-    return types.float32(types.uint32), generate
+    return builder.bitcast(bits, ir.FloatType())
 
 
 @inlined

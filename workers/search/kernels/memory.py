@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 
-from workers.search.kernels.jit import inlined, insert_function, intrinsic, types
+from workers.search.kernels.jit import emitted, inlined, insert_function, types
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
@@ -24,26 +24,21 @@ def pointer(builder: Any, base: Any, i: Any, element: Any) -> Any:
 
 
 def _getter(kind: Any, element: Any) -> Any:
-    @intrinsic
-    def get(context: Any, base: Any, i: Any) -> Any:
-        def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            base, i = arguments
-            return builder.load(pointer(builder, base, i, element))
+    """A function of kernels: element `i` of an array at `base`."""
 
-        return kind(types.intp, types.intp), generate
+    @emitted(kind, types.intp, types.intp)
+    def get(builder: Any, base: Any, i: Any) -> Any:
+        return builder.load(pointer(builder, base, i, element))
 
     return get
 
 
 def _setter(kind: Any, element: Any) -> Any:
-    @intrinsic
-    def put(context: Any, base: Any, i: Any, value: Any) -> Any:
-        def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-            base, i, value = arguments
-            builder.store(value, pointer(builder, base, i, element))
-            return _context.get_dummy_value()
+    """A function of kernels: writes `value` to element `i` of an array at `base`."""
 
-        return types.void(types.intp, types.intp, kind), generate
+    @emitted(types.void, types.intp, types.intp, kind)
+    def put(builder: Any, base: Any, i: Any, value: Any) -> None:
+        builder.store(value, pointer(builder, base, i, element))
 
     return put
 
@@ -56,19 +51,14 @@ get_f32 = _getter(types.float32, ir.FloatType())
 put_f32 = _setter(types.float32, ir.FloatType())
 
 
-@intrinsic
-def prefetch(context: Any, place: Any) -> Any:
+@emitted(types.void, types.intp)
+def prefetch(builder: Any, place: Any) -> None:
     """Ask for the cache line at an address before it is needed."""
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        pointer = ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32])
-        function = insert_function(builder.module, kind, "llvm.prefetch.p0")
-        hints = [ir.Constant(_I32, hint) for hint in (0, 3, 1)]  # to read, near, data
-        builder.call(function, [builder.inttoptr(arguments[0], pointer), *hints])
-        return _context.get_dummy_value()
-
-    return types.void(types.intp), generate
+    pointer = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [pointer, _I32, _I32, _I32])
+    function = insert_function(builder.module, kind, "llvm.prefetch.p0")
+    hints = [ir.Constant(_I32, hint) for hint in (0, 3, 1)]  # to read, near, data
+    builder.call(function, [builder.inttoptr(place, pointer), *hints])
 
 
 @inlined

@@ -1,0 +1,29 @@
+"""Vectors in LLVM code, while it is written: one value in all places, and the sum of all places."""
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+
+
+def every(builder: Any, value: Any, places: int) -> Any:
+    """A vector of one value."""
+    kind = ir.VectorType(value.type, places)
+    one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(_I64, 0))
+    return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(_I32, places), None))
+
+
+def across(builder: Any, vector: Any, add: Callable[[Any, Any], Any]) -> Any:
+    """The sum of a vector's values, as a fixed tree; `add` is the builder's way to add them."""
+    values = vector.type.count
+    while values > 1:
+        values //= 2
+        undefined, mask = ir.Constant(vector.type, ir.Undefined), ir.VectorType(_I32, values)
+        low, high = (ir.Constant(mask, list(range(first, first + values))) for first in (0, values))
+        vector = add(
+            builder.shuffle_vector(vector, undefined, low),
+            builder.shuffle_vector(vector, undefined, high),
+        )
+    return builder.extract_element(vector, ir.Constant(_I32, 0))
