@@ -3,10 +3,11 @@
 `read` and `wrote` arrive together with the bytes that they are about; the others come alone. Pure.
 """
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import ClassVar
+
+from pydantic import ConfigDict, TypeAdapter
 
 from schemas.records import KvHandle, WireError
 
@@ -25,6 +26,9 @@ class NoticeKind(StrEnum):
 class Notice:
     """One notice about the request or handle `key`."""
 
+    __pydantic_config__: ClassVar = ConfigDict(
+        extra="forbid", ser_json_bytes="base64", val_json_bytes="base64"
+    )
     kind: NoticeKind
     key: str
     kv_bytes: int = 0
@@ -33,26 +37,18 @@ class Notice:
 
     def pack(self) -> bytes:
         """JSON, as `unpack` reads it."""
-        fields: dict[str, Any] = {"kind": self.kind, "key": self.key, "kv_bytes": self.kv_bytes}
-        if self.target is not None:
-            fields["target"] = {**asdict(self.target), "params": self.target.params.hex()}
-        if self.error is not None:
-            fields["error"] = asdict(self.error)
-        return json.dumps(fields).encode()
+        return _NOTICES.dump_json(self)
 
     @classmethod
     def unpack(cls, data: bytes) -> "Notice":
         """Raises ValueError for anything that `pack` did not make."""
         try:
-            fields: dict[str, Any] = json.loads(data)
-            fields["kind"] = NoticeKind(fields["kind"])
-            if (target := fields.get("target")) is not None:
-                target["params"] = bytes.fromhex(target["params"])
-                fields["target"] = KvHandle(**target)
-            if (error := fields.get("error")) is not None:
-                fields["error"] = WireError(**error)
-            elif target is None and fields["kind"] in (NoticeKind.WANT, NoticeKind.UNWANTED):
+            found = _NOTICES.validate_json(data)
+            if found.target is None and found.kind in (NoticeKind.WANT, NoticeKind.UNWANTED):
                 raise ValueError("no target")
-            return cls(**fields)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"notice: expected one of a simulated engine: {error!r}") from error
+        except ValueError as error:  # pydantic's, too
+            raise ValueError(f"notice: expected one of a simulated engine: {error}") from error
+        return found
+
+
+_NOTICES = TypeAdapter(Notice)

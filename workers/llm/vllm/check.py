@@ -5,11 +5,11 @@ engine, a wrong one lets the request hang, a late or repeated one gives other to
 error. So nothing reaches it that is not exactly what a peer's engine returned.
 """
 
-import json
-import math
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.errors import (
     InvalidRequest,
@@ -23,30 +23,47 @@ from schemas.rules.tokens import pack_tokens
 from workers.llm.engine import Job
 
 _USED_MAX = 16_384  # handles remembered as used; far more than can be alive at once
-_PORT_MAX = 65_535
-_RANKS_MAX = 4_096  # of each kind of parallelism; vLLM makes something for each
-_BLOCK_ID_MAX = 2**31 - 1
 # Added to what vLLM returned: which tokens are behind kept KV, and the key of that, drawn for each
 # handle, so that nobody can look for other tokens with the same mark.
 PREFIX_KEY, PREFIX_MARK = "prefix_key", "prefix_mark"
-# Fields of `kv_transfer_params` and their types. What else a peer sends is dropped.
-_FIELDS: dict[str, type] = {
-    "do_remote_prefill": bool,
-    "do_remote_decode": bool,
-    "remote_block_ids": list,
-    "remote_engine_id": str,
-    "remote_request_id": str,
-    "remote_host": str,
-    "remote_port": int,
-    "tp_size": int,
-    "dcp_size": int,
-    "pp_size": int,
-    "remote_num_tokens": int,
-    "transfer_mode": str,
-}
-_KEPT_FIELDS = {**_FIELDS, "remote_blocks_expiry_time": float, PREFIX_KEY: str, PREFIX_MARK: str}
-_ASCII = ("remote_host", PREFIX_KEY, PREFIX_MARK)  # other texts are compared with known ones
-_PEER_FIELDS = {"remote_host": str, "remote_port": int, "tp_size": int}
+
+Ascii = Annotated[str, Field(pattern=r"^[\x00-\x7f]*$")]  # other texts are compared with known ones
+Ranks = Annotated[int, Field(ge=1, le=4_096)]  # of a kind of parallelism: vLLM keeps some for each
+BlockId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class PeerParams(BaseModel):
+    """Where an engine is found. What else a peer sends is dropped."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+    remote_host: Annotated[Ascii, Field(min_length=1)]
+    remote_port: Annotated[int, Field(gt=0, lt=65_536)]
+    tp_size: Ranks
+
+
+class KvParams(PeerParams):
+    """vLLM's `kv_transfer_params` of a handle."""
+
+    do_remote_prefill: bool
+    do_remote_decode: bool
+    remote_block_ids: Annotated[
+        list[Annotated[list[BlockId], Field(min_length=1)]], Field(min_length=1)
+    ]
+    remote_engine_id: str
+    remote_request_id: str
+    dcp_size: Ranks
+    pp_size: Ranks
+    remote_num_tokens: int
+    transfer_mode: str
+
+
+class KeptParams(KvParams):
+    """The same of KV that decode keeps for the conversation's next turn."""
+
+    remote_blocks_expiry_time: float
+    prefix_key: Ascii
+    prefix_mark: Ascii
 
 
 def job_problem(job: Job, *, max_model_len: int, vocab_size: int) -> TriviumError | None:
@@ -118,8 +135,7 @@ class HandleGate:
             )
         if peer is None:
             raise KvUnavailable(f"{name}: expected to know engine {kv.engine_id} from the fleet")
-        found = _fields(name, peer, _PEER_FIELDS)
-        _check_address(name, found)
+        found = _read(PeerParams, name, peer)
         self._claim(kv, now_ms)
         return {
             **found,
@@ -181,7 +197,7 @@ def checked_params(kv: KvHandle, mode: str = "pull", *, is_kept: bool = False) -
     KV is a prompt's that prefill computed, or kept by decode for the conversation's next turn.
     """
     name = kv.engine_request_id
-    params = _fields(name, kv.params, _KEPT_FIELDS if is_kept else _FIELDS)
+    params = _read(KeptParams if is_kept else KvParams, name, kv.params)
     for field, wanted in {
         "do_remote_prefill": not is_kept,
         "do_remote_decode": is_kept,
@@ -192,50 +208,16 @@ def checked_params(kv: KvHandle, mode: str = "pull", *, is_kept: bool = False) -
     }.items():
         if params[field] != wanted:
             raise KvUnavailable(f"{name}: expected {field} {wanted!r}, found {params[field]!r}")
-    _check_address(name, params)
-    _check_blocks(name, params)
     return params
 
 
-def _fields(name: str, data: bytes, kinds: dict[str, type]) -> dict[str, Any]:
+def _read(kind: type[PeerParams], name: str, data: bytes) -> dict[str, Any]:
+    """What JSON says, every field of the right type and in its range; raises KvUnavailable."""
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
-        raise KvUnavailable(f"{name}: expected params as JSON, found {data[:80]!r}") from None
-    if not isinstance(found, dict):
-        raise KvUnavailable(f"{name}: expected params as an object, found {data[:80]!r}")
-    params = {field: found.get(field) for field in kinds}
-    for field, kind in kinds.items():
-        value = params[field]
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise KvUnavailable(
-                f"{name}: expected {field} as {kind.__name__}, found {value!r:.200}"
-            )
-        if isinstance(value, str) and field in _ASCII and not value.isascii():
-            raise KvUnavailable(f"{name}: expected {field} in ASCII, found {value!r:.200}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise KvUnavailable(f"{name}: expected {field} as a finite number, found {value}")
-    return params
-
-
-def _check_address(name: str, params: dict[str, Any]) -> None:
-    if not params["remote_host"] or not 0 < params["remote_port"] <= _PORT_MAX:
+        return kind.model_validate_json(data).model_dump()
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"])) or "params"
         raise KvUnavailable(
-            f"{name}: expected a host and a port, "
-            f"found {params['remote_host']!r:.200} and {params['remote_port']}"
-        )
-    for field in ("tp_size", "dcp_size", "pp_size"):
-        if not 0 < params.get(field, 1) <= _RANKS_MAX:
-            raise KvUnavailable(
-                f"{name}: expected {field} from 1 to {_RANKS_MAX}, found {params[field]!r:.200}"
-            )
-
-
-def _check_blocks(name: str, params: dict[str, Any]) -> None:
-    groups = params["remote_block_ids"]
-    if not groups or not all(isinstance(group, list) and group for group in groups):
-        raise KvUnavailable(f"{name}: expected lists of block ids, found {groups!r:.200}")
-    for block in (block for group in groups for block in group):
-        is_id = isinstance(block, int) and not isinstance(block, bool)
-        if not is_id or not 0 <= block <= _BLOCK_ID_MAX:
-            raise KvUnavailable(f"{name}: expected block ids, found {block!r:.200}")
+            f"{name}: {field}: {first['msg']}, found {first['input']!r:.200}"
+        ) from None
