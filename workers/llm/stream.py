@@ -5,6 +5,7 @@ Pure builders; which record is due when is decided by `prefill.py`, `decode.py` 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from schemas.log.clients import Headers
 from schemas.records import (
@@ -74,44 +75,37 @@ class HeldStream:
         return not (self.prefill and self.paired)
 
 
-def failed(stream: HeldStream, error: WireError, now_ms: int) -> Phase:
-    """The worker gives the request back; the router places it again or ends it."""
+def _phase(stream: HeldStream, kind: PhaseKind, now_ms: int, **more: Any) -> Phase:
+    """A phase of the stream, with what all tell of the prompt; `more` are fields of Phase."""
     return phase_of(
         stream.work,
-        PhaseKind.FAILED,
+        kind,
         stream.started_ms,
         now_ms,
         prompt_tokens=stream.prompt_tokens,
         cached_tokens=stream.cached_tokens,
-        kv_bytes=stream.kv_bytes,
-        error=error,
+        **more,
     )
+
+
+def failed(stream: HeldStream, error: WireError, now_ms: int) -> Phase:
+    """The worker gives the request back; the router places it again or ends it."""
+    return _phase(stream, PhaseKind.FAILED, now_ms, kv_bytes=stream.kv_bytes, error=error)
 
 
 def allocated(stream: HeldStream, me: WorkerIdentity, kv: KvHandle, now_ms: int) -> Phase:
     """Decode has blocks for the prompt, into which a peer is to write."""
-    return phase_of(
-        stream.work,
-        PhaseKind.KV_ALLOCATED,
-        stream.started_ms,
-        now_ms,
-        prompt_tokens=stream.prompt_tokens,
-        cached_tokens=stream.cached_tokens,
-        kv=mine(kv, me),
-    )
+    return _phase(stream, PhaseKind.KV_ALLOCATED, now_ms, kv=mine(kv, me))
 
 
 def handed_over(
     stream: HeldStream, me: WorkerIdentity, kv: KvHandle | None, transfer_ms: float, now_ms: int
 ) -> Phase:
     """Prefill is done: its KV waits for a peer, or lies there already."""
-    return phase_of(
-        stream.work,
+    return _phase(
+        stream,
         PhaseKind.PREFILL_DONE,
-        stream.started_ms,
         now_ms,
-        prompt_tokens=stream.prompt_tokens,
-        cached_tokens=stream.cached_tokens,
         sent_tokens=stream.seq,
         sent_chars=stream.chars,
         kv_bytes=stream.kv_bytes,
@@ -123,13 +117,10 @@ def handed_over(
 
 def kv_received(stream: HeldStream, transfer_ms: float, now_ms: int) -> Phase:
     """The prompt's KV has arrived."""
-    return phase_of(
-        stream.work,
+    return _phase(
+        stream,
         PhaseKind.KV_RECEIVED,
-        stream.started_ms,
         now_ms,
-        prompt_tokens=stream.prompt_tokens,
-        cached_tokens=stream.cached_tokens,
         kv_bytes=stream.kv_bytes,
         transfer_ms=transfer_ms,
     )
@@ -166,42 +157,35 @@ def ended(
     """
     whole = kind is OutcomeKind.COMPLETED
     prefill_worker, decode_worker = _who(stream, me)
+    both: dict[str, Any] = {
+        "request_id": stream.request_id,
+        "attempt": stream.attempt,
+        "kind": kind,
+        "finish_reason": finish_reason,
+        "error": error,
+        "prompt_tokens": stream.prompt_tokens,
+        "cached_tokens": stream.cached_tokens,
+        "mode": stream.work.mode,
+        "prefill_worker": prefill_worker,
+        "decode_worker": decode_worker,
+        "kv_bytes": stream.kv_bytes,
+    }
     end = StreamEnd(
-        request_id=stream.request_id,
-        attempt=stream.attempt,
         seq=stream.seq if whole else 0,
         chars=stream.chars if whole else 0,
-        kind=kind,
-        finish_reason=finish_reason,
         stop_reason=stop_reason,
-        error=error,
-        prompt_tokens=stream.prompt_tokens,
-        cached_tokens=stream.cached_tokens,
-        mode=stream.work.mode,
-        prefill_worker=prefill_worker,
-        decode_worker=decode_worker,
-        kv_bytes=stream.kv_bytes,
+        **both,
     )
     outcome = Outcome(
-        request_id=stream.request_id,
         session_id=stream.work.session_id,
-        attempt=stream.attempt,
-        kind=kind,
-        finish_reason=finish_reason,
-        error=error,
         written_by=me.worker_id,
-        mode=stream.work.mode,
-        prefill_worker=prefill_worker,
-        decode_worker=decode_worker,
-        prompt_tokens=stream.prompt_tokens,
         completion_tokens=max(stream.seq, stream.first_seq),
-        cached_tokens=stream.cached_tokens,
-        kv_bytes=stream.kv_bytes,
         arrived_ms=stream.work.arrived_ms,
         first_token_ms=stream.first_token_ms,
         ended_ms=now_ms,
         kv=None if kv is None else mine(kv, me),
         orchestration=stream.work.orchestration,
+        **both,
     )
     return end, outcome
 

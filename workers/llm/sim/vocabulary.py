@@ -31,7 +31,6 @@ class Vocabulary:
     texts: tuple[str, ...]
     special_texts: tuple[str, ...]  # as `texts`, with the end of sequence spelled out
     size: int
-    index_of: dict[int, int]
 
 
 def load_vocabulary(path: str, size_max: int) -> Vocabulary:
@@ -57,7 +56,6 @@ def load_vocabulary(path: str, size_max: int) -> Vocabulary:
         texts=(*texts, ""),
         special_texts=(*texts, end),
         size=len(drawn),
-        index_of={token_id: index for index, token_id in enumerate(ids)},
     )
 
 
