@@ -83,9 +83,8 @@ class Lists:
 
     def join(self, order: Array, bounds: Array) -> None:
         """Introduce rows to each other, group by group of `order`."""
-        spans = np.repeat(np.stack([bounds[:-1], bounds[1:]], 1), np.diff(bounds), axis=0)
         self._write("order", order.astype(np.uint32))
-        self._write("spans", np.ascontiguousarray(spans, np.uint32))
+        self._write("spans", knn.spans_of(bounds).astype(np.uint32))
         self._launch("join", after="keys", words=2)
 
     def descend(self) -> int:

@@ -74,31 +74,61 @@ def _exact(vectors: Array, count: int, metric: int, stored: int, threads: int) -
             found = np.argpartition(scores, wanted - 1, axis=1)[:, :wanted]
         else:
             found = np.broadcast_to(np.arange(rows), scores.shape)
-        found = np.ascontiguousarray(found, np.int64)
-        over_rows(
-            _take, last - first, stored_bits(vectors), keys, found, first, metric, stored,
-            threads=threads,
+        introduce(
+            stored_bits(vectors), np.arange(first, last), found.astype(np.int64).ravel(),
+            even_spans(*found.shape), keys, metric, stored, threads=threads,
         )  # fmt: skip
     return keys
 
 
-@kernel
-def _take(
-    first: int, last: int, vectors: Array, keys: Array, found: Array, base: int, metric: int,
-    stored: int,
+def introduce(
+    vectors: Array, rows: Array, others: Array, spans: Array, keys: Array, metric: int,
+    stored: int, *, base: int = 0, threads: int = 0,
 ) -> None:  # fmt: skip
-    """Insert candidates, one row of `found` for each row from `base` on."""
+    """Insert others[spans[i, 0] : spans[i, 1]] into the list of rows[i], keys[rows[i] - base].
+
+    `vectors` are stored bits; `rows`, `others` and `spans`, of shape (len(rows), 2), are int64,
+    `keys` is uint64. No row stands twice in `rows`. What is -1 in `others`, or the row itself, is
+    left out.
+    """
+    over_rows(
+        _introduce, len(rows), vectors, rows, others, spans, keys, base, metric, stored,
+        threads=threads,
+    )  # fmt: skip
+
+
+def even_spans(count: int, size: int) -> Array:
+    """Places of `count` groups of one size that follow each other: shape (count, 2), int64."""
+    spans: Array = np.arange(count)[:, None] * size + [0, size]
+    return spans
+
+
+def spans_of(bounds: Array) -> Array:
+    """Of each member of groups, where its group begins and ends: shape (members, 2), int64.
+
+    Group i has places bounds[i] to bounds[i + 1].
+    """
+    return np.repeat(np.stack([bounds[:-1], bounds[1:]], 1), np.diff(bounds), axis=0)
+
+
+@kernel
+def _introduce(
+    first: int, last: int, vectors: Array, rows: Array, others: Array, spans: Array, keys: Array,
+    base: int, metric: int, stored: int,
+) -> None:  # fmt: skip
+    """`introduce` of rows[first] to rows[last]."""
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
-    lists, list_bytes = address(keys), keys.strides[0]
     query = np.empty(length, np.float32)
     for i in range(first, last):
-        row = base + i
+        row = rows[i]
         load(start + row * row_bytes, address(query), length, stored)
-        for other in found[i]:
-            if other != row:
+        held = address(keys) + (row - base) * keys.strides[0]
+        for j in range(spans[i, 0], spans[i, 1]):
+            other = others[j]
+            if other >= 0 and other != row:
                 at = start + other * row_bytes
                 key = key_of(distance(at, address(query), length, metric, stored), other)
-                insert(lists + row * list_bytes, keys.shape[1], key)
+                insert(held, keys.shape[1], key)
 
 
 def _descend(
@@ -110,10 +140,7 @@ def _descend(
     random = np.random.default_rng(seed)
     for _ in range(TREES):
         order, bounds = trees.leaves(vectors, stored, random)
-        over_rows(
-            trees.join_leaves, len(bounds) - 1, vectors, keys, order, bounds, metric, stored,
-            threads=threads,
-        )  # fmt: skip
+        introduce(vectors, order, order, spans_of(bounds), keys, metric, stored, threads=threads)
     for _ in range(ROUNDS_MAX):
         reverse = np.empty((rows, SAMPLE), np.uint64)
         turn_round(keys, reverse)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from workers.search.graph.knn import even_spans, introduce
 from workers.search.kernels.arrays import stored_bits
 from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import kernel
@@ -33,35 +34,17 @@ def extended(
     """
     linked, added, degree = len(graph), len(found), graph.shape[1]
     keys = np.full(found.shape, EMPTY, np.uint64)
-    bits = stored_bits(vectors)
-    over_rows(_gather, added, bits, found, keys, linked, metric, stored, threads=threads)
+    new = np.arange(linked, linked + added)
+    candidates = np.hstack([found, np.broadcast_to(new, (added, added))])
+    introduce(
+        stored_bits(vectors), new, candidates.ravel(), even_spans(*candidates.shape), keys, metric,
+        stored, base=linked, threads=threads,
+    )  # fmt: skip
     out = np.empty((linked + added, degree), np.uint32)
     out[:linked] = graph
     over_rows(_forward, added, keys, out, linked, threads=threads)
     _backward(out, linked)
     return out
-
-
-@kernel
-def _gather(
-    first: int, last: int, vectors: Array, found: Array, keys: Array, linked: int, metric: int,
-    stored: int,
-) -> None:  # fmt: skip
-    """Keys of what was found and of the other new rows, of new rows `first` to `last`.
-
-    From `found`, int64 (new rows, list length), to `keys`, uint64 of the same shape.
-    """
-    start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
-    lists, list_bytes, size = address(keys), keys.strides[0], keys.shape[1]
-    query = np.empty(length, np.float32)
-    for i in range(first, last):
-        load(start + (linked + i) * row_bytes, address(query), length, stored)
-        for j in range(size + len(found)):
-            row = found[i, j] if j < size else linked + j - size
-            if row >= 0 and row != linked + i:
-                at = start + row * row_bytes
-                key = key_of(distance(at, address(query), length, metric, stored), row)
-                insert(lists + i * list_bytes, size, key)
 
 
 @kernel

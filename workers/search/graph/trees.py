@@ -9,7 +9,6 @@ import numpy as np
 
 from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import kernel
-from workers.search.kernels.keys import insert, key_of
 from workers.search.kernels.memory import address
 from workers.search.kernels.metrics import INNER_PRODUCT
 
@@ -59,27 +58,3 @@ def _split(vectors: Array, stored: int, order: Array, bounds: Array, pairs: Arra
         taken = order[first:last].copy()
         for i in range(size):
             order[first + i] = taken[places[i]]
-
-
-@kernel
-def join_leaves(
-    first: int, last: int, vectors: Array, keys: Array, order: Array, bounds: Array, metric: int,
-    stored: int,
-) -> None:  # fmt: skip
-    """Introduce all rows of leaves `first` to `last` to each other, in lists of `keys`, uint64.
-
-    A row is in one leaf, so threads do not meet. `order` and `bounds` are those of `leaves`.
-    """
-    start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
-    lists, list_bytes = address(keys), keys.strides[0]
-    query = np.empty(length, np.float32)
-    for leaf in range(first, last):
-        for i in range(bounds[leaf], bounds[leaf + 1]):
-            row = order[i]
-            load(start + row * row_bytes, address(query), length, stored)
-            for j in range(bounds[leaf], bounds[leaf + 1]):
-                other = order[j]
-                if other != row:
-                    at = start + other * row_bytes
-                    key = key_of(distance(at, address(query), length, metric, stored), other)
-                    insert(lists + row * list_bytes, keys.shape[1], key)
