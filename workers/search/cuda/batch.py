@@ -19,12 +19,11 @@ from workers.search.cuda import layout
 from workers.search.cuda.copies import Copies
 from workers.search.cuda.device import Device, Event, Launch, pinned, uploaded
 from workers.search.cuda.rings import DEPTH, Assignment, Rings
+from workers.search.kernels.arrays import Array
 from workers.search.kernels.keys import EMPTY
 from workers.search.limits import K_MAX, TASKS_MAX, TOP_M_MAX
 from workers.search.walk import fields
 from workers.search.walk.slots import hash_places
-
-Array = np.ndarray[Any, Any]
 
 _MEASURE_THREADS = 256
 _MEASURE_BLOCKS = 4  # of a multiprocessor

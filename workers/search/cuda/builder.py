@@ -5,18 +5,14 @@ Trees are split and lists turned round on the host, distances and merges are the
 chosen from the lists as ever (`graph/build.py`).
 """
 
-from typing import Any
-
 import numpy as np
 
 from workers.search.cuda import layout
 from workers.search.cuda.device import Device, Launch, Memory, uploaded
 from workers.search.graph import build, knn, trees
-from workers.search.kernels.arrays import stored_bits
+from workers.search.kernels.arrays import Array, stored_bits
 from workers.search.kernels.keys import EMPTY
 from workers.search.limits import CANDIDATES
-
-Array = np.ndarray[Any, Any]
 
 EXACT_ROWS_MAX = 100_000  # all pairs of so many rows are some seconds' work
 THREADS = 128  # of a row

@@ -6,15 +6,11 @@ row after row (`rows.py`), so of an array that is known only the rows that are n
 
 import weakref
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from workers.search.cuda.device import Device, Memory
 from workers.search.index.ways import Search
+from workers.search.kernels.arrays import Array
 from workers.search.walk import fields
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(slots=True)

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import ConfigError, InvalidRequest
+from workers.search.kernels.arrays import Array
 from workers.search.kernels.metrics import SQUARED_L2
-
-Array = np.ndarray[Any, Any]
 
 
 def _cagra() -> Any:

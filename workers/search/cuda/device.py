@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from workers.search.kernels.arrays import Array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

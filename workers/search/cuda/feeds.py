@@ -4,8 +4,6 @@ Queries and hits lie in pinned host memory, so that each crosses the bus once an
 for; what slots share of a feed, its next query above all, lies on the device.
 """
 
-from typing import Any
-
 import numpy as np
 
 from workers.search.cuda.batch import Batch
@@ -15,10 +13,9 @@ from workers.search.index import ways
 from workers.search.index.bulk import BulkHits, hits_of
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
+from workers.search.kernels.arrays import Array
 from workers.search.limits import SCANNED_ROWS_MAX
 from workers.search.walk import fields
-
-Array = np.ndarray[Any, Any]
 
 _CHUNK_QUERIES = 65_536  # of a bulk search, in pinned memory at a time
 _NOTHING = np.empty(0, np.int64)

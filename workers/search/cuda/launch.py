@@ -15,8 +15,7 @@ import numpy as np
 from schemas.errors import ConfigError, EngineFailed
 from workers.search.cuda import layout
 from workers.search.cuda.device import Launch
-
-Array = np.ndarray[Any, Any]
+from workers.search.kernels.arrays import Array
 
 OPTIONS = ("--std=c++17", "--fmad=false")  # sums are fused where distances.py fuses them
 _DEFAULT_SHARED_BYTES = 48 << 10  # a kernel must ask for more than that

@@ -5,14 +5,12 @@ and read after its turn's event, so neither side waits for a flag.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from workers.search.cuda.device import Device, pinned
+from workers.search.kernels.arrays import Array
 from workers.search.walk import fields
-
-Array = np.ndarray[Any, Any]
 
 DEPTH = 2  # turns under way: one runs while the host deals with the one before
 

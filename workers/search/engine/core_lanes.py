@@ -8,7 +8,6 @@ nor it them. Whoever owns the lanes tells them what to run and hears what ended,
 import contextlib
 import os
 import threading
-from typing import Any
 
 import numpy as np
 
@@ -20,8 +19,6 @@ from workers.search.kernels.arrays import address_of
 from workers.search.limits import CORES_DIM_MAX, TASKS_MAX
 from workers.search.walk import fields
 from workers.search.walk.slots import Slots
-
-Array = np.ndarray[Any, Any]
 
 
 class CoreLanes:

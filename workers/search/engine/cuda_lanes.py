@@ -23,10 +23,9 @@ from workers.search.cuda.rings import DEPTH
 from workers.search.engine.lane_loop import CLOSE, END, PARK, RESUME, RUN
 from workers.search.engine.lanes import LaneFigures
 from workers.search.index.ways import Search
+from workers.search.kernels.arrays import Array
 from workers.search.walk import fields
 from workers.search.walk.slots import SlotRows
-
-Array = np.ndarray[Any, Any]
 
 _NO_WARM = np.empty(0, np.int64)
 

@@ -19,8 +19,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
-
 from schemas.errors import DeadlineExceeded, EngineDead, QueueFull, TriviumError
 from workers.deadlines import Deadlines
 from workers.search.engine.lane_loop import END, PARK, RESUME
@@ -29,11 +27,10 @@ from workers.search.engine.queues import QueuedSearch
 from workers.search.engine.scheduler import Drop, Running, Scheduler, SchedulerSettings
 from workers.search.index import bulk, ways
 from workers.search.index.kinds import Kind
+from workers.search.kernels.arrays import Array
 from workers.search.walk import fields
 from workers.search.walk.results import SlotReader
 from workers.search.walk.slots import SlotRows
-
-Array = np.ndarray[Any, Any]
 
 _WAITS_MAX = 4_096
 _DIRECT_MAX = 8  # searches that go to a lane at once, between two ticks

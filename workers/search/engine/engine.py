@@ -30,12 +30,11 @@ from workers.search.index.index import Index
 from workers.search.index.kinds import Kind
 from workers.search.index.query import Answer, Effort, Query
 from workers.search.index.view import IndexView
+from workers.search.kernels.arrays import Array
 from workers.search.kernels.metrics import Metric
 from workers.search.kernels.parallel import thread_count
 from workers.search.limits import K_MAX, PLACES, SCANNED_ROWS_MAX, SLOTS, TOP_M_MAX
 from workers.search.walk.slots import SlotRows, Slots
-
-Array = np.ndarray[Any, Any]
 
 _CHUNK_MAX = 64  # queries of a bulk call that a slot takes one after the other
 _CHUNKS_PER_PLACE = 2

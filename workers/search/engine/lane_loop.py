@@ -9,17 +9,12 @@ ends exactly once, whatever it is told meanwhile; its row and what that points t
 until then.
 """
 
-from typing import Any
-
-import numpy as np
-
+from workers.search.kernels.arrays import Array
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.memory import address, get_i64, put_i64
 from workers.search.kernels.sync import exchange, load, read_clock, sleep, store, wake
 from workers.search.walk import fields, steps
 from workers.search.walk.slots import fill
-
-Array = np.ndarray[Any, Any]
 
 # Columns of a block. Each side writes to cache lines of its own, 8 columns each.
 TOLD = 0  # how much its owner has told the lane, since the start

@@ -7,17 +7,16 @@ computed here. `components` tells which rows cannot reach each other whatever th
 points must cover each (`entry_points.py`).
 """
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from workers.search.graph import knn
+from workers.search.kernels.arrays import Array
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.keys import LIMIT, NOWHERE, row_of
 from workers.search.kernels.parallel import over_rows
 from workers.search.limits import CANDIDATES
-
-Array = np.ndarray[Any, Any]
 
 
 class GraphOf(Protocol):

@@ -7,17 +7,13 @@ alone where outliers or wide clusters take them all; so there are as many of eac
 reaches, an audit finds (`audit.py`).
 """
 
-from typing import Any
-
 import numpy as np
 
 from workers.search.graph.build import components
-from workers.search.kernels.arrays import stored_bits
+from workers.search.kernels.arrays import Array, stored_bits
 from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.memory import address
-
-Array = np.ndarray[Any, Any]
 
 REPRESENTATIVES_MIN, REPRESENTATIVES_MAX = 64, 1_024
 _SAMPLED_PER_REPRESENTATIVE = 32

@@ -17,7 +17,7 @@ import numpy as np
 
 from workers.search.graph import trees
 from workers.search.kernels import codes
-from workers.search.kernels.arrays import stored_bits
+from workers.search.kernels.arrays import Array, stored_bits
 from workers.search.kernels.codes import CODED_QUERY_BYTES, encode_query, sifted
 from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import inlined, kernel
@@ -33,8 +33,6 @@ from workers.search.kernels.keys import (
 )
 from workers.search.kernels.memory import address, get_i64, get_u32, prefetch_row, put_i64, put_u32
 from workers.search.kernels.parallel import over_rows
-
-Array = np.ndarray[Any, Any]
 
 EXACT_ROWS_MAX = 20_000
 TREES = 3

@@ -9,19 +9,15 @@ instead (Singh et al., "FreshDiskANN", arXiv:2105.09613, without its slack facto
 Graphs are never changed in place; searches may be walking them.
 """
 
-from typing import Any
-
 import numpy as np
 
 from workers.search.graph.knn import even_spans, introduce
-from workers.search.kernels.arrays import stored_bits
+from workers.search.kernels.arrays import Array, stored_bits
 from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.keys import EMPTY, LIMIT, insert, key_of, row_of
 from workers.search.kernels.memory import address
 from workers.search.kernels.parallel import over_rows
-
-Array = np.ndarray[Any, Any]
 
 
 def extended(

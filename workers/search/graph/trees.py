@@ -3,16 +3,13 @@
 Where the search for nearest neighbours begins (`knn.py`).
 """
 
-from typing import Any
-
 import numpy as np
 
+from workers.search.kernels.arrays import Array
 from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.memory import address
 from workers.search.kernels.metrics import INNER_PRODUCT
-
-Array = np.ndarray[Any, Any]
 
 _LEAF_ROWS = 96
 

@@ -9,18 +9,16 @@ other until few are missed, each with other rows; what is missed in the last is 
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from workers.search.index.query import Effort
 from workers.search.index.view import Audit, IndexView
-from workers.search.kernels.arrays import stored_bits
+from workers.search.kernels.arrays import Array, stored_bits
 from workers.search.kernels.distances import distance, load
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.memory import address
 
-Array = np.ndarray[Any, Any]
 Neighbours = Callable[[IndexView, Array, Effort], Array]  # rows for prepared queries: (queries, k)
 
 ROUNDS_MAX = 8

@@ -6,20 +6,17 @@ queries searched one by one, whatever the number of slots and threads.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from workers.search.index import ways
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
-from workers.search.kernels.arrays import address_of
+from workers.search.kernels.arrays import Array, address_of
 from workers.search.kernels.parallel import over_rows
 from workers.search.limits import SCANNED_ROWS_MAX
 from workers.search.walk import fields, steps
 from workers.search.walk.slots import SlotRows, Slots
-
-Array = np.ndarray[Any, Any]
 
 SLOTS_PER_THREAD = 2  # more would take turns in the first cache
 _FEEDS_PER_THREAD = 2  # each begins with empty slots and ends with some idle

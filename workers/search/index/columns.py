@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import InvalidRequest, UnknownFilterField
+from workers.search.kernels.arrays import Array
 
-Array = np.ndarray[Any, Any]
 Value = str | bool | int | float
 
 _NONE = -1  # the code of rows that have no label

@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 
 from workers.search.index.columns import Columns, Value
-from workers.search.kernels.arrays import packed, unpacked
-
-Array = np.ndarray[Any, Any]
+from workers.search.kernels.arrays import Array, packed, unpacked
 
 
 class Filter:

@@ -22,11 +22,9 @@ from workers.search.index.query import Effort, ExternalId
 from workers.search.index.rows import Rows, check_ids
 from workers.search.index.view import Audit, IndexView
 from workers.search.kernels import codes
-from workers.search.kernels.arrays import aligned
+from workers.search.kernels.arrays import Array, aligned
 from workers.search.kernels.metrics import Metric, Storage
 from workers.search.limits import CANDIDATES, DEGREE, DEGREE_MAX
-
-Array = np.ndarray[Any, Any]
 
 LINK_BATCH = 1_024  # rows that are linked together are compared each with each
 _LINK_TOP_M = 96

@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 
 from schemas.errors import InvalidVector, WrongDimension
-from workers.search.kernels.arrays import aligned
+from workers.search.kernels.arrays import Array, aligned
 from workers.search.kernels.distances import distance, padded
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.memory import address
 from workers.search.kernels.metrics import INNER_PRODUCT, SINGLE, Metric, Storage
 from workers.search.limits import SQUARES_MAX
-
-Array = np.ndarray[Any, Any]
 
 
 def numbers(vectors: Any) -> Array:

@@ -8,13 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from workers.search.index.filters import Filter
 from workers.search.index.kinds import Kind
+from workers.search.kernels.arrays import Array
 from workers.search.kernels.keys import rows_and_distances
 
-Array = np.ndarray[Any, Any]
 ExternalId = int | str | bytes
 
 

@@ -12,10 +12,8 @@ import numpy as np
 from schemas.errors import InvalidRequest
 from workers.search.index.columns import Columns, Value
 from workers.search.index.query import ExternalId
-from workers.search.kernels.arrays import aligned, all_but
+from workers.search.kernels.arrays import Array, aligned, all_but
 from workers.search.limits import ROWS_MAX
-
-Array = np.ndarray[Any, Any]
 
 _CAPACITY_MIN = 1_024
 ID_BYTES_MAX = 1_024

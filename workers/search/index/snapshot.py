@@ -27,9 +27,8 @@ from workers.search.index.query import ExternalId
 from workers.search.index.rows import Rows
 from workers.search.index.view import Audit, IndexView
 from workers.search.kernels import codes
+from workers.search.kernels.arrays import Array
 from workers.search.kernels.metrics import Metric, Storage
-
-Array = np.ndarray[Any, Any]
 
 MAGIC = b"TRIVIDX\n"
 VERSION = 1

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 
 from workers.search.index.query import ExternalId
+from workers.search.kernels.arrays import Array
 from workers.search.kernels.distances import padded
 from workers.search.limits import DEGREE_MAX, DIM_MAX, ROWS_MAX, SQUARES_MAX
-
-Array = np.ndarray[Any, Any]
 
 PAGE = 4_096
 _BLOCK_ROWS = 4_096

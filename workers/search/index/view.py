@@ -13,12 +13,10 @@ import numpy as np
 from workers.search.index.columns import Columns
 from workers.search.index.filters import Allowed, Filter, compiled
 from workers.search.index.query import ExternalId
-from workers.search.kernels.arrays import address_of, unpacked
+from workers.search.kernels.arrays import Array, address_of, unpacked
 from workers.search.kernels.codes import Codes
 from workers.search.kernels.metrics import Metric, Storage
 from workers.search.walk import fields
-
-Array = np.ndarray[Any, Any]
 
 COMPILED_MAX = 64  # filters that a view remembers, and ways to search it
 LONG = 10_000_000  # comparisons of a filter, about 10 ms

@@ -19,14 +19,12 @@ from schemas.errors import EmptyIndex, InvalidRequest
 from workers.search.index.filters import Allowed
 from workers.search.index.query import Answer, Effort
 from workers.search.index.view import COMPILED_MAX, IndexView
-from workers.search.kernels.arrays import address_of
+from workers.search.kernels.arrays import Array, address_of
 from workers.search.kernels.keys import LIMIT
 from workers.search.limits import CORES_DIM_MAX, K_MAX, SCANNED_ROWS_MAX, TASKS_MAX, TOP_M_MAX
 from workers.search.walk import fields
 from workers.search.walk.results import SlotReader
 from workers.search.walk.slots import ROWS_A_STEP, SlotRows, fill, hash_places
-
-Array = np.ndarray[Any, Any]
 
 ENTRIES = 16  # representatives that a walk begins at
 _MARGIN = 2  # times as many rows in the routing list as would hold the wanted hits on average

@@ -19,15 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from workers.search.kernels.arrays import aligned
+from workers.search.kernels.arrays import Array, aligned
 from workers.search.kernels.distances import SIMD_FLOATS, distance
 from workers.search.kernels.integers import SIMD_CODES, product_sum, square_sum
 from workers.search.kernels.jit import inlined, kernel
 from workers.search.kernels.memory import get_f32, get_i64, put_f32, put_i16, put_i64
 from workers.search.kernels.metrics import INNER_PRODUCT, SINGLE, SQUARED_L2
 from workers.search.kernels.parallel import over_rows
-
-Array = np.ndarray[Any, Any]
 
 CODED_DIM_MAX = 4_096  # beyond it sums would not fit 32 bits
 _CODED_BYTES_MIN = 256  # of a vector: shorter ones are read as fast as codes

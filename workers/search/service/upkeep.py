@@ -10,19 +10,17 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import numpy as np
-
 from schemas.errors import QueueFull
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
 from workers.search.index.view import IndexView
+from workers.search.kernels.arrays import Array
 from workers.search.limits import SCANNED_ROWS_MAX
 from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings
 
 log = logging.getLogger("trivium.retrieval")
 LOOSE_MIN = 256  # rows to link though more are coming
-Array = np.ndarray[Any, Any]
 Neighbours = Callable[[IndexView, Array, Effort], Coroutine[Any, Any, Array]]  # an engine's
 
 

@@ -1,18 +1,13 @@
 """Takes from a slot that is done what it has found, in one kernel call; NumPy would need many."""
 
-from typing import Any
-
 import numpy as np
 
-from workers.search.kernels.arrays import row_addresses
+from workers.search.kernels.arrays import Array, row_addresses
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.keys import LIMIT, distance_of, row_of
 from workers.search.kernels.memory import address, get_i64, get_u64, put_f32, put_i64, put_u64
 from workers.search.walk import fields
 from workers.search.walk.slots import SlotRows
-
-Array = np.ndarray[Any, Any]
-
 
 # Rows, nearest first, and distances as kernels give them; keys of the whole routing list; extends;
 # distances computed; 1 where rows were scanned and nothing was walked. All of one search.

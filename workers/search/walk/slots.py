@@ -9,19 +9,15 @@ several views of one, share a batch. `steps.py` advances slots; who fills them k
 point to alive.
 """
 
-from typing import Any
-
 import numpy as np
 
-from workers.search.kernels.arrays import aligned, row_addresses
+from workers.search.kernels.arrays import Array, aligned, row_addresses
 from workers.search.kernels.codes import CODED_QUERY_BYTES
 from workers.search.kernels.jit import kernel
 from workers.search.kernels.keys import EMPTY, NOWHERE
 from workers.search.kernels.memory import address, get_i64, put_i64
 from workers.search.limits import TASKS_MAX
 from workers.search.walk import fields
-
-Array = np.ndarray[Any, Any]
 
 ROWS_A_STEP = 64  # of the lists that a seeding slot works through
 _APART = 64  # bytes between slots: powers of two would share the places of a cache

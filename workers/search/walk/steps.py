@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from workers.search.kernels.arrays import Array
 from workers.search.kernels.codes import encode_query, sifted
 from workers.search.kernels.distances import distance
 from workers.search.kernels.jit import inlined, kernel
@@ -40,8 +41,6 @@ from workers.search.kernels.memory import (
 from workers.search.limits import TASKS_MAX
 from workers.search.walk import fields
 from workers.search.walk.slots import ROWS_A_STEP
-
-Array = np.ndarray[Any, Any]
 
 _SCATTER, _40 = np.uint64(0x9E3779B97F4A7C15), np.uint64(40)
 _AHEAD = 6  # rows that are on their way from memory
