@@ -15,7 +15,7 @@ from workers.llm.engine import Job, PeerMetadata
 from workers.llm.sim.allocations import Allocations
 from workers.llm.sim.arena import KvArena
 from workers.llm.sim.blocks import BlockManager
-from workers.llm.sim.handles import HandleRules, Owner, Pinned, PinnedKv
+from workers.llm.sim.handles import HandleRules, Owner, Pinned
 from workers.llm.sim.moves import Moves, Moving
 from workers.llm.sim.notices import Notice, NoticeKind
 from workers.llm.sim.pushes import Pushes
@@ -35,7 +35,9 @@ class KvExchange:
         transfer: KvTransfer,
     ) -> None:
         self._settings, self._owner, self._blocks, self._arena = settings, owner, blocks, arena
-        self._held, self._rules = PinnedKv(), HandleRules(settings.block_size)
+        # by `engine_request_id`, in order of expiry, for the time to live is one constant
+        self._held: dict[str, Pinned] = {}
+        self._rules = HandleRules(settings.block_size)
         self._moves = Moves(settings, blocks, transfer)
         size = arena.block_bytes
         self.allocations = Allocations(
@@ -89,13 +91,13 @@ class KvExchange:
         self._serial += 1
         key = f"{run.request_id}-{self._serial:x}"
         release_at_ms = now_ms + self._settings.handle_ttl_ms
-        self._held.hold(key, Pinned(run.request_id, run.table, release_at_ms))
+        self._held[key] = Pinned(run.request_id, run.table, release_at_ms)
         expires_at_ms = release_at_ms - self._settings.handle_margin_ms
         return self._handle(run, key, run.prompt_tokens, expires_at_ms)
 
     def release(self, request_id: str) -> None:
         """Drop what is held for a request."""
-        for key in self._held.of_request(request_id):
+        for key in [key for key, held in self._held.items() if held.request_id == request_id]:
             self._drop(key)
 
     def refusal(self, run: SimRun, now_ms: int) -> TriviumError | None:
@@ -180,9 +182,8 @@ class KvExchange:
 
     def poll(self, now_s: float, now_ms: int) -> Sequence[tuple[SimRun, WireError | None]]:
         """Progress; the runs whose KV moved or will not, with the error."""
-        for held in self._held.expired(now_ms):
-            self.expired_total += 1
-            self._blocks.close(held.table)
+        while self._held and next(iter(self._held.values())).release_at_ms <= now_ms:
+            self.expired_total += self._drop(next(iter(self._held)))
         for notice in self._moves.poll(now_s, now_ms):
             self._heard(notice)
         self.allocations.poll(now_ms)
@@ -196,7 +197,7 @@ class KvExchange:
 
     def _lost(self, engine_id: str) -> None:
         """A peer is gone for good: drop its connection, and wait for it no more."""
-        self._moves.forget(engine_id)
+        self._moves.transfer.forget(engine_id)
         self.allocations.lost(engine_id)
 
     def _end(self, run: SimRun, error: WireError | None) -> None:
@@ -262,7 +263,8 @@ class KvExchange:
     def _copy(self, run: SimRun, kv: KvHandle) -> None:
         """A handle of this very engine: copy what the prefix cache lacks."""
         matched, blocks = run.table.matched, run.digest.blocks
-        held = self._held.blocks_of(kv.engine_request_id)[:blocks]
+        known = self._held.get(kv.engine_request_id)
+        held = known.table.blocks[:blocks] if known is not None else []
         if tuple(held) != tuple(kv.block_ids):
             error = "it has other blocks" if held else "it is held no more"
             self._fetched(run, error)
@@ -286,7 +288,8 @@ class KvExchange:
         self._end(run, KvUnavailable(f"{run.request_id}: KV not read: {error}").to_wire())
 
     def _drop(self, key: str) -> bool:
-        held = self._held.take(key)
+        """Give up one; False where it is unknown, so that a repeated release is harmless."""
+        held = self._held.pop(key, None)
         if held is not None:
             self._blocks.close(held.table)
         return held is not None

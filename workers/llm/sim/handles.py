@@ -1,9 +1,8 @@
-"""KV handles of the simulated engine: KV that waits for its peer, and which handles may be used.
+"""KV handles of the simulated engine: what is behind one, and which may be used.
 
 Pure: time is an argument. Called by `exchange.py`.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from schemas.errors import KvUnavailable, StaleEpoch, TriviumError
@@ -31,46 +30,8 @@ class Pinned:
     release_at_ms: int
 
 
-class PinnedKv:
-    """The producer's side, by `engine_request_id`."""
-
-    def __init__(self) -> None:
-        self._held: dict[
-            str, Pinned
-        ] = {}  # in order of expiry, for the time to live is one constant
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def hold(self, engine_request_id: str, held: Pinned) -> None:
-        """Keep one until it is taken or expires."""
-        self._held[engine_request_id] = held
-
-    def blocks_of(self, engine_request_id: str) -> Sequence[int]:
-        """Its blocks; none when it is unknown."""
-        held = self._held.get(engine_request_id)
-        return held.table.blocks if held is not None else ()
-
-    def take(self, engine_request_id: str) -> Pinned | None:
-        """Give up one; None when it is unknown, so that a repeated release is harmless."""
-        return self._held.pop(engine_request_id, None)
-
-    def expired(self, now_ms: int) -> Iterator[Pinned]:
-        """Give up all whose time is up."""
-        while self._held:
-            key, held = next(iter(self._held.items()))
-            if held.release_at_ms > now_ms:
-                return
-            del self._held[key]
-            yield held
-
-    def of_request(self, request_id: str) -> list[str]:
-        """The `engine_request_id`s of a request."""
-        return [key for key, held in self._held.items() if held.request_id == request_id]
-
-
 class HandleRules:
-    """The other side: each handle once, in time, and of the peer's present life."""
+    """Each handle once, in time, and of the peer's present life."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size

@@ -100,10 +100,6 @@ class Moves:
             heapq.heapify(self._retries)
             self._settle(moving, "abandoned")
 
-    def forget(self, engine_id: str) -> None:
-        """A peer is gone."""
-        self.transfer.forget(engine_id)
-
     def poll(self, now_s: float, now_ms: int) -> list[Notice]:
         """Progress; the notices that peers left."""
         self._now_s = now_s

@@ -12,11 +12,6 @@ from schemas.records import Orchestration
 from schemas.sections import Positive, one_of, section
 
 TRANSFERS = ("nixl", "memory", "none")
-ORCHESTRATIONS = (
-    Orchestration.PREFILL_FIRST,
-    Orchestration.DECODE_FIRST,
-    Orchestration.CONCURRENT,
-)
 
 
 @section("sim")
@@ -73,7 +68,8 @@ class SimSettings:
     @property
     def orchestrations(self) -> tuple[Orchestration, ...]:
         """What an engine with these settings can do."""
-        return ORCHESTRATIONS if self.transfer != "none" else ()
+        can = () if self.transfer == "none" else Orchestration
+        return tuple(each for each in can if each is not Orchestration.NONE)
 
     def prefill_s(self, tokens: int, cached_tokens: int) -> float:
         """How long computing a prompt takes."""
