@@ -37,7 +37,7 @@ LOADS = st.builds(
 )
 def test_the_control_loop_keeps_its_bounds(beats: list[tuple[Load, int, int]]) -> None:
     """Whatever workers' heartbeats say of their links and stalls."""
-    view, figures, settings = FleetView(), FleetFigures(), RetrievalSettings().control()
+    view, figures, settings = FleetView(), FleetFigures(), RetrievalSettings()
     settings = dataclasses.replace(settings, link_target_bytes_per_s=1e9)
     share, flush_ms = 0.5, 20.0
     for seq, (load, at_ms, epoch) in enumerate(beats):

@@ -15,39 +15,40 @@ from typing import Annotated
 from pydantic import Field, PositiveFloat
 
 from schemas.errors import ConfigError
-from schemas.sections import section
+from schemas.sections import NonNegative, Positive, section
 
 
-@section("search")
+@section("retrieval")
 class ControlSettings:
-    """Targets, weights and limits."""
+    """Targets, weights and limits; section [retrieval] has them all."""
 
-    interval_ms: int = 300
-    link_target_bytes_per_s: float = 0.0  # of all KV links together; 0: not watched
-    wait_target_ms: PositiveFloat = 2.0  # prefill, 95th percentile
-    stall_target: PositiveFloat = 0.05  # share of decode time
-    link_weight: float = 1.0
-    wait_weight: float = 1.0
-    stall_weight: float = 1.0
-    share_gain: float = 0.1
-    flush_gain: float = 0.3
-    share_min: float = 0.1
+    control_interval_ms: Positive = 300
+    # of all KV moved between workers; 0: not watched
+    link_target_bytes_per_s: NonNegative = 0.0
+    wait_target_ms: PositiveFloat = 20.0  # prefill's wait for a slot, 95th percentile
+    stall_target: PositiveFloat = 0.2  # share of decode time that waits for retrievals
+    link_weight: NonNegative = 1.0  # of each signal's excess over its target
+    wait_weight: NonNegative = 1.0
+    stall_weight: NonNegative = 1.0
+    share_gain: NonNegative = 0.1  # of the share, per error
+    flush_gain: NonNegative = 0.3  # of the flush timeout's logarithm
+    share_min: float = 0.0
     share_max: float = 0.9
     flush_min_ms: float = 0.2
     flush_max_ms: float = 50.0
-    dead_band: float = 0.1  # of the error
-    share_step_max: float = 0.1  # a move
-    flush_factor_max: Annotated[float, Field(ge=1)] = 2.0  # a move
+    dead_band: NonNegative = 0.1  # of the error
+    share_step_max: NonNegative = 0.1  # slew: of one move
+    flush_factor_max: Annotated[float, Field(ge=1)] = 2.0  # likewise
 
     def __post_init__(self) -> None:
         if not 0 <= self.share_min <= self.share_max <= 1:
             raise ConfigError(
-                "search.share_min and share_max: expected 0 <= min <= max <= 1, "
+                "retrieval.share_min and share_max: expected 0 <= min <= max <= 1, "
                 f"found {self.share_min} and {self.share_max}"
             )
         if not 0 < self.flush_min_ms <= self.flush_max_ms:
             raise ConfigError(
-                "search.flush_min_ms and flush_max_ms: expected 0 < min <= max, "
+                "retrieval.flush_min_ms and flush_max_ms: expected 0 < min <= max, "
                 f"found {self.flush_min_ms} and {self.flush_max_ms}"
             )
 

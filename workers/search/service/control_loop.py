@@ -53,7 +53,7 @@ class ControlLoop:
     async def run(self) -> None:
         """Move when it is time."""
         loop = asyncio.get_running_loop()
-        interval_s = self._settings.interval_ms / 1000
+        interval_s = self._settings.control_interval_ms / 1000
         due_s = loop.time()
         while True:
             due_s = max(due_s + interval_s, loop.time())
@@ -67,7 +67,7 @@ class ControlLoop:
     def signals(self, now_ms: int) -> Signals:
         """What is known at this moment."""
         view = self._membership.view
-        interval_ms = self._settings.interval_ms
+        interval_ms = self._settings.control_interval_ms
         waits = self._engine.waits_ms(Kind.PREFILL, (0.95,), now_ms, interval_ms)
         return Signals(
             link_bytes_per_s=self._figures.link_bytes_per_s(view, now_ms),

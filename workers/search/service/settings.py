@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -16,8 +16,11 @@ from workers.search.limits import DEGREE, DEGREE_MAX, DEVICES, PLACES, SLOTS, TA
 
 
 @section("retrieval")
-class RetrievalSettings:
-    """Of every retrieval worker; which shard it holds is told on its command line."""
+class RetrievalSettings(ControlSettings):
+    """Of every retrieval worker; which shard it holds is told on its command line.
+
+    What moves `share` and `flush_ms` is in `ControlSettings`.
+    """
 
     metrics: Texts = ()  # "collection=metric"; other collections are cosine
     # where searches run; cuda needs CuPy, auto takes cuda where it can
@@ -43,23 +46,6 @@ class RetrievalSettings:
     queue_max: Positive = 4_096  # waiting searches of a class
     parked_max: Natural = 64
     drops_late: bool = False  # refuse prefill searches that can no longer meet their deadline
-    control_interval_ms: Positive = 300
-    # of all KV moved between workers; 0: not watched
-    link_target_bytes_per_s: NonNegative = 0.0
-    wait_target_ms: float = 20.0  # prefill's wait for a slot, 95th percentile
-    stall_target: float = 0.2  # share of decode time that waits for retrievals
-    link_weight: NonNegative = 1.0  # of each signal's excess over its target
-    wait_weight: NonNegative = 1.0
-    stall_weight: NonNegative = 1.0
-    share_gain: NonNegative = 0.1  # of the share, per error
-    flush_gain: NonNegative = 0.3  # of the flush timeout's logarithm
-    share_min: float = 0.0
-    share_max: float = 0.9
-    flush_min_ms: float = 0.2
-    flush_max_ms: float = 50.0
-    dead_band: NonNegative = 0.1  # of the error
-    share_step_max: NonNegative = 0.1  # slew: of one move
-    flush_factor_max: float = 2.0  # likewise
     upkeep_interval_ms: Positive = 500  # between looks for documents to link
     compact_share: NonNegative = 0.2  # of deleted rows, from which an index is compacted
     snapshot_folder: str = ""  # empty: no snapshots, an index is rebuilt from `documents`
@@ -85,7 +71,7 @@ class RetrievalSettings:
                     f"retrieval.metrics: expected collection=metric with a metric of "
                     f"{', '.join(Metric)}, found {each!r}"
                 )
-        self.control()
+        ControlSettings.__post_init__(self)
 
     def metric_of(self, collection: str) -> str:
         """What a collection's distances are."""
@@ -93,17 +79,10 @@ class RetrievalSettings:
         return named.get(collection, "cosine")
 
     def scheduler(self) -> SchedulerSettings:
-        """The queues' part."""
-        return SchedulerSettings(**self._like(SchedulerSettings))
-
-    def control(self) -> ControlSettings:
-        """The control loop's part."""
-        return ControlSettings(interval_ms=self.control_interval_ms, **self._like(ControlSettings))
-
-    def _like(self, kind: Any) -> dict[str, Any]:
-        """Settings that another class has under the same names."""
+        """The queues' part: what has the same name here."""
         ours = {each.name for each in fields(self)}
-        return {each.name: getattr(self, each.name) for each in fields(kind) if each.name in ours}
+        shared = [each.name for each in fields(SchedulerSettings) if each.name in ours]
+        return SchedulerSettings(**{name: getattr(self, name) for name in shared})
 
 
 @dataclass(frozen=True, slots=True)

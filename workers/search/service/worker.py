@@ -128,7 +128,7 @@ class RetrievalWorker:
             self._settings.pending_max,
         )
         self._control = ControlLoop(
-            self._settings.control(),
+            self._settings,
             self.engine,
             self._settings.share,
             self._settings.flush_ms,

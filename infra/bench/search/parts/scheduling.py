@@ -35,7 +35,7 @@ STEPS = {
     "surge beyond capacity": (_CALM, (0.80, 0.26), (0.36, 0.70), _CALM),
 }
 BASE = replace(RetrievalSettings().scheduler(), ms_per_extend=STEP_MS)  # as workers run it
-CONTROL = RetrievalSettings().control()
+CONTROL = RetrievalSettings()
 SHARES, FLUSHES_MS = (0.0, 0.1, 0.3, 0.5, 0.9), (1.0, 5.0, 20.0, 50.0)
 IN_ORDER, PREFILL_FIRST = "first come first served", "prefill always first"
 HALF, LOOP = "slack, half reserved", "slack, control loop"
@@ -128,7 +128,7 @@ class Simulation:
         self._free = list(range(SLOTS))
         self._waits_ms: list[float] = []
         self._stalls_ms: list[float] = []
-        self._next_control_ms = control.interval_ms if control else math.inf
+        self._next_control_ms = control.control_interval_ms if control else math.inf
 
     def run(self, items: Sequence[QueuedSearch]) -> Result:
         """Until every search has ended."""
@@ -217,7 +217,7 @@ class Simulation:
         queues.share, queues.flush_ms = made.share, made.flush_ms
         self.result.moves.append((now_ms, made.share, made.flush_ms))
         self._waits_ms, self._stalls_ms = [], []
-        self._next_control_ms = now_ms + self._control.interval_ms
+        self._next_control_ms = now_ms + self._control.control_interval_ms
 
 
 def variants() -> dict[str, tuple[SchedulerSettings | None, ControlSettings | None]]:

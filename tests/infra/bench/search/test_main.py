@@ -130,7 +130,7 @@ def test_the_scheduler_that_is_measured_is_the_one_that_runs() -> None:
     half of the places reserved (issue 10, 27 and 30)."""
     step = "surge below capacity"
     variants = scheduling.variants()
-    assert variants[scheduling.LOOP][1] == RetrievalSettings().control()
+    assert variants[scheduling.LOOP][1] == RetrievalSettings()
     items = scheduling.arrivals(1, 3_000, step)
     missed = {}
     for name in (scheduling.IN_ORDER, scheduling.HALF, scheduling.LOOP):

@@ -79,7 +79,9 @@ class FakeProducer:
 
 
 def control_loop(engine: FakeEngine, fleet: FakeMembership, producer: Any = None) -> ControlLoop:
-    settings = ControlSettings(interval_ms=1, link_target_bytes_per_s=1_000, wait_target_ms=2)
+    settings = ControlSettings(
+        control_interval_ms=1, link_target_bytes_per_s=1_000, wait_target_ms=2
+    )
     return ControlLoop(settings, engine, 0.5, 5.0, fleet.figures, fleet, producer)  # type: ignore[arg-type]  # fakes
 
 

@@ -23,7 +23,7 @@ def test_settings_are_checked() -> None:
     settings = RetrievalSettings(metrics=("a=sqeuclidean",), share=0.25, wait_target_ms=7)
     assert Metric(settings.metric_of("a")) is Metric.SQEUCLIDEAN
     assert Metric(settings.metric_of("b")) is Metric.COSINE
-    assert settings.scheduler().share == 0.25 and settings.control().wait_target_ms == 7
+    assert settings.scheduler().share == 0.25 and settings.wait_target_ms == 7
     cases: list[tuple[dict[str, Any], str]] = [
         ({"metrics": ("a=euclid",)}, "collection=metric .* found 'a=euclid'"),
         ({"top_m": 0}, "top_m: expected at least 1"),
@@ -51,14 +51,14 @@ def test_every_knob_of_scheduler_and_control_loop_is_a_setting() -> None:
     act; only what is measured is none (issue 10, 27)."""
     names = {each.name for each in fields(RetrievalSettings)}
     of_scheduler = {each.name for each in fields(SchedulerSettings)} - {"ms_per_extend"}
-    of_control = {each.name for each in fields(ControlSettings)} - {"interval_ms"}
+    of_control = {each.name for each in fields(ControlSettings)}
     assert of_scheduler | of_control | {"places", "slots", "patience"} <= names
     changed: dict[str, Any] = {
         "share_gain": 0.7, "dead_band": 0.4, "share_step_max": 0.2, "share_max": 0.6,
         "flush_factor_max": 1.5, "parked_max": 3, "drops_late": True,
     }  # fmt: skip
     settings = RetrievalSettings(**changed)
-    found = asdict(settings.scheduler()) | asdict(settings.control())
+    found = asdict(settings.scheduler()) | asdict(settings)
     assert {name: found[name] for name in changed} == changed
     for wrong in ({"places": 40}, {"slots": 33}, {"gather_min": 0}, {"share_min": 0.95}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
