@@ -95,16 +95,10 @@ def retrieval(
 
     async def run(stop: asyncio.Event) -> None:
         from schemas.log.registry import make_codec
-        from workers.search.service.worker import run_retrieval
+        from workers.search.service.worker import RetrievalWorker
 
-        await run_retrieval(
-            settings.log,
-            settings.retrieval,
-            place,
-            worker_id=name,
-            stop=stop,
-            codec=await asyncio.to_thread(make_codec, settings.log),
-        )
+        codec = await asyncio.to_thread(make_codec, settings.log)
+        await RetrievalWorker(settings.log, settings.retrieval, place, name, codec).run(stop)
 
     _serve(run, log_level)
 

@@ -49,22 +49,12 @@ _STALL_MS = 30_000  # lag without progress for so long ends a life
 _BUFFERED_MAX = 64  # records that Faust holds for each agent; the rest stays in the log
 
 
-async def run_retrieval(
-    log_settings: LogSettings,
-    settings: RetrievalSettings,
-    place: ShardPlace,
-    *,
-    worker_id: str,
-    stop: asyncio.Event,
-    codec: Codec | None = None,
-) -> None:
-    """Serve until `stop` is set and what is under way is answered; raises what ended it else."""
-    worker = RetrievalWorker(log_settings, settings, place, worker_id, codec or Codec())
-    await worker.run(stop)
-
-
 class RetrievalWorker:
-    """The documents and the engine of one process, and its life in the fleet; `run` once."""
+    """The documents and the engine of one process, and its life in the fleet; `run` once.
+
+    `run` returns when `stop` is set and what is under way is answered; it raises what ended it
+    else.
+    """
 
     def __init__(
         self,
