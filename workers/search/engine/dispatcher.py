@@ -110,7 +110,7 @@ class Dispatcher:
     def cancel(self, ticket: Ticket) -> None:
         """The outcome is not wanted any more."""
         if ticket.waits:
-            self.scheduler.cancel(ticket)
+            self.scheduler.queues.cancel(ticket)
         elif ticket.slot >= 0 and not ticket.is_over:
             self._give_up(ticket)
 
@@ -127,7 +127,7 @@ class Dispatcher:
         for ticket in list(self._tickets.values()):
             self._release(ticket)
             _settle(ticket, EngineDead(self.closed))
-        for item in self.scheduler.cleared():
+        for item in self.scheduler.queues.cleared():
             _settle(cast("Ticket", item), EngineDead(self.closed))
 
     def _begin(self, loop: asyncio.AbstractEventLoop) -> None:

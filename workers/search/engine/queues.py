@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from workers.deadlines import NEVER_MS
+from workers.deadlines import NEVER_MS, Deadlines
 from workers.search.index.kinds import Kind
+
+_SWEPT_MIN = 64  # cancelled searches; fewer are not worth a sweep
+_PREFILL, _DECODE = Kind.PREFILL, Kind.DECODE  # looked up often
 
 _Entry = tuple[float, int, "QueuedSearch"]
 
@@ -96,3 +99,78 @@ class InOrder(deque[QueuedSearch]):
         kept = [item for item in self if item.waits]
         self.clear()
         self.extend(kept)
+
+
+class Waiting:
+    """All searches that wait in one engine, each in the queue of its class until it is taken out.
+
+    Prefill searches that can no longer meet their deadline wait in `late`.
+    """
+
+    def __init__(self) -> None:
+        self.prefill, self.late, self.decode, self.link = BySlack(), InOrder(), InOrder(), InOrder()
+        self.counts = dict.fromkeys(Kind, 0)
+        self.deadlines = Deadlines[QueuedSearch](lambda item: item.waits)
+        self._total = 0
+        self._cancelled = 0  # since the last sweep
+
+    def __len__(self) -> int:
+        return self._total
+
+    def add(self, item: QueuedSearch) -> None:
+        """It waits from now on."""
+        self.counts[item.kind] += 1
+        self._total += 1
+        item.waits = True
+        if item.kind is _PREFILL:
+            self.prefill.add(item)
+        else:
+            (self.decode if item.kind is _DECODE else self.link).append(item)
+        self.deadlines.add(item.deadline_ms, item)
+
+    def left(self, item: QueuedSearch) -> None:
+        """It waits no longer; whoever says so has taken it out, or it is skipped later."""
+        assert item.waits
+        item.waits = False
+        self.counts[item.kind] -= 1
+        self._total -= 1
+
+    def take_prefill(self, ms_per_extend: float) -> QueuedSearch | None:
+        """The one with the least slack of those that can meet their deadline."""
+        item = self.prefill.head(ms_per_extend)
+        if item is not None:
+            self.prefill.pop(item)
+            self.left(item)
+        return item
+
+    def take(self, queue: InOrder) -> QueuedSearch | None:
+        """The first of a queue."""
+        item = queue.first()
+        if item is not None:
+            queue.popleft()
+            self.left(item)
+        return item
+
+    def oldest_ms(self) -> tuple[float, float]:
+        """When the oldest prefill search arrived, and the oldest of all; NEVER_MS for none."""
+        late = (item for item in self.late if item.waits)
+        prefill_ms = min((item.arrived_ms for item in (*self.prefill, *late)), default=NEVER_MS)
+        heads = (queue.first() for queue in (self.decode, self.link))
+        return prefill_ms, min((prefill_ms, *(head.arrived_ms for head in heads if head)))
+
+    def cancel(self, item: QueuedSearch) -> None:
+        """The search is not wanted any more; it must wait here still."""
+        self.left(item)
+        self._cancelled += 1
+        if self._cancelled > len(self) + _SWEPT_MIN:
+            self._cancelled = 0
+            for queue in (self.prefill, self.late, self.decode, self.link):
+                queue.sweep()
+
+    def cleared(self) -> list[QueuedSearch]:
+        """All that wait, which wait no longer."""
+        queues = (self.prefill, self.late, self.decode, self.link)
+        found = [item for queue in queues for item in queue if item.waits]
+        for item in found:
+            self.left(item)
+        return found

@@ -24,14 +24,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from schemas.sections import Natural, NonNegative, Positive, Share, section
-from workers.deadlines import NEVER_MS, Deadlines
-from workers.search.engine.queues import BySlack, InOrder, QueuedSearch
+from workers.deadlines import NEVER_MS
+from workers.search.engine.queues import QueuedSearch, Waiting
 from workers.search.index.kinds import Kind
 
-_SWEPT_MIN = 64  # cancelled searches; fewer are not worth a sweep
 _SMOOTHING = 0.1  # weight of the latest measurement in the time of an extend
 _ROUNDING = 1e-9
-_PREFILL, _DECODE, _LINK = Kind.PREFILL, Kind.DECODE, Kind.LINK  # looked up often
+_PREFILL, _LINK = Kind.PREFILL, Kind.LINK  # looked up often
 
 
 @section("search")
@@ -94,66 +93,36 @@ class Scheduler:
         self.settings = settings
         self.share, self.flush_ms = settings.share, settings.flush_ms
         self.ms_per_extend = settings.ms_per_extend
-        self._prefill, self._late, self._decode, self._link = (
-            BySlack(), InOrder(), InOrder(), InOrder()
-        )  # fmt: skip
-        self._deadlines = Deadlines[QueuedSearch](lambda item: item.waits)
-        self._counts = dict.fromkeys(Kind, 0)
-        self._waiting = 0
+        self.queues = Waiting()
         self._passes = settings.gather_min == 1 and not settings.drops_late
-        self._cancelled = 0  # since the last sweep
         self._links_run = False  # perhaps; else nobody looks for some
         self._credit = 1 - self.share  # of prefill, in places that fall free one at a time
 
     def __len__(self) -> int:
-        return self._waiting
+        return len(self.queues)
 
     def waiting(self, kind: Kind) -> int:
         """Searches of a class that wait."""
-        return self._counts[kind]
+        return self.queues.counts[kind]
 
     def arrive(self, item: QueuedSearch, now_ms: float) -> Drop | None:
         """Take a search; or why not."""
         if item.deadline_ms <= now_ms:
             return Drop.DEADLINE_PASSED
-        if self._counts[item.kind] >= self.settings.queue_max:
+        if self.queues.counts[item.kind] >= self.settings.queue_max:
             return Drop.QUEUE_FULL
-        self._counts[item.kind] += 1
-        self._waiting += 1
-        item.waits = True
-        if item.kind is _PREFILL:
-            self._prefill.add(item)
-        else:
-            (self._decode if item.kind is _DECODE else self._link).append(item)
-        self._deadlines.add(item.deadline_ms, item)
+        self.queues.add(item)
         return None
 
     def passes(self, item: QueuedSearch) -> bool:
         """Whether a plan would just admit a search that arrives now, if a place is free and no
         search is parked."""
         return (
-            not self._waiting
+            not len(self.queues)
             and self._passes
             and item.kind is not _LINK
             and item.deadline_ms > item.arrived_ms
         )
-
-    def cancel(self, item: QueuedSearch) -> None:
-        """The search is not wanted any more; it must wait here still."""
-        self._left(item)
-        self._cancelled += 1
-        if self._cancelled > len(self) + _SWEPT_MIN:
-            self._cancelled = 0
-            for queue in (self._prefill, self._late, self._decode, self._link):
-                queue.sweep()
-
-    def cleared(self) -> list[QueuedSearch]:
-        """All that wait, which wait no longer."""
-        queues = (self._prefill, self._late, self._decode, self._link)
-        found = [item for queue in queues for item in queue if item.waits]
-        for item in found:
-            self._left(item)
-        return found
 
     def measured(self, ms_per_extend: float) -> None:
         """One extend of a batch took so long."""
@@ -183,10 +152,10 @@ class Scheduler:
                 self._displace(plan, room, running, parked)
             if room.places:
                 self._fill(plan, room, parked)
-            if not room.places and self._counts[Kind.PREFILL]:
+            if not room.places and self.queues.counts[Kind.PREFILL]:
                 if self._presses(plan, extends_most, now_ms):
                     self._preempt(plan, room, running, len(parked), now_ms)
-        plan.wake_ms = min(plan.wake_ms, self._deadlines.next_ms())
+        plan.wake_ms = min(plan.wake_ms, self.queues.deadlines.next_ms())
         return plan
 
     def _gathers(self, now_ms: float, plan: Plan, others: bool) -> bool:
@@ -194,11 +163,8 @@ class Scheduler:
         waiting = len(self)
         if others or not waiting or waiting >= self.settings.gather_min:
             return False
-        prefill = (*self._prefill, *(item for item in self._late if item.waits))
-        oldest_prefill = min((item.arrived_ms for item in prefill), default=NEVER_MS)
-        heads = (queue.first() for queue in (self._decode, self._link))
-        oldest = min((oldest_prefill, *(head.arrived_ms for head in heads if head)))
-        wake_ms = min(oldest_prefill + self.flush_ms, oldest + self.settings.global_flush_ms)
+        oldest_prefill_ms, oldest_ms = self.queues.oldest_ms()
+        wake_ms = min(oldest_prefill_ms + self.flush_ms, oldest_ms + self.settings.global_flush_ms)
         if now_ms >= wake_ms:
             return False
         plan.wake_ms = wake_ms
@@ -210,7 +176,7 @@ class Scheduler:
         """Links make room for searches that would find none."""
         links = [search for search in running if search.kind is Kind.LINK]
         self._links_run = bool(links)
-        wanted = self._counts[Kind.PREFILL] + self._counts[Kind.DECODE] - room.places
+        wanted = self.queues.counts[Kind.PREFILL] + self.queues.counts[Kind.DECODE] - room.places
         wanted += sum(search.kind is not Kind.LINK for search in parked)
         most = min(wanted, room.slots, self.settings.parked_max - len(parked))
         for link in [link for link in links if link.may_park][: max(0, most)]:
@@ -221,7 +187,7 @@ class Scheduler:
         """Prefill's own places, then those parked before, then everybody in order of class."""
         links = [search for search in parked if search.kind is Kind.LINK]
         others = [search for search in parked if search.kind is not Kind.LINK] if links else parked
-        decode_waits = bool(others) or bool(self._counts[Kind.DECODE])
+        decode_waits = bool(others) or bool(self.queues.counts[Kind.DECODE])
         self._admit(plan, room, self._next_prefill, self._reserved(room.places, decode_waits))
         self._resume(plan, room, others)
         for take in (self._next_decode, self._next_prefill, self._next_late):
@@ -252,7 +218,7 @@ class Scheduler:
             return places
         if places > 1:
             return min(math.ceil(self.share * places), places - 1)
-        if not places or not self.share or not self._counts[Kind.PREFILL]:
+        if not places or not self.share or not self.queues.counts[Kind.PREFILL]:
             return 0
         self._credit += self.share
         if self._credit < 1 - _ROUNDING:
@@ -261,57 +227,38 @@ class Scheduler:
         return 1
 
     def _next_prefill(self) -> QueuedSearch | None:
-        """The search with the least slack of those that can meet their deadline."""
-        item = self._prefill.head(self.ms_per_extend)
-        if item is not None:
-            self._prefill.pop(item)
-            self._left(item)
-        return item
+        return self.queues.take_prefill(self.ms_per_extend)
 
     def _next_decode(self) -> QueuedSearch | None:
-        return self._first(self._decode)
+        return self.queues.take(self.queues.decode)
 
     def _next_late(self) -> QueuedSearch | None:
-        return self._first(self._late)
+        return self.queues.take(self.queues.late)
 
     def _next_link(self) -> QueuedSearch | None:
-        item = self._first(self._link)
+        item = self.queues.take(self.queues.link)
         self._links_run = self._links_run or item is not None
         return item
 
-    def _first(self, queue: InOrder) -> QueuedSearch | None:
-        while queue:
-            item = queue.popleft()
-            if item.waits:
-                self._left(item)
-                return item
-        return None
-
-    def _left(self, item: QueuedSearch) -> None:
-        assert item.waits
-        item.waits = False
-        self._counts[item.kind] -= 1
-        self._waiting -= 1
-
     def _drop_expired(self, plan: Plan, now_ms: float) -> None:
         """End what waited past its deadline; put what cannot meet it any more behind the others."""
-        for late in self._deadlines.passed(now_ms):
-            self._left(late)
+        for late in self.queues.deadlines.passed(now_ms):
+            self.queues.left(late)
             plan.dropped.append((late, Drop.DEADLINE_PASSED))
-        while self._counts[_PREFILL]:
-            item = self._prefill.head(self.ms_per_extend)
+        while self.queues.counts[_PREFILL]:
+            item = self.queues.prefill.head(self.ms_per_extend)
             if item is None or item.slack_ms(now_ms, self.ms_per_extend) >= 0:
                 return
-            self._prefill.pop(item)
+            self.queues.prefill.pop(item)
             if self.settings.drops_late:
-                self._left(item)
+                self.queues.left(item)
                 plan.dropped.append((item, Drop.TOO_LATE))
             else:
-                self._late.append(item)
+                self.queues.late.append(item)
 
     def _presses(self, plan: Plan, extends_most: int, now_ms: float) -> bool:
         """Whether a prefill search may be urgent."""
-        head = self._prefill.head(self.ms_per_extend)
+        head = self.queues.prefill.head(self.ms_per_extend)
         if head is None:
             return False
         flush_ms = head.arrived_ms + self.flush_ms
@@ -337,14 +284,14 @@ class Scheduler:
         most = min(room.slots, self.settings.parked_max - parked - len(plan.park))
         next_free_ms = min((r.extends_left for r in running), default=0) * self.ms_per_extend
         for victim in victims[: max(0, most)]:
-            head = self._prefill.head(self.ms_per_extend)
+            head = self.queues.prefill.head(self.ms_per_extend)
             if head is None:
                 return
             urgent = head.slack_ms(now_ms, self.ms_per_extend) < next_free_ms
             if not urgent and now_ms - head.arrived_ms < self.flush_ms:
                 plan.wake_ms = min(plan.wake_ms, head.arrived_ms + self.flush_ms)
                 return
-            self._prefill.pop(head)
-            self._left(head)
+            self.queues.prefill.pop(head)
+            self.queues.left(head)
             plan.park.append(victim.slot)
             plan.admit.append(head)

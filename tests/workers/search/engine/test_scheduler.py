@@ -146,13 +146,17 @@ def test_what_has_left_is_forgotten() -> None:
     stays = decode(to, "stays")
     for i in range(1_000):
         for item in (prefill(to, "p", by_ms=1e5, extends=i % 7), decode(to, "d")):
-            to.cancel(item)
-    queues: list[Sized] = [to._decode, to._deadlines, *to._prefill._heaps.values()]
+            to.queues.cancel(item)
+    queues: list[Sized] = [
+        to.queues.decode,
+        to.queues.deadlines,
+        *to.queues.prefill._heaps.values(),
+    ]
     kept = sum(len(queue) for queue in queues)
     assert kept < 500
     assert to.plan(0, 9, 9).admit == [stays]
     decode(to, "waits"), prefill(to, "too")
-    assert {item.search for item in to.cleared()} == {"waits", "too"} and not len(to)
+    assert {item.search for item in to.queues.cleared()} == {"waits", "too"} and not len(to)
 
 
 def test_queues_are_bounded_by_class() -> None:
@@ -187,7 +191,7 @@ def test_the_cancelled_leave_no_trace() -> None:
     to = scheduler()
     items = [prefill(to, "p"), decode(to, "d"), arrive(to, Kind.LINK, "l")]
     for item in items:
-        to.cancel(item)
+        to.queues.cancel(item)
     plan = to.plan(0, 9, 9)
     assert not plan.admit and not plan.dropped and not len(to)
 
