@@ -57,6 +57,20 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
+def percentiles(
+    values: Sequence[float], percents: Sequence[float] = (50, 99), prefix: str = "p"
+) -> dict[str, float | None]:
+    """Several of them, by `p50`, `p99` and so on."""
+    return {f"{prefix}{percent:g}": percentile(values, percent) for percent in percents}
+
+
+def number(value: float | None) -> str:
+    """As tables show it: three digits, or whole; a dash for what was not measured."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def median(values: Sequence[float | None]) -> float | None:
     """The median of what was measured."""
     return percentile([value for value in values if value is not None], 50)

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from infra.bench.benchmark import Benchmark, Findings, offered
 from infra.bench.decisions.large_fleet import ROUTER, Size, Traffic, answered, prefilled
-from infra.bench.results import at_most, percentile
+from infra.bench.results import at_most, percentiles
 from infra.processes import garbage
 from schemas.records import DecisionKind, Work, WorkPhase
 from streams.config import POLICIES, RouterSettings
@@ -149,8 +149,8 @@ def _resident_bytes() -> int:
 def figures_of(run: FleetRun) -> dict[str, Any]:
     """Percentiles by kind of event, memory, and what was decided."""
     return {
-        "ms": {kind: _percentiles(times) for kind, times in run.times_ms.items()},
-        "busy_ms": {kind: _percentiles(times) for kind, times in run.busy_ms.items()},
+        "ms": {kind: _row(times) for kind, times in run.times_ms.items()},
+        "busy_ms": {kind: _row(times) for kind, times in run.busy_ms.items()},
         "memory_mib": {name: grown / 2**20 for name, grown in run.memory_bytes.items()},
         "blocks": len(run.router.placer.prefixes),
         "sessions": len(run.router.tables.sessions),
@@ -158,9 +158,8 @@ def figures_of(run: FleetRun) -> dict[str, Any]:
     }
 
 
-def _percentiles(times: Sequence[float]) -> dict[str, float]:
-    found = {f"p{p:g}": percentile(times, p) or 0.0 for p in _PERCENTS}
-    return {"count": len(times), **found}
+def _row(times: Sequence[float]) -> dict[str, Any]:
+    return {"count": len(times), **percentiles(times, _PERCENTS)}
 
 
 def show(policy: str, figures: dict[str, Any], console: Console) -> None:

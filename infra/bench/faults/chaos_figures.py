@@ -12,7 +12,7 @@ from infra.bench.faults.conversation_load import Talks, wrong
 from infra.bench.faults.http_clients import WHOLE, Plain, Resuming
 from infra.bench.faults.kill_schedule import FREEZE, KILL
 from infra.bench.faults.log_audit import Audit
-from infra.bench.results import Bar, at_most, percentile
+from infra.bench.results import Bar, at_most, percentiles
 from infra.stack.engine_alone import LoneAnswer
 from schemas.records import OutcomeKind
 from schemas.rules.outcomes import counting
@@ -92,8 +92,7 @@ def figures(run: ChaosRun) -> dict[str, Any]:
         "back_s": round(run.back_s, 1),
         "not_back": run.away(),
         "longest_pause_s": {
-            kind: {f"p{percent}": percentile(_pauses(run, kind), percent) for percent in (50, 99)}
-            for kind in (Plain.name, Resuming.name)
+            kind: percentiles(_pauses(run, kind)) for kind in (Plain.name, Resuming.name)
         },
         "resumes": sum(seen.resumes for seen in run.talks.seen),
         "lost": dict(list(run.lost().items())[:_NAMED_MAX]),

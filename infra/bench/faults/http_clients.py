@@ -128,7 +128,23 @@ class Plain:
             await client.close()
 
 
-class Once:
+class _ByHand:
+    """A client that makes its own requests, each at any gateway."""
+
+    timeout: httpx.Timeout
+
+    def __init__(self, urls: Sequence[str], model: str, rng: random.Random) -> None:
+        self._clients = [httpx.AsyncClient(base_url=url, timeout=self.timeout) for url in urls]
+        self._model = model
+        self._rng = rng
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for client in self._clients:
+            await client.aclose()
+
+
+class Once(_ByHand):
     """One try for a whole answer, not streamed, and a second's pause after a failed one.
 
     The client of Dynamo's fault tolerance tests (tests/fault_tolerance/client.py there).
@@ -136,10 +152,7 @@ class Once:
 
     name = "one try"
 
-    def __init__(self, urls: Sequence[str], model: str, rng: random.Random) -> None:
-        self._clients = [httpx.AsyncClient(base_url=url, timeout=_ONCE_S) for url in urls]
-        self._model = model
-        self._rng = rng
+    timeout = httpx.Timeout(_ONCE_S)
 
     async def ask(self, question: Question) -> Seen:
         """One answer, or none."""
@@ -159,31 +172,20 @@ class Once:
             await asyncio.sleep(_ONCE_PAUSE_S)
         return seen
 
-    async def close(self) -> None:
-        """Close all connections."""
-        for client in self._clients:
-            await client.aclose()
 
-
-class Resuming:
+class Resuming(_ByHand):
     """A client that asks again until an answer begins, and resumes what breaks at any gateway."""
 
     name = "resuming"
 
-    def __init__(
-        self, urls: Sequence[str], model: str, rng: random.Random, *, patience_s: float = 300.0
-    ) -> None:
-        timeout = httpx.Timeout(None, connect=_CONNECT_S)
-        self._clients = [httpx.AsyncClient(base_url=url, timeout=timeout) for url in urls]
-        self._model = model
-        self._rng = rng
-        self._patience_s = patience_s  # for a whole answer
+    timeout = httpx.Timeout(None, connect=_CONNECT_S)
+    patience_s = 300.0  # for a whole answer
 
     async def ask(self, question: Question) -> Seen:
         """One answer, however often it breaks."""
         seen, why = Seen(client=self.name), ""
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self.patience_s):
                 while not seen.ended:
                     try:
                         await self._read(question, seen)
@@ -220,11 +222,6 @@ class Resuming:
 
     def _body(self, question: Question) -> dict[str, Any]:
         return {"model": self._model, "stream": True, **asdict(question)}
-
-    async def close(self) -> None:
-        """Close all connections."""
-        for client in self._clients:
-            await client.aclose()
 
 
 def _failure(error: dict[str, Any]) -> TriviumError:

@@ -28,7 +28,12 @@ from infra.stack.plan import StackPlan
 PAIRS, PAIR = StackPlan(prefill=2, decode=2), StackPlan(prefill=1, decode=1)
 STEP_MS = 8.0
 PROMPT_WORDS, ANSWER_TOKENS = 100, 100
-PATIENCE_S = 30.0  # of a client for one answer, however often it resumes; theirs wait as long
+
+
+class Impatient(Resuming):
+    """Waits as long for an answer as theirs, however often it resumes."""
+
+    patience_s = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,20 +127,14 @@ async def _play(
 
     asking = []
     for number in range(options.clients):
-        for kind in (Once, Resuming):
+        for kind in (Once, Impatient):
             rng = random.Random(f"{options.seed} {scenario.name} {kind.name} {number}")
-            asking.append(asyncio.create_task(ask(_client(kind, stack, rng), rng)))
+            asking.append(asyncio.create_task(ask(kind(urls(stack), MODEL, rng), rng)))
     killer = Killer(stack)
     blows = [Blow(at_s=options.kill_after_s, name=name, how=KILL) for name in scenario.victims]
     await killer.follow(blows)
     await asyncio.gather(*asking)
     return seen
-
-
-def _client(kind: type[Once] | type[Resuming], stack: Stack, rng: random.Random) -> Once | Resuming:
-    if kind is Once:
-        return Once(urls(stack), MODEL, rng)
-    return Resuming(urls(stack), MODEL, rng, patience_s=PATIENCE_S)
 
 
 def _question(rng: random.Random) -> Question:

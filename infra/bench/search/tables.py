@@ -4,6 +4,8 @@ from typing import Any
 
 from rich.table import Table
 
+from infra.bench.results import number
+
 
 def tables(figures: dict[str, Any]) -> list[Table]:
     """One table for each part that was measured."""
@@ -23,16 +25,16 @@ def _speed(figures: dict[str, Any]) -> Table:
         for name, row in rows.items():
             rates = (row["queries_per_s"], row["queries_per_cpu_s"])
             times = (row["trivium_times"], row["trivium_times_by_cpu"])
-            table.add_row(recall, name, *map(_number, (*rates, *times)))
+            table.add_row(recall, name, *map(number, (*rates, *times)))
         table.add_section()
-    table.caption = f"Two threads: {_number(figures['two_threads_times'])} times one."
+    table.caption = f"Two threads: {number(figures['two_threads_times'])} times one."
     return table
 
 
 def _clusters(figures: dict[str, Any]) -> Table:
     table = Table("index", "recall@10", "queries/s", title="Separated clusters, effort 64")
     for name, row in figures.items():
-        table.add_row(name, f"{row['recall']:.4f}", _number(row["queries_per_s"]))
+        table.add_row(name, f"{row['recall']:.4f}", number(row["queries_per_s"]))
     return table
 
 
@@ -55,15 +57,15 @@ def _mixed(figures: dict[str, Any]) -> Table:
         rows = {"unloaded": found["unloaded"], **found["loads"]}
         for share, row in rows.items():
             times = (
-                "/".join(_number(row[f"{kind}_ms_p{p}"]) for p in (50, 99))
+                "/".join(number(row[f"{kind}_ms_p{p}"]) for p in (50, 99))
                 for kind in ("decode", "prefill")
             )
             load = f"{row['asked_per_s']:.0f} ({share})"
             occupancy, late = row["occupancy"], str(row["prefill_misses"])
-            rate = _number(row["searches_per_s"])
-            table.add_row(name, load, rate, *times, late, _number(occupancy))
+            rate = number(row["searches_per_s"])
+            table.add_row(name, load, rate, *times, late, number(occupancy))
         table.add_section()
-    told = ", ".join(f"{n} {_number(f['capacity_per_s'])}" for n, f in figures["servers"].items())
+    told = ", ".join(f"{n} {number(f['capacity_per_s'])}" for n, f in figures["servers"].items())
     table.caption = f"Capacity with callers that always ask, searches/s: {told}."
     return table
 
@@ -71,12 +73,12 @@ def _mixed(figures: dict[str, Any]) -> Table:
 def _warm(figures: dict[str, Any]) -> Table:
     table = Table("probe", "recall@10", "distances", title="Warm probes of drifting sequences")
     rows = zip(figures["recall_by_probe"], figures["distances_by_probe"], strict=True)
-    for number, (recall, distances) in enumerate(rows, 1):
-        table.add_row(str(number), f"{recall:.3f}", f"{distances:.0f}")
+    for probe, (recall, distances) in enumerate(rows, 1):
+        table.add_row(str(probe), f"{recall:.3f}", f"{distances:.0f}")
     cold = figures["cold_distances_at_equal_recall"]
     table.caption = (
         f"Probes 2 on: recall {figures['warm_recall']:.3f} at {figures['warm_distances']:.0f} "
-        f"distances; cold at equal recall: {_number(cold)}."
+        f"distances; cold at equal recall: {number(cold)}."
     )
     return table
 
@@ -88,10 +90,10 @@ def _kafka(figures: dict[str, Any]) -> Table:
     )  # fmt: skip
     for rate, row in figures["at_rate"].items():
         for way, found in row["ways"].items():
-            cpu = ", ".join(f"{name} {_number(used)}" for name, used in found["cpu_ms"].items())
-            times = (_number(found["ms_p50"]), _number(found["ms_p99"]))
+            cpu = ", ".join(f"{name} {number(used)}" for name, used in found["cpu_ms"].items())
+            times = (number(found["ms_p50"]), number(found["ms_p99"]))
             table.add_row(rate, way, *times, f"{found['recall']:.3f}", str(found["errors"]), cpu)
-        added = (_number(row["added_ms_p50"]), _number(row["added_ms_p99"]))
+        added = (number(row["added_ms_p50"]), number(row["added_ms_p99"]))
         table.add_row(rate, "added, median of the repeats", *added, "", "", "")
         table.add_section()
     return table
@@ -106,13 +108,7 @@ def _scheduler(figures: dict[str, Any]) -> Table:
         for name in found["shown"]:
             row = found["variants"][name]
             counts = (str(row[key]) for key in ("misses", "prefill_misses", "decode_misses"))
-            times = (_number(row[f"{kind}_ms_p99"]) for kind in ("prefill", "decode"))
+            times = (number(row[f"{kind}_ms_p99"]) for kind in ("prefill", "decode"))
             table.add_row(scene, name, *counts, *times)
         table.add_section()
     return table
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -12,6 +12,7 @@ from infra.bench.results import (
     median,
     median_difference,
     median_ratio,
+    number,
 )
 from infra.bench.serving.contenders import AIOHTTP, DIRECT, HTTPX, REMOTE, REPLICA
 
@@ -86,37 +87,36 @@ def _by_process(cells: Sequence[Cell]) -> dict[str, float | None]:
 def bars(cells: Cells) -> list[Bar]:
     """What the project promises of this benchmark."""
 
-    def rate_ratio(name: str, other: str, streams: int) -> float | None:
-        return _ratio(cells, name, other, streams, lambda cell: cell["requests_per_s"])
+    def over(name: str, other: str, streams: int, times: float) -> Bar:
+        ratio = _ratio(cells, name, other, streams, lambda cell: cell["requests_per_s"])
+        return at_least(f"{name}, {streams} streams: req/s over {other}", ratio, times, "x")
 
-    def ttft_ratio(name: str, other: str, streams: int) -> float | None:
-        return _ratio(cells, name, other, streams, lambda cell: cell["ttft_ms"]["p50"])
+    def added(name: str, streams: int, most_ms: float) -> Bar:
+        mine, theirs = _pair(cells, name, DIRECT, streams, _ttft_ms)
+        label = f"{name}, {streams} streams: TTFT p50 over direct"
+        return at_most(label, median_difference(mine, theirs), most_ms, "ms")
 
-    def ttft_added(name: str, streams: int) -> float | None:
-        mine, theirs = _pair(cells, name, DIRECT, streams, lambda cell: cell["ttft_ms"]["p50"])
-        return median_difference(mine, theirs)
+    def share(what: str, value: Callable[[Cell], float | None], most: float) -> Bar:
+        ratio = _ratio(cells, REPLICA, AIOHTTP, 256, value)
+        return at_most(f"replica, 256 streams: {what} of aiohttp's", ratio, most, "x")
 
-    cpu_256 = _ratio(cells, REPLICA, AIOHTTP, 256, cpu_ms)
-    over, under = "replica, {} streams: req/s over {}", "{}, {} streams: TTFT p50 over direct"
     return [
-        at_least(over.format(64, HTTPX), rate_ratio(REPLICA, HTTPX, 64), 1.8, "x"),
-        at_least(over.format(64, AIOHTTP), rate_ratio(REPLICA, AIOHTTP, 64), 0.97, "x"),
-        at_most(under.format(REPLICA, 64), ttft_added(REPLICA, 64), 10, "ms"),
-        at_least(over.format(256, HTTPX), rate_ratio(REPLICA, HTTPX, 256), 5, "x"),
-        at_least(over.format(256, AIOHTTP), rate_ratio(REPLICA, AIOHTTP, 256), 1.2, "x"),
-        at_most(
-            "replica, 256 streams: TTFT p50 of aiohttp's",
-            ttft_ratio(REPLICA, AIOHTTP, 256),
-            0.6,
-            "x",
-        ),
-        at_most("replica, 256 streams: server CPU per request of aiohttp's", cpu_256, 0.9, "x"),
-        at_least(over.format(512, AIOHTTP), rate_ratio(REPLICA, AIOHTTP, 512), 1.5, "x"),
-        at_most(under.format(REMOTE, 64), ttft_added(REMOTE, 64), 20, "ms"),
-        at_least(
-            "remote, 256 streams: req/s over aiohttp", rate_ratio(REMOTE, AIOHTTP, 256), 1.0, "x"
-        ),
+        over(REPLICA, HTTPX, 64, 1.8),
+        over(REPLICA, AIOHTTP, 64, 0.97),
+        added(REPLICA, 64, 10),
+        over(REPLICA, HTTPX, 256, 5),
+        over(REPLICA, AIOHTTP, 256, 1.2),
+        share("TTFT p50", _ttft_ms, 0.6),
+        share("server CPU per request", cpu_ms, 0.9),
+        over(REPLICA, AIOHTTP, 512, 1.5),
+        added(REMOTE, 64, 20),
+        over(REMOTE, AIOHTTP, 256, 1.0),
     ]
+
+
+def _ttft_ms(cell: Cell) -> float | None:
+    p50_ms: float | None = cell["ttft_ms"]["p50"]
+    return p50_ms
 
 
 def _pair(
@@ -154,7 +154,7 @@ def cpu_table(figures: dict[str, Any]) -> Table:
     for name, rows in figures.items():
         streams = max(rows, key=float)
         processes = rows[streams]["cpu_ms_per_request_by_process"]
-        texts = [f"{process} {_number(value)}" for process, value in processes.items()]
+        texts = [f"{process} {number(value)}" for process, value in processes.items()]
         table.add_row(streams, name, ", ".join(texts))
     return table
 
@@ -186,15 +186,9 @@ def _table(title: str, load: str, figures: dict[str, Any]) -> Table:
 
 def _row(row: dict[str, Any]) -> tuple[str, ...]:
     return (
-        _number(row["requests_per_s"]),
-        f"{_number(row['ttft_ms_p50'])}/{_number(row['ttft_ms_p99'])}",
-        f"{_number(row['gap_ms_p50'])}/{_number(row['gap_ms_p99'])}",
-        _number(row["cpu_ms_per_request"]),
+        number(row["requests_per_s"]),
+        f"{number(row['ttft_ms_p50'])}/{number(row['ttft_ms_p99'])}",
+        f"{number(row['gap_ms_p50'])}/{number(row['gap_ms_p99'])}",
+        number(row["cpu_ms_per_request"]),
         ", ".join(f"{count} {kind}" for kind, count in row["errors"].items()) or "-",
     )
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

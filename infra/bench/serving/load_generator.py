@@ -20,7 +20,7 @@ from typing import Any
 
 import uvloop
 
-from infra.bench.results import percentile
+from infra.bench.results import percentiles
 from infra.bench.serving.sse_client import Connection, StreamedAnswer
 
 _CYCLE_S = 0.35  # about one answer; closed loops start spread over it
@@ -61,8 +61,8 @@ class Measured:
 
 
 def _summary(values: Sequence[float]) -> dict[str, float | None]:
-    found = {f"p{percent}": percentile(values, percent) for percent in (50, 90, 99)}
-    return {name: None if value is None else round(value, 3) for name, value in found.items()}
+    exact = percentiles(values, (50, 90, 99))
+    return {name: None if value is None else round(value, 3) for name, value in exact.items()}
 
 
 class Cell:

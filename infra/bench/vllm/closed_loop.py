@@ -15,7 +15,7 @@ from typing import Any
 
 import aiohttp
 
-from infra.bench.results import percentile
+from infra.bench.results import percentiles
 
 TOKENS = 32  # of every answer
 LATER_TOKENS = 60  # of a question after the first
@@ -144,8 +144,8 @@ class Conversations:
         return {
             "requests_per_s": tokens / TOKENS / (end_s - begin_s),
             "answers": sum(turn.is_whole for turn in self._turns),
-            "ttft_ms": {f"p{percent}": percentile(first, percent) for percent in (50, 99)},
-            "tpot_ms": {f"p{percent}": percentile(steps, percent) for percent in (50, 99)},
+            "ttft_ms": percentiles(first),
+            "tpot_ms": percentiles(steps),
             "errors": {error: errors.count(error) for error in set(errors)},
             "said": {turn.asked: tuple(turn.token_ids) for turn in self._turns if turn.is_whole},
         }

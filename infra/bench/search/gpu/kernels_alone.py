@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from rich.table import Table
 
-from infra.bench.results import median
+from infra.bench.results import median, number
 from workers.search.cuda import feeds
 from workers.search.cuda.batch import Batch, BatchSettings
 from workers.search.cuda.device import Device, Launch, Memory
@@ -117,9 +117,7 @@ def _speed(figures: dict[str, Any]) -> Table:
     table = Table("recall@10", "index", "queries/s", "ours is faster", title="Queries of one call")
     for recall, rows in figures["at_recall"].items():
         for name, row in rows.items():
-            table.add_row(
-                recall, name, _number(row["queries_per_s"]), _number(row["trivium_times"])
-            )
+            table.add_row(recall, name, number(row["queries_per_s"]), number(row["trivium_times"]))
     table.caption = "Ours from host memory to host memory; cuVS's queries are on the device."
     return table
 
@@ -127,25 +125,19 @@ def _speed(figures: dict[str, Any]) -> Table:
 def _singles(figures: dict[str, Any]) -> Table:
     table = Table("callers", "searches/s", "ms p50", "ms p99", title="Searches asked one by one")
     lone, many = figures["lone"], figures["callers"]
-    table.add_row("1", "-", _number(lone["ms_p50"]), _number(lone["ms_p99"]))
-    times = (_number(many["ms_p50"]), _number(many["ms_p99"]))
-    table.add_row(str(many["callers"]), _number(many["per_s"]), *times)
+    table.add_row("1", "-", number(lone["ms_p50"]), number(lone["ms_p99"]))
+    times = (number(many["ms_p50"]), number(many["ms_p99"]))
+    table.add_row(str(many["callers"]), number(many["per_s"]), *times)
     return table
 
 
 def _kernels(figures: dict[str, Any]) -> Table:
     table = Table("kernel", "launches", "us p50", "us max", "share of time", title="Kernels")
     for name, row in figures["by_kernel"].items():
-        times = (_number(row["us_p50"]), _number(row["us_max"]))
+        times = (number(row["us_p50"]), number(row["us_max"]))
         table.add_row(name, str(row["launches"]), *times, f"{row['share']:.1%}")
     table.caption = (
-        f"Vectors are read at {_number(figures['read_gb_per_s'])} GB/s while distances are "
-        f"measured: {figures['read_of_copy']:.0%} of a copy's {_number(figures['copy_gb_per_s'])}."
+        f"Vectors are read at {number(figures['read_gb_per_s'])} GB/s while distances are "
+        f"measured: {figures['read_of_copy']:.0%} of a copy's {number(figures['copy_gb_per_s'])}."
     )
     return table
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from infra.bench.results import percentile
+from infra.bench.results import percentiles
 from workers.search.cuda.batch import BatchSettings
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.index import Index
@@ -49,8 +49,12 @@ async def _singles(
     finally:
         await engine.close()
     return {
-        "lone": {**_percentiles(lone), "width": width},
-        "callers": {**_percentiles(taken), "callers": callers, "per_s": len(taken) / took_s},
+        "lone": {**percentiles(lone, prefix="ms_p"), "width": width},
+        "callers": {
+            **percentiles(taken, prefix="ms_p"),
+            "callers": callers,
+            "per_s": len(taken) / took_s,
+        },
     }
 
 
@@ -58,7 +62,3 @@ async def _took_ms(engine: SearchEngine, index: Index, vector: Array, width: int
     began_s = time.perf_counter()
     await engine.search(index, Query(vector=vector, k=10, top_m=TOP_M, width=width))
     return (time.perf_counter() - began_s) * 1_000
-
-
-def _percentiles(taken: list[float]) -> dict[str, float | None]:
-    return {f"ms_p{percent}": percentile(taken, percent) for percent in (50, 99)}

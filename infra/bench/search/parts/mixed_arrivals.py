@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from infra.bench.results import median, percentile
+from infra.bench.results import median, percentiles
 from infra.bench.search.parts.mixed_servers import PLACES, THREADS, TOP_M, Server
 from schemas.errors import TriviumError
 from schemas.log.clock import wall_ms
@@ -51,8 +51,7 @@ class Cell:
             "occupancy": self.occupancy,
         }
         for kind, taken in self.took_ms.items():
-            for percent in (50, 95, 99):
-                row[f"{kind}_ms_p{percent}"] = percentile(taken, percent)
+            row |= percentiles(taken, (50, 95, 99), f"{kind}_ms_p")
             row[f"{kind}_searches"] = len(taken)
         return row
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from infra.bench.results import Bar, at_least, percentile
+from infra.bench.results import Bar, at_least, percentile, percentiles
 from infra.bench.search.options import Options, Progress
 from workers.search.engine.control import ControlSettings, Signals, move
 from workers.search.engine.queues import QueuedSearch
@@ -274,7 +274,7 @@ def _figures(results: Sequence[Result]) -> dict[str, Any]:
     for kind in EXTENDS:
         taken = [ms for result in results for ms in result.taken_ms[kind]]
         row[f"{kind}_misses"] = sum(result.misses[kind] for result in results)
-        row[f"{kind}_ms_p50"], row[f"{kind}_ms_p99"] = percentile(taken, 50), percentile(taken, 99)
+        row |= percentiles(taken, prefix=f"{kind}_ms_p")
         row[f"{kind}_searches"] = len(taken)
     used_ms = sum(result.places_used_ms for result in results)
     row["occupancy"] = used_ms / (PLACES * sum(result.ended_ms for result in results))

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from infra.bench.cpu_time import CpuMeter
-from infra.bench.results import BENCH_DIR, Bar, at_most, median, percentile
+from infra.bench.results import BENCH_DIR, Bar, at_most, median, percentile, percentiles
 from infra.bench.search import vectors
 from infra.bench.search.options import Options, Progress
 from infra.broker.node import Broker
@@ -70,8 +70,7 @@ class Cell:
     def figures(self) -> dict[str, Any]:
         taken = [each for repeat in self.took_ms for each in repeat]
         return {
-            "ms_p50": percentile(taken, 50),
-            "ms_p99": percentile(taken, 99),
+            **percentiles(taken, prefix="ms_p"),
             "ms_p50_by_repeat": [percentile(repeat, 50) for repeat in self.took_ms],
             "retrievals": len(taken),
             "errors": self.errors,
