@@ -1,11 +1,11 @@
-"""A router with a fleet that the test plays, and independent books over what the router may do.
+"""A router with a fleet that the test plays by hand, and independent books over what it may do.
 
 The books know nothing of the core's tables: they count credits, outcomes and attempts from effects
 and records alone, and fail the test at once where an invariant breaks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from schemas.fleet import LEASE_MS
@@ -48,42 +48,9 @@ from streams.core.events import (
 from streams.core.router import Router
 from tests.streams import builders
 from tests.streams.builders import ROUTER, T0
+from tests.streams.core.hand_played import HandPlayedGateway, HandPlayedWorker
 
 PARTITION = 0
-
-
-@dataclass
-class FakeWorker:
-    """One life of a worker, as the test plays it."""
-
-    worker_id: str
-    role: Role
-    partition: int
-    window: int
-    epoch: int = 1
-    seq: int = 0
-    seen_ms: int = T0
-    silent: bool = False
-    state: MemberState = MemberState.READY
-    can: Sequence[Orchestration] = ()
-    holds: dict[tuple[str, int], Work] = field(default_factory=dict)
-    seen: set[tuple[str, int]] = field(default_factory=set)  # repeated work is ignored
-    allocated: set[tuple[str, int]] = field(default_factory=set)
-
-    @property
-    def life(self) -> tuple[str, int]:
-        return self.worker_id, self.epoch
-
-
-@dataclass
-class FakeGateway:
-    """One process of a gateway."""
-
-    gateway_id: str
-    started_ms: int
-    epoch: int
-    silent: bool = False
-    seq: int = 0
 
 
 class RouterHarness:
@@ -94,8 +61,8 @@ class RouterHarness:
         self.router = Router(ROUTER, self.settings)
         self.twin = Router(ROUTER, self.settings)
         self.now_ms = T0
-        self.workers: dict[str, FakeWorker] = {}
-        self.gateways: dict[str, FakeGateway] = {}
+        self.workers: dict[str, HandPlayedWorker] = {}
+        self.gateways: dict[str, HandPlayedGateway] = {}
         self.log: list[Event] = []  # everything about the partition, decisions included
         self.clocks_ms: dict[str, int] = {}  # over the broker's, by member
         self.fleet_log: list[tuple[FleetRecordArrived, int]] = []
@@ -158,11 +125,7 @@ class RouterHarness:
         assert work.attempt == self.attempts[work.request_id]
         self._check_prompt(work)
         self.works.append(work)
-        key = (work.request_id, work.attempt)
-        if key not in worker.seen:
-            worker.seen.add(key)
-            worker.holds[key] = work
-            assert len(worker.holds) <= worker.window, "more work than credits"
+        worker.take(work)
 
     def _check_prompt(self, work: Work) -> None:
         """A request has one prompt, and its reader knew of it before."""
@@ -194,13 +157,15 @@ class RouterHarness:
 
     # What the surroundings do
 
-    def worker(self, worker_id: str, role: Role, window: int = 2, **changes: Any) -> FakeWorker:
+    def worker(
+        self, worker_id: str, role: Role, window: int = 2, **changes: Any
+    ) -> HandPlayedWorker:
         """A worker starts, or starts again; `can` are the orchestrations that its engine lists."""
         known = self.workers.get(worker_id)
         epoch = known.epoch + 1 if known else 1
         partition = known.partition if known else len(self.workers)
         changes.setdefault("can", known.can if known else ())
-        found = FakeWorker(worker_id, role, partition, window, epoch=epoch, **changes)
+        found = HandPlayedWorker(worker_id, role, partition, window, epoch=epoch, **changes)
         self.workers[worker_id] = found
         record = builders.registration(
             worker_id,
@@ -214,11 +179,11 @@ class RouterHarness:
         self.beat(found)
         return found
 
-    def gateway(self, gateway_id: str, *, same_process: bool = False) -> FakeGateway:
+    def gateway(self, gateway_id: str, *, same_process: bool = False) -> HandPlayedGateway:
         """A gateway starts, starts again, or joins again in the same process."""
         known = self.gateways.get(gateway_id)
         started_ms = known.started_ms if known and same_process else self.now_ms
-        found = FakeGateway(gateway_id, started_ms, known.epoch + 1 if known else 1)
+        found = HandPlayedGateway(gateway_id, started_ms, known.epoch + 1 if known else 1)
         self.gateways[gateway_id] = found
         self.fleet(
             builders.registration(
@@ -228,18 +193,18 @@ class RouterHarness:
         self.beat_gateway(found)
         return found
 
-    def beat_gateway(self, gateway: FakeGateway, **changes: Any) -> None:
+    def beat_gateway(self, gateway: HandPlayedGateway, **changes: Any) -> None:
         """One heartbeat."""
         gateway.seq += 1
         name, epoch = gateway.gateway_id, gateway.epoch
         self.fleet(builders.beat(name, gateway.seq, epoch=epoch, **changes))
 
-    def asked_at(self, gateway: FakeGateway, request_id: str, **changes: Any) -> list[Effect]:
+    def asked_at(self, gateway: HandPlayedGateway, request_id: str, **changes: Any) -> list[Effect]:
         """A request arrives that this process accepted."""
         accepted = {"gateway_id": gateway.gateway_id, "gateway_started_ms": gateway.started_ms}
         return self.request(request_id, **{**accepted, **changes})
 
-    def resume(self, request_id: str, gateway: FakeGateway) -> list[Effect]:
+    def resume(self, request_id: str, gateway: HandPlayedGateway) -> list[Effect]:
         """The client goes on reading at a gateway."""
         found = builders.resumption(
             request_id, gateway.gateway_id, gateway.started_ms, at_ms=self.now_ms
@@ -253,7 +218,7 @@ class RouterHarness:
         self.fleet_log.append((event, self.now_ms))
         self.apply(event)
 
-    def beat(self, worker: FakeWorker) -> None:
+    def beat(self, worker: HandPlayedWorker) -> None:
         """One heartbeat, with the worker's window granted."""
         worker.seen_ms = self.now_ms
         worker.seq += 1
@@ -330,22 +295,16 @@ class RouterHarness:
         return effects
 
     def phase(self, work: Work, kind: PhaseKind, **changes: Any) -> list[Effect]:
-        """The worker that took the work reports."""
+        """The worker of the work says this of it, whether a real one could or not."""
         found: Phase = builders.phase(work, kind, self.now_ms, **changes)
-        worker, key = self.workers[work.worker_id], (work.request_id, work.attempt)
-        if kind is PhaseKind.KV_ALLOCATED:
-            worker.allocated.add(key)
-        elif kind is not PhaseKind.KV_RECEIVED and worker.epoch == work.worker_epoch:
-            worker.holds.pop(key, None)
+        self.workers[work.worker_id].say(work, kind)
         return self.record(PhaseArrived(found, PARTITION))
 
     def outcome(self, work: Work, **changes: Any) -> list[Effect]:
-        """The worker that took the work ends it."""
+        """The worker of the work ends it, whether a real one could or not."""
         found = builders.outcome(work, self.now_ms, **changes)
         known = work.request_id in self.outcomes
-        worker = self.workers[work.worker_id]
-        if worker.epoch == work.worker_epoch:
-            worker.holds.pop((work.request_id, work.attempt), None)
+        self.workers[work.worker_id].end(work)
         if not known and found.attempt >= self.attempts[work.request_id]:
             self._end(found)
         effects = self.record(OutcomeArrived(found, PARTITION))

@@ -34,7 +34,8 @@ from streams.core.events import (
 )
 from streams.core.states import State
 from tests.streams.builders import ALL, handle, passage, retrieval
-from tests.streams.core.router_harness import PARTITION, FakeGateway, RouterHarness
+from tests.streams.core.hand_played import HandPlayedGateway, key_of
+from tests.streams.core.router_harness import PARTITION, RouterHarness
 
 FLEETS = {
     "split": (("p0", Role.PREFILL), ("p1", Role.PREFILL), ("d0", Role.DECODE), ("d1", Role.DECODE)),
@@ -90,7 +91,7 @@ def read(on: RouterHarness, a: int, b: int) -> None:
     on.read()
 
 
-def a_gateway(on: RouterHarness, a: int) -> FakeGateway:
+def a_gateway(on: RouterHarness, a: int) -> HandPlayedGateway:
     """One of those that were ever started, alive or not."""
     name = GATEWAYS[a % len(GATEWAYS)]
     return on.gateways.get(name) or on.gateway(name)
@@ -128,10 +129,7 @@ def advance(on: RouterHarness, work: Work, b: int) -> None:
     if worker.role is Role.PREFILL:
         kv = None if paired else handle(work, on.now_ms + 1_000 + 200 * b)
         on.phase(work, PhaseKind.PREFILL_DONE, kv=kv)
-    elif (
-        work.orchestration is Orchestration.DECODE_FIRST
-        and (work.request_id, work.attempt) not in worker.allocated
-    ):
+    elif work.orchestration is Orchestration.DECODE_FIRST and key_of(work) not in worker.allocated:
         on.phase(work, PhaseKind.KV_ALLOCATED)
     elif b % 3 == 0:
         on.phase(work, PhaseKind.KV_RECEIVED)
@@ -161,7 +159,7 @@ def stale(on: RouterHarness, a: int, b: int) -> None:
     """Somebody reports work that it holds no longer."""
     if on.works:
         work = on.works[(a * 31 + b) % len(on.works)]
-        if (work.request_id, work.attempt) not in on.workers[work.worker_id].holds:
+        if key_of(work) not in on.workers[work.worker_id].holds:
             kinds = (PhaseKind.PREFILL_DONE, PhaseKind.FAILED, PhaseKind.KV_ALLOCATED)
             on.phase(work, kinds[b % 3])
 
@@ -170,7 +168,7 @@ def late_outcome(on: RouterHarness, a: int, b: int) -> None:
     """A worker that was told to drop an attempt had ended it before it heard so."""
     if on.works:
         work = on.works[(a * 31 + b) % len(on.works)]
-        given_up = (work.request_id, work.attempt) not in on.workers[work.worker_id].holds
+        given_up = key_of(work) not in on.workers[work.worker_id].holds
         if given_up and work.attempt < on.attempts[work.request_id]:
             on.outcome(work)
 
@@ -226,7 +224,7 @@ def heal(on: RouterHarness) -> None:
         if not held and not on.router.tables.requests.by_id:
             return
         for work in held:
-            if (work.request_id, work.attempt) in on.workers[work.worker_id].holds:
+            if key_of(work) in on.workers[work.worker_id].holds:
                 advance(on, work, 59)
         on.pass_ms(250)
     raise AssertionError(f"still live: {on.router.view()}")

@@ -21,14 +21,15 @@ from streams.core.events import Tick
 from streams.core.requests.live import READERS_MAX
 from streams.core.states import State
 from tests.streams.builders import ALL
-from tests.streams.core.router_harness import FakeGateway, RouterHarness
+from tests.streams.core.hand_played import HandPlayedGateway
+from tests.streams.core.router_harness import RouterHarness
 from tests.streams.core.router_setups import replicas, split, state_of, work_of
 
 GRACE_MS = 4_000
 LONG_MS = LEASE_MS + GRACE_MS + 1_500  # with the second between two looks, and a tick
 
 
-def with_gateway(on: RouterHarness) -> FakeGateway:
+def with_gateway(on: RouterHarness) -> HandPlayedGateway:
     """A gateway that has been there for a while."""
     gateway = on.gateway("gateway-a")
     on.pass_ms(500)
