@@ -4,6 +4,7 @@ Reads the source with `ast`; imports nothing of what it judges. Each line names 
 """
 
 import ast
+import gc
 import re
 import subprocess
 from collections import Counter, defaultdict
@@ -89,15 +90,24 @@ def tracked() -> tuple[Path, ...]:
 
 
 @cache
+def all_sources() -> tuple[Tree, ...]:
+    """Name and tree of each Python file, read once for all rules."""
+    found = sorted(path for path in tracked() if path.suffix == ".py")
+    gc.disable()  # it would look at all trees again and again, and they stay
+    try:
+        return tuple(
+            (path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8")))
+            for path in found
+        )
+    finally:
+        gc.enable()
+
+
+@cache
 def sources(*folders: str) -> tuple[Tree, ...]:
-    """Name and tree of each Python file under the folders."""
-    found = [path for path in tracked() if path.suffix == ".py"]
-    names = [(path, path.relative_to(ROOT).as_posix()) for path in sorted(found)]
-    return tuple(
-        (name, ast.parse(path.read_text(encoding="utf-8")))
-        for path, name in names
-        if name.startswith(tuple(f"{folder}/" for folder in folders or FOLDERS))
-    )
+    """Those under the folders."""
+    starts = tuple(f"{folder}/" for folder in folders or FOLDERS)
+    return tuple((name, tree) for name, tree in all_sources() if name.startswith(starts))
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
