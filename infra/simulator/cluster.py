@@ -24,12 +24,12 @@ from infra.simulator.members.gateways import Answer, Gateways
 from infra.simulator.members.life import Ports
 from infra.simulator.members.membership import Membership
 from infra.simulator.members.router import PARTITION, ROUTER, Carriers, SimRouter
+from infra.simulator.members.searches import Searches
 from infra.simulator.members.worker import SimWorker
 from infra.simulator.shape import Shape
 from infra.simulator.traffic.script import Conversation
 from schemas.errors import RecordError, RecordTooLarge
 from schemas.log.membership import check_leases
-from schemas.prefix import chain
 from schemas.records import (
     Cancellation,
     CancelReason,
@@ -38,6 +38,7 @@ from schemas.records import (
     Outcome,
     Phase,
     Request,
+    Retrieved,
     Role,
     TokenFrame,
     Work,
@@ -46,7 +47,7 @@ from schemas.rules.numbers import check_numbers
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from streams.config import RouterSettings
-from streams.core.effects import Dispatch, Effect
+from streams.core.effects import Ask, Dispatch, Effect
 from streams.core.events import (
     CancellationArrived,
     Event,
@@ -54,6 +55,7 @@ from streams.core.events import (
     PhaseArrived,
     RequestArrived,
     ResumptionArrived,
+    RetrievedArrived,
     Tick,
 )
 from streams.core.placement.placer import Placer
@@ -121,6 +123,7 @@ class Cluster:
         record_bytes_max: int = 0,  # the broker's limit; 0: any size passes
         orchestrations: tuple[Orchestration, ...] = ORCHESTRATIONS,
         keeps_log: bool = False,  # for routers that take over
+        searches_seed: int | None = None,  # some requests want something found first
         checkers: Sequence[Checker] = (),
         faults: Sequence[Fault] = (),
     ) -> None:
@@ -134,6 +137,7 @@ class Cluster:
             Carriers(
                 order=self._order,
                 report=self._report,
+                ask=self._ask,
                 frame=self._frame,
                 decided=lambda decision: self._note("decisions", decision),
                 applied=self._applied,
@@ -141,6 +145,7 @@ class Cluster:
             ),
             keeps_log=keeps_log,
         )
+        self.searches = Searches(self.clock, searches_seed or 0, self._report)
         self.clients = Clients(
             self.clock,
             self._request,
@@ -148,6 +153,7 @@ class Cluster:
             timeout_ms=timeout_ms,
             conversations_max=conversations_max,
             weights=weights,
+            wants=self.searches.wants if searches_seed is not None else lambda request_id: False,
         )
         self._on_heard = [each.heard for each in checkers if _overrides(each, "heard")]
         self.gateways = Gateways(
@@ -202,13 +208,10 @@ class Cluster:
         )
 
     def _hashes(self, job: Job) -> list[int]:
-        """What a job is about; of what no client asked, its prompt."""
-        known = self.clients.hashes(job.request_id.rpartition(".")[0])
-        if known is not None:
-            return known
-        tokens = np.asarray(job.prompt_tokens, np.int32)
-        found: list[int] = chain(tokens, self.setup.block_tokens).tolist()
-        return found
+        """What a job is about."""
+        prompt = np.asarray(job.prompt_tokens, np.int32)
+        request_id = job.request_id.rpartition(".")[0]
+        return self.clients.hashes(request_id, prompt, self.setup.block_tokens)
 
     def hang_up(self, served: Served) -> None:
         """A client leaves; its gateway has the work stopped, unless it is to go on."""
@@ -285,9 +288,16 @@ class Cluster:
             self.gateways.refused(request)
             self.clients.refused(request.request_id)
 
-    def _report(self, record: Phase | Outcome) -> None:
+    def _ask(self, ask: Ask) -> None:
+        epoch, router = self.router.epoch, self.router
+        self.searches.ask(ask, lambda: router.alive and router.epoch == epoch)
+
+    def _report(self, record: Phase | Outcome | Retrieved) -> None:
         if isinstance(record, Phase):
             self.write("phases", record, PhaseArrived(record, PARTITION))
+            return
+        if isinstance(record, Retrieved):
+            self.write("phases", record, RetrievedArrived(record, PARTITION))
             return
         self.clients.outcome(record)
         apply = self.router.noted("outcomes", OutcomeArrived(record, PARTITION))

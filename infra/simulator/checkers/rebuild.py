@@ -17,6 +17,7 @@ from streams.core.events import (
     Placed,
     RequestArrived,
     ResumptionArrived,
+    RetrievedArrived,
 )
 from streams.core.router import Router
 
@@ -25,7 +26,7 @@ View = dict[str, tuple[object, ...]]
 _CHARGES = 9  # where in a view they stand
 PARTITION = 0
 _OF_PARTITION = (
-    *(OutcomeArrived, Placed, PhaseArrived),
+    *(OutcomeArrived, Placed, PhaseArrived, RetrievedArrived),
     *(ResumptionArrived, CancellationArrived, RequestArrived),
 )
 

@@ -102,6 +102,19 @@ def lose_router(at_ms: float, sends: int, for_ms: float) -> Fault:
     return Fault(at_ms, strike)
 
 
+def lose_asking_router(at_ms: float, for_ms: float) -> Fault:
+    """The router dies at the first moment from then on at which requests wait for a search."""
+
+    def strike(cluster: Cluster) -> None:
+        router = cluster.router
+        if router.alive and router.core.tables.requests.retrieving:
+            lose_router(cluster.clock.now_ms, 0, for_ms).strike(cluster)
+        elif cluster.clients.open:
+            cluster.clock.after(1.0, lambda: strike(cluster))
+
+    return Fault(at_ms, strike)
+
+
 def lose_gateway(at_ms: float, gateway_id: str, resumed_after_ms: Sequence[float | None]) -> Fault:
     """A gateway dies, unless it is the last one. The clients of what is read there resume at
     another after these times, in turn; None: never.

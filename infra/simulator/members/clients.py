@@ -9,10 +9,15 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
+
 from infra.simulator.log.clock import Clock
 from infra.simulator.members.gateways import Answer
+from infra.simulator.members.searches import wish
 from infra.simulator.members.worker import MODEL
 from infra.simulator.traffic.script import Conversation, Turn
+from schemas.prefix import chain
 from schemas.records import (
     Endpoint,
     Mode,
@@ -98,11 +103,14 @@ class Clients:
         conversations_max: int = 0,  # at a time; 0: any number
         priority: Priority = Priority.STANDARD,
         weights: tuple[float, float] = (-1.0, -1.0),
+        wants: Callable[[str], bool] = lambda request_id: False,
     ) -> None:
+        """`wants` says which requests want something found first."""
         self.clock = clock
         self.served: list[Served] = []
         self.open = 0  # turns that are still to end
         self._send, self._heard = send, heard
+        self._wants = wants
         self._timeout_ms, self._priority, self._weights = timeout_ms, priority, weights
         self._live: dict[str, tuple[Served, Conversation, int]] = {}
         self._by_id: dict[str, Served] = {}
@@ -115,10 +123,21 @@ class Clients:
             self.open += 1
             self.clock.at(each.at_ms, lambda each=each: self._begin(each))  # type: ignore[misc]  # bound now
 
-    def hashes(self, request_id: str) -> list[int] | None:
-        """Names of the blocks that a live request is about."""
+    def hashes(self, request_id: str, prompt: npt.NDArray[np.int32], block: int) -> list[int]:
+        """Names of the blocks that a request is about, with this prompt: of its conversation, or
+        where passages were put in, of its prompt and answer; of what no client asked, its prompt.
+        """
         live = self._live.get(request_id)
-        return None if live is None else live[1].hashes
+        answer = prompt[:0]
+        if live is not None:
+            _, conversation, index = live
+            turn = conversation.turns[index]
+            if len(prompt) == turn.prompt_tokens:
+                return conversation.hashes
+            said = turn.prompt_tokens + turn.output_tokens
+            answer = conversation.tokens[turn.prompt_tokens : said]
+        found: list[int] = chain(np.concatenate([prompt, answer]), block).tolist()
+        return found
 
     @property
     def waiting(self) -> list[Served]:
@@ -219,6 +238,7 @@ class Clients:
         self._live[request_id] = served, conversation, index
         self._by_id[request_id] = served
         w_ttft, w_tpot = self._weights
+        is_searched = self._wants(request_id)
         self._send(
             Request(
                 request_id=request_id,
@@ -236,6 +256,7 @@ class Clients:
                 gateway_partition=0,
                 w_ttft=w_ttft,
                 w_tpot=w_tpot,
+                retrieval=wish(conversation, index, now_ms) if is_searched else None,
             )
         )
 

@@ -11,10 +11,20 @@ from dataclasses import dataclass
 
 from infra.simulator.log.clock import Clock
 from schemas.errors import RecordTooLarge
-from schemas.records import Decision, Outcome, Phase, Session, TokenFrame
-from streams.agents.records import end_frame, unsent_phase
+from schemas.records import Decision, Outcome, Phase, Retrieved, Session, TokenFrame
+from streams.agents.records import end_frame, retrieved_frame, unsent_phase
 from streams.agents.takeover import ORDER
-from streams.core.effects import Decide, Dispatch, Effect, End, Forget, SaveSession
+from streams.core.effects import (
+    Ask,
+    Decide,
+    Dispatch,
+    Effect,
+    End,
+    Forget,
+    GoWithout,
+    SaveSession,
+    Tell,
+)
 from streams.core.events import (
     Event,
     FleetRecordArrived,
@@ -34,7 +44,8 @@ class Carriers:
     """Who carries effects out; `order` raises RecordTooLarge."""
 
     order: Callable[[Dispatch], None]
-    report: Callable[[Outcome | Phase], None]
+    report: Callable[[Outcome | Phase | Retrieved], None]
+    ask: Callable[[Ask], None]
     frame: Callable[[int, TokenFrame], None]
     decided: Callable[[Decision], None]
     applied: Callable[[Event, Sequence[Effect]], None]  # who looks on
@@ -108,6 +119,13 @@ class SimRouter:
                 self._carriers.report(outcome)
                 last = end_frame(effect, ROUTER, int(self._clock.now_ms))
                 self._carriers.frame(gateway_partition, last)
+            case Ask():
+                self._carriers.ask(effect)
+            case GoWithout(retrieved):
+                self._carriers.report(retrieved)
+            case Tell(retrieved, gateway_partition):
+                told = retrieved_frame(retrieved, ROUTER, int(self._clock.now_ms))
+                self._carriers.frame(gateway_partition, told)
             case SaveSession(session):
                 self._sessions[session.session_id] = session
             case Forget(session_id):

@@ -11,6 +11,7 @@ from infra.simulator.checkers.outcomes import OneOutcome, Reasons
 from infra.simulator.checkers.readers import Readers
 from infra.simulator.checkers.rebuild import Rebuilds
 from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Checker, Cluster
+from infra.simulator.faults.losses import lose_asking_router
 from infra.simulator.faults.storm import storm
 from infra.simulator.machine.latency import Setup
 from infra.simulator.members.router import ROUTER
@@ -33,9 +34,15 @@ DURATION_MS = 8_000.0
 
 
 def weathered(
-    seed: int, *, count: int = 16, more: Sequence[Checker] = (), timeout_ms: int = 0
+    seed: int,
+    *,
+    count: int = 16,
+    more: Sequence[Checker] = (),
+    timeout_ms: int = 0,
+    searching: bool = False,
 ) -> Cluster:
-    """A cluster that has served conversations in a storm of that seed."""
+    """A cluster that has served conversations in a storm of that seed; searching, routers also die
+    while requests wait for what they want to have found."""
     shape = SHAPES[seed % len(SHAPES)]
     settings = RouterSettings(
         policy=("static", "learned", "conditional")[seed % 3],
@@ -58,7 +65,14 @@ def weathered(
             Rebuilds(lambda: Router(ROUTER, settings)),
             *more,
         ],
-        faults=storm(seed, shape, gateways=GATEWAYS, count=count, begin_ms=READY_MS, end_ms=end_ms),
+        faults=[
+            *storm(seed, shape, gateways=GATEWAYS, count=count, begin_ms=READY_MS, end_ms=end_ms),
+            *(
+                lose_asking_router(READY_MS + at_ms, 700.0)
+                for at_ms in (1_000.0, 4_000.0) * searching
+            ),
+        ],
+        searches_seed=seed if searching else None,
     )
     cluster.run(
         poisson(

@@ -1,0 +1,114 @@
+"""The retrieval pool of a simulated cluster, as a router sees it: it asks, and is answered or not.
+
+Which requests want something found, and what becomes of each search, follows from a seed and the
+request's id: passages come soon, late, never, twice and otherwise, or an error does. Two routers
+that ask for the same request get other passages. What a router that has died had asked is written
+now and then all the same: it was on its way.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from zlib import crc32
+
+import numpy as np
+
+from infra.simulator.log.clock import Clock
+from infra.simulator.traffic.script import Conversation
+from schemas.errors import UnknownCollection
+from schemas.records import Passage, Retrieval, Retrieved
+from schemas.rules.tokens import pack_tokens
+from streams.core.effects import Ask
+
+SHARE = 0.6  # of requests that want something found
+BY_MS = 150  # after their arrival
+LATE_MS = 400  # the slowest answer, after it was asked for
+TOKENS_MAX = 96
+ROOM_TOKENS = 600
+_WORD = 1 << 29  # tokens of passages, which no conversation has
+Write = Callable[[Retrieved], None]
+
+
+def wish(conversation: Conversation, index: int, now_ms: float) -> Retrieval:
+    """What a turn wants to have found: before its question, which ends two tokens from its end."""
+    turn, before = conversation.turns[index], conversation.turns[index - 1] if index else None
+    history = 0 if before is None else before.prompt_tokens + before.output_tokens
+    return Retrieval(
+        collection="handbook",
+        query=conversation.name,
+        k=3,
+        by_ms=int(now_ms) + BY_MS,
+        tokens_max=TOKENS_MAX,
+        at=history + 3,
+        lead=pack_tokens([_WORD]),
+        joint=pack_tokens([_WORD + 1]),
+        trail=pack_tokens([_WORD + 2]),
+        tail_at=turn.prompt_tokens - 2,
+        tail=pack_tokens([_WORD + 3]),
+        history_tokens=history,
+        room_tokens=ROOM_TOKENS,
+    )
+
+
+class Searches:
+    """Answers what routers ask, through `write`."""
+
+    def __init__(self, clock: Clock, seed: int, write: Write) -> None:
+        self._clock, self._seed, self._write = clock, seed, write
+        self._asked = 0
+
+    def wants(self, request_id: str) -> bool:
+        """Whether a request wants something found."""
+        return self._draw(request_id, 0).random() < SHARE
+
+    def ask(self, ask: Ask, is_alive: Callable[[], bool]) -> None:
+        """A router asks; `is_alive` tells whether its process still lives."""
+        self._asked += 1
+        draw = self._draw(ask.request.request_id, self._asked)
+        kind = draw.random()
+        found = self._found(ask, draw)
+        if kind < 0.1:
+            return  # nobody answers
+        after_ms = draw.uniform(5.0, 60.0) if kind < 0.8 else draw.uniform(60.0, LATE_MS)
+        is_written = bool(draw.random() < 0.3)
+        self._later(found, after_ms, lambda: is_alive() or is_written)
+        if kind < 0.3:
+            self._later(self._found(ask, draw), after_ms + draw.uniform(0.0, 50.0), is_alive)
+
+    def _later(self, found: Retrieved, after_ms: float, is_written: Callable[[], bool]) -> None:
+        def write() -> None:
+            if is_written():
+                self._write(replace(found, at_ms=int(self._clock.now_ms)))
+
+        self._clock.after(after_ms, write)
+
+    def _found(self, ask: Ask, draw: np.random.Generator) -> Retrieved:
+        count, error = int(draw.integers(0, 5)), None
+        if draw.random() < 0.15:
+            count, error = 0, UnknownCollection("handbook: no such collection").to_wire()
+        return Retrieved(
+            request_id=ask.request.request_id,
+            session_id=ask.request.session_id,
+            router_id="router-0",
+            passages=tuple(_passage(draw) for _ in range(count)),
+            error=error,
+            shards=2,
+            missing=(1,) if draw.random() < 0.1 else (),
+            asked_ms=int(self._clock.now_ms),
+            at_ms=0,
+            history=ask.history,
+        )
+
+    def _draw(self, request_id: str, number: int) -> np.random.Generator:
+        return np.random.default_rng([self._seed, crc32(request_id.encode()), number])
+
+
+def _passage(draw: np.random.Generator) -> Passage:
+    name, length = int(draw.integers(1 << 16)), int(draw.integers(1, 60))
+    tokens = [_WORD + 16 + name * 64 + place for place in range(length)]
+    return Passage(
+        passage_id=f"d{name}#0",
+        document_id=f"d{name}",
+        text=f"passage {name}",
+        tokens=pack_tokens(tokens),
+        score=float(draw.random()),
+    )
