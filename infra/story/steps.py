@@ -6,6 +6,7 @@ Pure; `trivium explain` and the demo print them.
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from infra.story import searches
 from infra.story.story import Story
 from schemas.records import (
     Candidate,
@@ -61,6 +62,7 @@ def _events(story: Story) -> Iterator[Step]:
         yield Step(asked.at_ms, story.request.gateway_id, what, "cancellation")
     for resumed in story.resumptions:
         yield Step(resumed.at_ms, resumed.gateway_id, "answer resumed here", "resumption")
+    yield from _searched(story)
     for decision in story.decisions:
         yield _decided(decision)
     for work in story.work:
@@ -80,7 +82,17 @@ def _accepted(request: Request) -> Step:
     what = f"accepted, {tokens}, at most {request.sampling.max_tokens} new"
     for name, wish in (("policy", request.policy), ("orchestration", request.orchestration)):
         what += f", wishes {name} {wish}" if wish else ""
+    if request.retrieval is not None:
+        what += searches.wish(request.retrieval, request.arrived_ms)
     return Step(request.arrived_ms, request.gateway_id, what, "request")
+
+
+def _searched(story: Story) -> Iterator[Step]:
+    if story.retrieved:
+        first, *others = story.retrieved
+        what, took_ms = searches.outcome(first), max(0, first.at_ms - first.asked_ms)
+        details = searches.details(story.request, first, len(others))
+        yield Step(first.at_ms, first.router_id, what, "retrieval", took_ms, details)
 
 
 def _decided(decision: Decision) -> Step:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from infra.story import searches
 from schemas.codec import to_dict
 from schemas.records import (
     Cancellation,
@@ -19,6 +20,7 @@ from schemas.records import (
     PhaseKind,
     Request,
     Resumption,
+    Retrieved,
     TokenFrame,
     Work,
 )
@@ -46,6 +48,7 @@ class Story:
     work: list[Work] = field(default_factory=list)
     stops: list[CancelWork] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
+    retrieved: list[Retrieved] = field(default_factory=list)  # the first one counts
     cancellations: list[Cancellation] = field(default_factory=list)
     resumptions: list[Resumption] = field(default_factory=list)
     rows: list[TokenRow] = field(default_factory=list)
@@ -99,6 +102,7 @@ class Story:
             "work": [_without_prompt(work) for work in self.work],
             "stops": [to_dict(stop) for stop in self.stops],
             "phases": [to_dict(phase) for phase in self.phases],
+            "retrieved": [searches.retrieved_value(each) for each in self.retrieved],
             "cancellations": [to_dict(record) for record in self.cancellations],
             "resumptions": [to_dict(record) for record in self.resumptions],
             "tokens": {
@@ -116,7 +120,10 @@ class Story:
 
 
 def _without_prompt(record: Request | Work) -> dict[str, Any]:
-    return {**to_dict(record), "prompt_tokens": token_count(record.prompt_tokens)}
+    value = {**to_dict(record), "prompt_tokens": token_count(record.prompt_tokens)}
+    if isinstance(record, Request) and record.retrieval is not None:
+        value["retrieval"] = searches.wish_value(record.retrieval)
+    return value
 
 
 def tell(requests: Iterable[Request], records: Iterable[Any]) -> dict[str, Story]:
@@ -144,6 +151,8 @@ def _fold(story: Story, record: Any) -> None:
             story.stops.append(record)
         case Phase():
             story.phases.append(record)
+        case Retrieved():
+            story.retrieved.append(record)
         case Cancellation():
             story.cancellations.append(record)
         case Resumption():

@@ -44,7 +44,8 @@ class Context:
     """A request with its whole prompt, what was put in, and what its reader is told of it."""
 
     request: Request
-    inserts: tuple[Insert, ...]
+    inserts: tuple[Insert, ...]  # those of earlier turns, then its own
+    own: tuple[Insert, ...]
     told: StreamRetrieved
 
 
@@ -64,9 +65,9 @@ def with_context(request: Request, retrieved: Retrieved) -> Context:
         error=retrieved.error,
     )
     if not inserts:
-        return Context(request, (), told)
+        return Context(request, (), (), told)
     prompt = _put_in(request.prompt_tokens, inserts)
-    return Context(replace(request, prompt_tokens=prompt), inserts, told)
+    return Context(replace(request, prompt_tokens=prompt), inserts, own, told)
 
 
 def _chosen(retrieval: Retrieval, passages: Sequence[Passage]) -> list[Passage]:

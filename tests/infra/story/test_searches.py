@@ -1,0 +1,91 @@
+"""What a story tells of a search: what came of it, and what of that stands in the prompt."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from infra.story.screen import as_json_value
+from infra.story.steps import Step, steps_of
+from infra.story.story import Story, tell
+from schemas.errors import DeadlineExceeded
+from schemas.records import Insert, Retrieved
+from schemas.rules.tokens import pack_tokens
+from tests.streams.builders import T0, passage, request, retrieval, retrieved
+
+
+def told(*answers: Retrieved, **changes: Any) -> Story:
+    asked = request("r1", retrieval=retrieval(T0 + 400, **changes))
+    return tell([asked], list(answers))["r1"]
+
+
+def search_of(story: Story) -> Step:
+    (found,) = [step for step in steps_of(story) if step.kind == "retrieval"]
+    return found
+
+
+def found(*passages: Any, **changes: Any) -> Retrieved:
+    return retrieved(
+        "r1", *passages, asked_ms=T0 + 5, at_ms=T0 + 95, shards=3, missing=(2,), extends=12,
+        distances_computed=3_400, embedded_ms=21.5, wait_ms=3.0, took_ms=14.25, mode="hybrid",
+        **changes,
+    )  # fmt: skip
+
+
+def test_a_search_is_a_step_with_its_times_passages_and_tokens() -> None:
+    """(issue 12, 3)"""
+    history = (Insert(at=1, tokens=pack_tokens([71, 72])),)
+    answer = found(passage(1), passage(2, 60), passage(3, title=""), history=history)
+    story = told(answer, room_tokens=90)
+    assert steps_of(story)[0].what.endswith("wants 2 passages of handbook by 400 ms")
+    step = search_of(story)
+    assert (step.after_ms, step.took_ms, step.who) == (95, 90, "router-a")
+    assert step.what == "found 3 passages (hybrid), 90 ms after asking"
+    assert step.details == (
+        "searched handbook for: when does the ferry leave",
+        "embedded in 21.5 ms; 2 of 3 shards in 14.2 ms, of that 3.0 ms waited for a slot; "
+        "12 extends, 3,400 distances",
+        "without shards 2, which did not answer",
+        "→ d1#0, title 1: score 1.000, 3 tokens",
+        "  d2#0, title 2: score 0.500, 60 tokens, not put in",
+        "→ d3#0: score 0.333, 3 tokens",
+        "13 tokens put into the prompt, 2 of them as in earlier turns",
+    )
+
+
+def test_what_is_late_or_failed_says_so() -> None:
+    """(issue 12, 3)"""
+    error = DeadlineExceeded("r1: nothing was found in time").to_wire()
+    late = retrieved("r1", error=error, asked_ms=T0, at_ms=T0 + 505, shards=0)
+    step = search_of(told(late, found(passage(1))))
+    assert step.what == (
+        "goes on without passages: r1: nothing was found in time (deadline_exceeded)"
+    )
+    assert step.after_ms == 505 and step.details == (
+        "searched handbook for: when does the ferry leave",
+        "1 later answers changed nothing",
+    )
+
+
+def test_nothing_found_and_words_alone_are_told() -> None:
+    question = "where  is\nthe " + "very " * 20 + "old pier"
+    step = search_of(told(replace(found(), degraded="no embedding worker"), query=question))
+    assert step.what == "found no passages (hybrid), 90 ms after asking"
+    assert step.details[0].startswith("searched handbook for: where is the very")
+    assert step.details[0].endswith("...") and len(step.details[0]) < 90
+    assert step.details[1] == "by its words alone: no embedding worker"
+    assert "tokens put" not in step.details[-1]
+
+
+def test_a_request_without_a_search_has_no_such_step() -> None:
+    story = tell([request("r1")], [found(passage(1))])["r1"]
+    assert "wants" not in steps_of(story)[0].what
+    assert search_of(story).details == ()
+
+
+def test_the_story_as_json_counts_tokens() -> None:
+    """(issue 12, 3)"""
+    history = (Insert(at=1, tokens=pack_tokens([71, 72])),)
+    value = json.loads(json.dumps(as_json_value(told(found(passage(1), history=history)))))
+    assert value["retrieved"][0]["passages"][0]["tokens"] == 3
+    assert value["retrieved"][0]["history"] == [[1, 2]]
+    assert value["request"]["retrieval"]["tail"] == 2
