@@ -75,7 +75,7 @@ class LogSettings:
 class ModelSettings:
     """Section [model]: what is served. One deployment serves one model."""
 
-    path: str = "tiny"  # a Hugging Face folder or name; "tiny" is made locally
+    path: str = ""  # a folder, a Hugging Face name, or one of workers/models; empty: the engine's
     revision: str = ""  # of a repository: the commit to download
     name: str = ""  # name in the API; empty: the folder's or repository's name
     max_model_len: Annotated[int, Field(ge=2)] = 2_048  # tokens of prompt and answer together

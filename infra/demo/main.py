@@ -35,22 +35,22 @@ from schemas.settings import home
 
 CONVERSATIONS = (
     (
-        "A log remembers. What does a queue do?",
-        "And when the reader dies in the middle of a line?",
-        "Then who tells the writer to go on?",
+        "What is the capital of France?",
+        "Which river flows through it?",
+        "Name one famous museum there.",
     ),
     (
-        "Why would prefill and decode live in two places?",
-        "What travels between them?",
-        "How does anybody know that it arrived whole?",
+        "Name three fruits.",
+        "Which of them is yellow?",
+        "Write one sentence about it.",
     ),
     (
-        "Describe the weather over a warehouse of records.",
-        "Does it rain there?",
-        "Good. Close the window, please.",
+        "Write a two-line poem about a river.",
+        "What is the poem about?",
+        "Give it a title.",
     ),
 )
-ANSWER_TOKENS = 32
+ANSWER_TOKENS = 48
 
 
 def run(*, engine: str = "vllm", as_json: bool = False) -> int:
@@ -87,7 +87,7 @@ def _settings(engine: str) -> Settings:
         broker=replace(settings.broker, port=0),
         gateway=replace(settings.gateway, port=0),
         worker=replace(settings.worker, engine=engine),
-        model=replace(settings.model, path="tiny" if engine == "vllm" else engine),
+        model=replace(settings.model, path="", name=""),  # the engine's own
     )
 
 
@@ -169,7 +169,7 @@ def _print_turn(console: Console, title: str, turn: Turn) -> None:
     workers = dict.fromkeys((told.get("prefill_worker"), told.get("decode_worker")))
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     console.print(f"[bold]{title}[/bold]  {turn.question}", highlight=False)
-    console.print(escape(f"  {turn.answer.strip()[:160]}"), style="green", highlight=False)
+    console.print(escape(f"  {turn.answer.strip()}"), style="green", highlight=False)
     console.print(
         f"  {told.get('mode')} on {' and '.join(filter(None, workers))}; "
         f"first token after {turn.first_token_ms:.0f} ms; {usage.get('prompt_tokens')} prompt "

@@ -30,7 +30,7 @@ from schemas.log.patience import insist
 from schemas.log.registry import make_codec
 from schemas.records import MemberKind, MemberState
 from schemas.settings import home
-from workers.models.folder import model_folder
+from workers.models.folder import resolved
 
 READY_TIMEOUT_S = 240.0
 _POLL_S = 0.1
@@ -82,12 +82,12 @@ class Stack:
 
         The broker has `timeout_s` to come and to answer, and the processes then have as long.
         """
-        end_s = time.monotonic() + timeout_s
         self._files.lock()
         self._spawn(self._write_state())
+        await self._resolve_model()
+        end_s = time.monotonic() + timeout_s
         await self._start_broker()
         await self._insist(lambda: create_topics(self.settings.log), end_s)
-        await self._resolve_model()
         codec = await asyncio.to_thread(make_codec, self.settings.log)
         self._fleet = FleetWatch(self.settings.log, codec)
         await self._insist(self._fleet.start, end_s)
@@ -250,10 +250,14 @@ class Stack:
 
     async def _resolve_model(self) -> None:
         """Every process gets the same folder, and the name that the API shows."""
-        model = self.settings.model
-        path = await asyncio.to_thread(model_folder, model)
-        resolved = dataclasses.replace(model, path=path, name=model.served_name)
-        self.settings = dataclasses.replace(self.settings, model=resolved)
+
+        def told(what: str) -> None:
+            self.waits_for = what
+
+        given, engine = self.settings.model, self.settings.worker.engine
+        model = await asyncio.to_thread(resolved, given, engine, told=told)
+        self.settings = dataclasses.replace(self.settings, model=model)
+        self.waits_for = ""
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(work))

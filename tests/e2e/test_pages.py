@@ -27,7 +27,7 @@ from tests.waiting import until
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
 PAGE_URL = "http://127.0.0.1:8000"
-MODEL = "tiny"  # as the pages call it
+MODEL = "smollm2-135m-instruct"  # as the pages call it
 COMMAND_S = 120
 PAGES = {"operate.md", "retrieve.md", "integrate.md", "placement.md"}
 

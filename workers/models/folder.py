@@ -1,18 +1,30 @@
 """Which folder to load for `model.path`: one that is given, one that is made here, or a wheel's.
 
-`wheels.py` has the models that come in Python packages; others ask it by name, too.
+`wheels.py` has the models that come in Python packages; others ask it by name, too. Where nothing
+is given, an engine has a model of its own: vLLM a small instruct model, the simulated one words.
 """
 
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from schemas.settings import ModelSettings, home
 from workers.models.sim import SIM_MODEL, make_sim_model
 from workers.models.tiny import TINY, version, write_tiny_model
-from workers.models.wheels import WHEELS, wheel_folder
+from workers.models.wheels import SMOLLM2, WHEELS, wheel_folder
+
+DEFAULTS = {"vllm": SMOLLM2, "sim": SIM_MODEL}  # by engine
+
+
+def resolved(
+    model: ModelSettings, engine: str, *, told: Callable[[str], None] = lambda _: None
+) -> ModelSettings:
+    """What every process of a deployment is told: a path to load, and the name in the API."""
+    named = replace(model, path=model.path or DEFAULTS[engine])
+    return replace(named, path=model_folder(named, told=told), name=named.served_name)
 
 
 def model_folder(model: ModelSettings, *, told: Callable[[str], None] = lambda _: None) -> str:

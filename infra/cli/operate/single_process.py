@@ -212,11 +212,13 @@ def _default_id(kind: str) -> str:
 
 def _with_model_folder(settings: Settings) -> Settings:
     """The model's folder made or found, and its name kept."""
-    from workers.models.folder import model_folder
+    from workers.models.folder import resolved
 
-    model = settings.model
-    resolved = dataclasses.replace(model, path=model_folder(model), name=model.served_name)
-    return dataclasses.replace(settings, model=resolved)
+    def told(what: str) -> None:
+        logging.getLogger("trivium").info("%s", what)
+
+    model = resolved(settings.model, settings.worker.engine, told=told)
+    return dataclasses.replace(settings, model=model)
 
 
 def _serve(run: Callable[[asyncio.Event], Awaitable[None]], log_level: str) -> None:

@@ -41,7 +41,14 @@ def up(
     gateways: Annotated[int, typer.Option(help="Gateways, on ports from --port on.")] = 1,
     engine: Annotated[str | None, typer.Option(help="vllm or sim.", show_default="vllm")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Folder or Hugging Face name.", show_default="tiny")
+        str | None,
+        typer.Option(
+            help="Folder, Hugging Face name, smollm2-135m-instruct or tiny.",
+            show_default="the first of these two; words with --engine sim",
+        ),
+    ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Of a Hugging Face name: the commit to download.")
     ] = None,
     port: Annotated[int | None, typer.Option(help="Of the gateway.", show_default="8000")] = None,
     config: Config = None,
@@ -66,7 +73,7 @@ def up(
         config,
         bootstrap,
         worker={"engine": engine},
-        model={"path": model},
+        model={"path": model, "revision": revision},
         gateway={"port": port},
     )
     os.umask(PRIVATE)

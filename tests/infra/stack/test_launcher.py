@@ -1,6 +1,8 @@
 """What the launcher knows of its processes while the broker is away; nothing is started."""
 
 import asyncio
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +17,10 @@ from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
 from infra.stack.statefile import NO_BROKER
 from schemas.codec import Codec
+from schemas.errors import ConfigError
 from schemas.fleet import LEASE_MS
 from schemas.records import Role
+from schemas.settings import ModelSettings
 from tests.streams.builders import T0, beat, registration
 from tests.virtual import virtual
 from tests.waiting import until
@@ -69,3 +73,25 @@ async def test_the_launcher_follows_the_fleet_over_a_broker_that_is_away() -> No
     await until(fleet.changed.is_set, seconds=600)
     assert [*fleet.view.members] == ["decode-0"]
     following.cancel()
+
+
+async def test_a_start_tells_what_it_unpacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Issue 12, 1): with a progress line, and before anything else is started."""
+    unpacked = threading.Event()
+
+    def slow(model: ModelSettings, engine: str, *, told: Callable[[str], None]) -> ModelSettings:
+        told(f"the model of {engine} is unpacked")
+        assert unpacked.wait(60)
+        raise ConfigError("no package")
+
+    monkeypatch.setattr(launcher, "resolved", slow)
+    stack = Stack(Settings(), StackPlan(), folder=tmp_path)
+    starting = asyncio.create_task(stack.start())
+    await until(lambda: stack.waits_for == "the model of vllm is unpacked")
+    unpacked.set()
+    with pytest.raises(ConfigError, match="no package"):
+        await starting
+    assert not (tmp_path / "broker").exists()
+    await stack.stop()

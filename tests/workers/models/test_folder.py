@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from schemas.settings import ModelSettings
-from workers.models.folder import model_folder
+from workers.models.folder import model_folder, resolved
 
 
 @pytest.mark.parametrize(("name", "file"), [("tiny", "model.safetensors"), ("sim", "config.json")])
@@ -19,3 +19,18 @@ def test_only_our_own_names_are_made(
     assert (made / file).exists()
     assert model_folder(ModelSettings(path=name)) == str(made)
     assert list(made.parent.iterdir()) == [made]  # no draft stays
+
+
+def test_an_engine_has_a_model_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Issue 12, 1): vLLM a real instruct model, the simulated engine words; a name says another."""
+    monkeypatch.setenv("TRIVIUM_HOME", str(tmp_path))
+    kept = tmp_path / "models" / "smollm2-135m-instruct-0.1.2-bf16"
+    kept.mkdir(parents=True)
+    real = resolved(ModelSettings(), "vllm")
+    assert (real.path, real.served_name) == (str(kept), "smollm2-135m-instruct")
+    assert real.max_model_len == 2_048
+    sim = resolved(ModelSettings(), "sim")
+    assert (Path(sim.path).name, sim.served_name) == ("sim", "sim")
+    tiny = resolved(ModelSettings(path="tiny", name="shown"), "vllm")
+    assert (Path(tiny.path).name.partition("-")[0], tiny.served_name) == ("tiny", "shown")
+    assert resolved(real, "vllm") == real, "again, as processes of a stack do"
