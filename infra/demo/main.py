@@ -36,21 +36,21 @@ from schemas.settings import home
 CONVERSATIONS = (
     (
         "What is the capital of France?",
-        "Which river flows through it?",
-        "Name one famous museum there.",
+        "And of Italy?",
+        "And of Japan?",
     ),
     (
-        "Name three fruits.",
-        "Which of them is yellow?",
-        "Write one sentence about it.",
+        "What is photosynthesis, in one sentence?",
+        "Where does it happen?",
+        "What does it produce?",
     ),
     (
-        "Write a two-line poem about a river.",
-        "What is the poem about?",
-        "Give it a title.",
+        "What is water made of, in one sentence?",
+        "At what temperature does it freeze?",
+        "And when does it boil?",
     ),
 )
-ANSWER_TOKENS = 48
+ANSWER_TOKENS = 64
 
 
 def run(*, engine: str = "vllm", as_json: bool = False) -> int:
