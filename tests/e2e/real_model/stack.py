@@ -18,7 +18,7 @@ from tests.e2e.harness import GATEWAY, stack
 from workers.config import WorkerSettings
 from workers.models.wheels import SMOLLM2, wheel_folder
 
-_KEPT = Path(__file__).parents[2] / "build"
+_KEPT = Path(__file__).parents[3] / "build"
 _PATIENT = {"first_token_timeout_ms": 120_000, "progress_timeout_ms": 120_000}
 
 

@@ -8,7 +8,7 @@ from openai import AsyncOpenAI, BadRequestError
 
 from infra.stack.launcher import Stack
 from tests.conftest import _fresh_topics
-from tests.e2e.real_model import real_stack
+from tests.e2e.real_model.stack import real_stack
 from workers.models.wheels import SMOLLM2
 
 pytestmark = [pytest.mark.kafka, pytest.mark.vllm, pytest.mark.timeout(1_800)]
