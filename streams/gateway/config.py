@@ -64,7 +64,7 @@ class GatewaySettings:
     # What stands before, between and after passages, and after the question.
     context_lead: str = "Context:\n"
     context_joint: str = "\n"
-    context_trail: str = "\n\nQuestion:\n"
+    context_trail: str = "\n\nQuestion: "
     context_tail: str = "\nAnswer in one short sentence."
     accept_ms: Positive = 3_000  # longest wait for the broker to acknowledge a request
     # an attempt repeats other tokens: fail, or mark and go on

@@ -45,7 +45,7 @@ async def test_routers_are_told_what_to_find_and_where_it_goes() -> None:
     assert texts(wanted.lead, wanted.joint, wanted.trail, wanted.tail) == [
         "Context:\n",
         "\n",
-        "\n\nQuestion:\n",
+        "\n\nQuestion: ",
         "\nAnswer in one short sentence.",
     ]
 
