@@ -20,7 +20,7 @@ from streams.core.effects import End
 from streams.core.events import Tick
 from streams.core.requests.live import READERS_MAX
 from streams.core.states import State
-from tests.streams.builders import ALL
+from tests.streams.builders import ALL, retrieval
 from tests.streams.core.hand_played import HandPlayedGateway
 from tests.streams.core.router_harness import RouterHarness
 from tests.streams.core.router_setups import replicas, split, state_of, work_of
@@ -92,7 +92,8 @@ def test_it_ends_in_every_state(state: State) -> None:
         for worker in on.workers.values():
             worker.window = 0
             on.beat(worker)
-    on.asked_at(gateway, "r1")
+    searched = {"retrieval": retrieval(on.now_ms + 60_000)} if state is State.RETRIEVING else {}
+    on.asked_at(gateway, "r1", **searched)
     if state in (State.HANDING_OVER, State.DECODING, State.CANCELLING):
         on.phase(on.works[0], PhaseKind.PREFILL_DONE)
     if state is State.RECEIVED:
