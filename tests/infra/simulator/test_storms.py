@@ -51,8 +51,8 @@ BUGS = {
         *(2, "which is over"),
     ),
     "what has expired goes on in the engine": (
-        "self._engine.abort(stream.job_id)\n            self._expire(stream, now_ms)",
-        "self._expire(stream, now_ms)",
+        "self._engine.abort(job_id)\n            self._expire(self._streams[job_id], now_ms)",
+        "self._expire(self._streams[job_id], now_ms)",
         *(4, "which is over"),
     ),
     "tokens are counted wrongly": (
