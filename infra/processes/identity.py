@@ -67,6 +67,13 @@ def identify(pid: int) -> Identity | None:
     return None if fields is None else Identity(pid, int(fields[_START_FIELD]))
 
 
+def this_process() -> Identity:
+    """The identity of the process that asks."""
+    found = identify(os.getpid())
+    assert found is not None, "it runs"
+    return found
+
+
 def children(pid: int) -> dict[int, str]:
     """The living children of a process, with their command lines."""
     found = {}

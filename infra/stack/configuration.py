@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from infra.broker.section import BrokerSettings
 from schemas.errors import ConfigError
@@ -29,16 +29,6 @@ DEFAULT_FILE = Path("trivium.toml")
 ENGINE_SECTIONS: dict[str, type[Any]] = {"sim": SimSettings, "vllm": VllmSettings}
 _OTHER_VARIABLES = ("TRIVIUM_HOME", "TRIVIUM_CONFIG")
 _OWN_PREFIXES = ("TRIVIUM_PLUGIN_",)  # set by our own processes for those that they start
-_SECTIONS: dict[str, type[Any]] = {
-    "log": LogSettings,
-    "broker": BrokerSettings,
-    "model": ModelSettings,
-    "gateway": GatewaySettings,
-    "router": RouterSettings,
-    "worker": WorkerSettings,
-    "retrieval": RetrievalSettings,
-    "embedding": EmbeddingSettings,
-}
 
 Flags = Mapping[str, Mapping[str, Any]]
 
@@ -56,6 +46,9 @@ class Settings:
     retrieval: RetrievalSettings = field(default_factory=RetrievalSettings)
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     engines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+_SECTIONS = {name: kind for name, kind in get_type_hints(Settings).items() if name != "engines"}
 
 
 def load(

@@ -21,7 +21,7 @@ from infra.stack.configuration import Settings
 from infra.stack.fleet_watch import FleetWatch
 from infra.stack.plan import StackPlan, check_wishes, process_specs, with_roles
 from infra.stack.readiness import is_served
-from infra.stack.statefile import NO_BROKER, ProcessRow, StackFiles
+from infra.stack.statefile import NO_BROKER, ProcessRow, StackFiles, StackState
 from schemas.errors import ConfigError, NotReady
 from schemas.fleet import FleetView
 from schemas.log.admin import create_topics
@@ -264,11 +264,12 @@ class Stack:
 
     async def _write_state(self) -> None:
         while True:
-            self._files.write(
+            state = StackState(
                 bootstrap=self.bootstrap,
                 ready=self.ready,
-                waits_for=self.waits_for,
                 gateways=self.gateway_urls,
                 processes=self.rows(),
+                waits_for=self.waits_for,
             )
+            self._files.write(state)
             await asyncio.sleep(_WRITE_S)

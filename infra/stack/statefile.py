@@ -6,12 +6,11 @@ The lock is held by the launcher's process and goes with it, however it ends; th
 
 import fcntl
 import json
-import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from infra.processes.identity import Identity, identify
+from infra.processes.identity import Identity, this_process
 from schemas.errors import ConfigError
 from schemas.settings import home, private_folder
 
@@ -37,7 +36,7 @@ class ProcessRow:
 class StackState:
     """The content of `stack.json`."""
 
-    launcher: Identity
+    launcher: Identity = field(default_factory=this_process)
     bootstrap: str
     ready: bool
     gateways: list[str]
@@ -78,27 +77,9 @@ class StackFiles:
             ) from None
         self._lock = lock
 
-    def write(
-        self,
-        *,
-        bootstrap: str,
-        ready: bool,
-        gateways: list[str],
-        processes: list[ProcessRow],
-        waits_for: str = "",
-    ) -> None:
+    def write(self, state: StackState) -> None:
         """Write the file anew if anything in it changed."""
-        me = identify(os.getpid())
-        assert me is not None, "this process runs"
-        content: dict[str, Any] = {
-            "launcher": asdict(me),
-            "bootstrap": bootstrap,
-            "ready": ready,
-            "gateways": gateways,
-            "processes": [asdict(row) for row in processes],
-            "waits_for": waits_for,
-        }
-        text = json.dumps(content, indent=2)
+        text = json.dumps(asdict(state), indent=2)
         if text == self._written:
             return
         draft = self._folder / f"{STATE_FILE}.new"

@@ -108,11 +108,6 @@ def register_all(url: str, *, prefix: str = "", timeout_ms: int = 5_000) -> dict
     return ids
 
 
-def fetch(url: str, schema_id: int, *, timeout_ms: int = 5_000) -> Schema:
-    """The schema that an id stands for."""
-    return Registry(url, timeout_ms=timeout_ms).fetch(schema_id)
-
-
 def make_codec(settings: LogSettings) -> Codec:
     """The codec that the settings ask for; with a registry, every version that it holds reads."""
     if not settings.schema_registry:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.stack.statefile import StackFiles, read_state
+from infra.stack.statefile import StackFiles, StackState, read_state
 from schemas.errors import ConfigError
 from tests.infra.cli.running import PLAIN, trivium, trivium_here
 
@@ -174,7 +174,7 @@ def test_one_stack_per_state_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="a stack runs already in .*trivium down"):
         second.lock()
     second.release()
-    first.write(bootstrap="x:1", ready=True, gateways=["http://y"], processes=[])
+    first.write(StackState(bootstrap="x:1", ready=True, gateways=["http://y"], processes=[]))
     found = read_state(tmp_path)
     assert found is not None
     assert (found.bootstrap, found.gateways, found.launcher.pid) == (

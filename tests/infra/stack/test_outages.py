@@ -17,7 +17,7 @@ from infra.stack.configuration import Settings
 from infra.stack.fleet_watch import FleetWatch
 from infra.stack.launcher import Stack
 from infra.stack.plan import StackPlan
-from infra.stack.statefile import NO_BROKER, ProcessRow, StackFiles, read_state
+from infra.stack.statefile import NO_BROKER, ProcessRow, StackFiles, StackState, read_state
 from schemas.errors import BrokerUnavailable
 from schemas.log import patience
 from tests.infra.cli.running import trivium
@@ -62,7 +62,8 @@ def test_status_answers_without_a_broker(tmp_path: Path) -> None:
     files = StackFiles(tmp_path)
     files.lock()
     try:
-        files.write(bootstrap="127.0.0.1:1", ready=True, gateways=[], processes=[row])
+        state = StackState(bootstrap="127.0.0.1:1", ready=True, gateways=[], processes=[row])
+        files.write(state)
         code, shown, errors = trivium("status", "--once", home=tmp_path)
         assert code == 0, errors
         assert "no broker answers at 127.0.0.1:1" in shown

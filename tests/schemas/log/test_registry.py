@@ -10,7 +10,7 @@ import pytest
 
 from schemas.codec import Codec, full_schema
 from schemas.errors import BrokerUnavailable, ConfigError
-from schemas.log.registry import Registry, fetch, make_codec, register_all, subjects
+from schemas.log.registry import Registry, make_codec, register_all, subjects
 from schemas.records import Cancellation, CancelReason, Reason, WireError
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
@@ -52,9 +52,10 @@ def test_registering_again_gives_the_same_ids(stub: StubRegistry) -> None:
 
 def test_fetch_gives_the_schema(stub: StubRegistry) -> None:
     ids = register_all(stub.url, **PATIENT)
-    assert fetch(stub.url, ids["Phase"], **PATIENT) == full_schema("Phase")
+    registry = Registry(stub.url, **PATIENT)
+    assert registry.fetch(ids["Phase"]) == full_schema("Phase")
     with pytest.raises(ConfigError, match="schema id 999: the schema registry at .* answered 404"):
-        fetch(stub.url, 999, **PATIENT)
+        registry.fetch(999)
 
 
 def test_the_codec_writes_registered_ids_and_reads_older_versions(stub: StubRegistry) -> None:
