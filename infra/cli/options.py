@@ -1,6 +1,8 @@
 """Options that several commands share, and the settings that come of them."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,6 +25,13 @@ Bootstrap = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing unless it fails.")]
+Seed = Annotated[int, typer.Option(help="Of arrivals and words.")]
+Engine = Annotated[str | None, typer.Option(help="vllm or sim.", show_default="vllm")]
+
+
+def in_panel(panel: str) -> Callable[..., Any]:
+    """Options that help shows together: `in_panel("Live")(help="Per conversation.", min=2)`."""
+    return functools.partial(typer.Option, rich_help_panel=panel)
 
 
 def settings_from(

@@ -11,18 +11,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from infra.cli.options import AsJson
+from infra.cli.options import AsJson, Seed, in_panel
 from infra.terminal.output import stdout_console
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
     from infra.evaluate.live.conversations import LiveLoad
 
-    pass
-
 TRACES = "TRIVIUM_TRACES"
 _BESIDE = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "traces"
-_SIMULATED, _LIVE = "On virtual time", "Live"
+_SIMULATED, _LIVE = in_panel("On virtual time"), in_panel("Live")
 _EXAMPLES = """[bold]Examples[/]
 
 trivium evaluate ppd [dim]the whole grid on virtual time, about ten minutes[/]
@@ -50,58 +48,29 @@ def ppd(
     live: Annotated[
         bool, typer.Option("--live", help="On stacks of this machine, not on virtual time.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of arrivals and words.")] = 1,
+    seed: Seed = 1,
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("build/evaluate"),
     show: Annotated[bool, typer.Option("--show", help="Open the report in a browser.")] = False,
     as_json: AsJson = False,
-    quick: Annotated[
-        bool,
-        typer.Option("--quick", help="A tenth of the grid.", rich_help_panel=_SIMULATED),
-    ] = False,
-    jobs: Annotated[
-        int,
-        typer.Option(help="Processes.", show_default="one per core", rich_help_panel=_SIMULATED),
-    ] = 0,
+    quick: Annotated[bool, _SIMULATED("--quick", help="A tenth of the grid.")] = False,
+    jobs: Annotated[int, _SIMULATED(help="Processes.", show_default="one per core")] = 0,
     traces: Annotated[
         Path | None,
-        typer.Option(
-            envvar=TRACES,
-            help="Folder of real traffic.",
-            show_default="if it is there",
-            rich_help_panel=_SIMULATED,
-        ),
+        _SIMULATED(envvar=TRACES, help="Folder of real traffic.", show_default="if it is there"),
     ] = None,
     workload: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Of the grid; may be repeated.",
-            show_default="large, mid paste",
-            rich_help_panel=_LIVE,
-        ),
+        _LIVE(help="Of the grid; may be repeated.", show_default="large, mid paste"),
     ] = None,
     load: Annotated[
         list[float] | None,
-        typer.Option(
-            min=0.01,
-            help="Conversations/s; may be repeated.",
-            show_default="2",
-            rich_help_panel=_LIVE,
-        ),
+        _LIVE(min=0.01, help="Conversations/s; may be repeated.", show_default="2"),
     ] = None,
-    turns: Annotated[int, typer.Option(min=2, help="Per conversation.", rich_help_panel=_LIVE)] = 4,
-    conversations: Annotated[
-        int, typer.Option(min=1, help="Per way and load.", rich_help_panel=_LIVE)
-    ] = 20,
-    streams: Annotated[
-        int, typer.Option(min=1, help="Conversations at a time.", rich_help_panel=_LIVE)
-    ] = 2,
-    scale: Annotated[
-        float, typer.Option(min=0.001, help="Of the grid's lengths.", rich_help_panel=_LIVE)
-    ] = 1 / 16,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help="Deployments of vllm: pull, push, kept.", rich_help_panel=_LIVE),
-    ] = None,
+    turns: Annotated[int, _LIVE(min=2, help="Per conversation.")] = 4,
+    conversations: Annotated[int, _LIVE(min=1, help="Per way and load.")] = 20,
+    streams: Annotated[int, _LIVE(min=1, help="Conversations at a time.")] = 2,
+    scale: Annotated[float, _LIVE(min=0.001, help="Of the grid's lengths.")] = 1 / 16,
+    only: Annotated[list[str] | None, _LIVE(help="Deployments of vllm: pull, push, kept.")] = None,
 ) -> None:
     """The grid of the PPD paper, and what this project adds; or a part of it on live engines.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.cli.options import Bootstrap, Config, settings_of_running
+from infra.cli.options import Bootstrap, Config, Seed, in_panel, settings_of_running
 from infra.stack.statefile import read_state
 from schemas.errors import ConfigError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from streams.core.placement.ppd_table import PpdTable
 
 app = typer.Typer(help="Tables that policies look up, made by measuring beforehand.")
-_LIVE = "On a cluster"
+_LIVE = in_panel("On a cluster")
 _EXAMPLES = """[bold]Examples[/]
 
 trivium plan ppd --prefill 1 --decode 3 [dim]in the simulator[/]
@@ -59,29 +59,18 @@ def ppd(
     quick: Annotated[
         bool, typer.Option("--quick", help="Three loads instead of ten, or two kinds of turns.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of arrivals and words.")] = 1,
+    seed: Seed = 1,
     jobs: Annotated[int, typer.Option(help="Processes.", show_default="one per core")] = 0,
-    live: Annotated[
-        bool, typer.Option("--live", help="The cluster that runs here.", rich_help_panel=_LIVE)
-    ] = False,
-    url: Annotated[
-        str | None,
-        typer.Option(help="A gateway of any running cluster.", rich_help_panel=_LIVE),
-    ] = None,
-    engine: Annotated[
-        str | None,
-        typer.Option(help="Start one here: sim or vllm.", rich_help_panel=_LIVE),
-    ] = None,
-    conversations: Annotated[
-        int, typer.Option(min=1, help="Per kind, load and x.", rich_help_panel=_LIVE)
-    ] = 20,
+    live: Annotated[bool, _LIVE("--live", help="The cluster that runs here.")] = False,
+    url: Annotated[str | None, _LIVE(help="A gateway of any running cluster.")] = None,
+    engine: Annotated[str | None, _LIVE(help="Start one here: sim or vllm.")] = None,
+    conversations: Annotated[int, _LIVE(min=1, help="Per kind, load and x.")] = 20,
     streams: Annotated[
         list[int] | None,
-        typer.Option(
+        _LIVE(
             min=1,
             help="Conversations at a time: a load of the table; may be repeated.",
             show_default="2 and 8, with --quick 2",
-            rich_help_panel=_LIVE,
         ),
     ] = None,
     config: Config = None,

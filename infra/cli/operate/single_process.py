@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from infra.cli.options import Bootstrap, Config, roles_from, settings_from
+from infra.cli.options import Bootstrap, Config, Engine, roles_from, settings_from
 from infra.processes import garbage, log_lines
 from infra.processes.identity import PRIVATE
 from infra.stack.configuration import Settings
@@ -35,7 +35,7 @@ def worker(
     role: Annotated[
         list[str], typer.Option(help="prefill, decode or replica; several with a comma.")
     ],
-    engine: Annotated[str | None, typer.Option(help="vllm or sim.", show_default="vllm")] = None,
+    engine: Engine = None,
     member_id: Id = None,
     config: Config = None,
     bootstrap: Bootstrap = None,

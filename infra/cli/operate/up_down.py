@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.cli.options import AsJson, Bootstrap, Config, Quiet, settings_from
+from infra.cli.options import AsJson, Bootstrap, Config, Engine, Quiet, settings_from
 from infra.processes.identity import PRIVATE
 from infra.stack.statefile import StackState, read_state
 from infra.terminal.output import print_json
@@ -39,7 +39,7 @@ def up(
     ] = None,
     routers: Annotated[int, typer.Option(help="Routers.")] = 1,
     gateways: Annotated[int, typer.Option(help="Gateways, on ports from --port on.")] = 1,
-    engine: Annotated[str | None, typer.Option(help="vllm or sim.", show_default="vllm")] = None,
+    engine: Engine = None,
     model: Annotated[
         str | None,
         typer.Option(
