@@ -1,39 +1,35 @@
 """The records of a request's whole way, made quickly: encoded once, then with other names in them.
 
 A request is prefilled, handed over and decoded: what gateways, routers and workers write on the
-topics of sessions. Used by `infra/bench/takeover/main.py`.
+topics of sessions. The router's are those of the core itself, over a small fleet. Used by
+`infra/bench/takeover/main.py`.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+from infra.bench.decisions.large_fleet import ROUTER, Size, Traffic, answered, prefilled
 from schemas.codec import Codec
-from schemas.records import (
-    Candidate,
-    Decision,
-    DecisionKind,
-    Endpoint,
-    Mode,
-    Orchestration,
-    Outcome,
-    OutcomeKind,
-    Phase,
-    PhaseKind,
-    Priority,
-    Reason,
-    Request,
-    Role,
-    Sampling,
-    Session,
-)
+from schemas.records import PhaseKind, Work
 from schemas.rules.outcomes import outcome_key
 from schemas.rules.tokens import pack_tokens
+from streams.config import RouterSettings
+from streams.core.effects import Decide, Dispatch, SaveSession
+from streams.core.events import (
+    Event,
+    FleetRecordArrived,
+    OutcomeArrived,
+    PartitionReady,
+    PartitionTaken,
+    PhaseArrived,
+    RequestArrived,
+)
+from streams.core.router import Router
 
 LATER_MS = 1 << 42  # deadlines that nobody meets; no time of the template matters
 _ID, _SESSION = "req-00000000000000000000", "session-000000000000"
-_CANDIDATE = Candidate(
-    worker_id="decode-0", role=Role.DECODE, credits=8, running=3, work_ahead_tokens=900
-)
+_FLEET = Size(workers=10, sessions=1, blocks=1)
 
 
 class RecordSource:
@@ -70,97 +66,40 @@ def _named(template: bytes, request_id: bytes, session_id: bytes) -> bytes:
 
 def _records(prompt_tokens: int) -> Iterator[tuple[str, str, Any]]:
     """Topic, key and record, in the order in which they are written."""
-    request = Request(
+    traffic, router = Traffic(_FLEET, seed=1, start_ms=0), Router(ROUTER, RouterSettings())
+    for record in traffic.registrations():
+        router.apply(FleetRecordArrived(record, 0), 0)
+    for beat in traffic.beats(1, 0):
+        router.apply(FleetRecordArrived(beat, 1), 0)
+    for event in (PartitionTaken(0), PartitionReady(0)):
+        router.apply(event, 0)
+    request = replace(
+        traffic.request(0, 0),
         request_id=_ID,
         parent_id=_ID,
         session_id=_SESSION,
-        endpoint=Endpoint.CHAT,
-        priority=Priority.STANDARD,
-        model="tiny",
         prompt_tokens=pack_tokens(range(prompt_tokens)),
-        sampling=Sampling(max_tokens=200),
-        arrived_ms=0,
         deadline_ms=LATER_MS,
-        gateway_id="gateway-0",
-        gateway_partition=0,
     )
     yield "requests", _SESSION, request
-    for kind, reason in (
-        (DecisionKind.PLACE, Reason.FIRST_TURN),
-        (DecisionKind.HANDOFF, Reason.PREFILL_DONE),
-    ):
-        yield "decisions", _SESSION, _decision(kind, reason, prompt_tokens)
-    for phase, worker_id in (
-        (PhaseKind.PREFILL_DONE, "prefill-0"),
-        (PhaseKind.KV_RECEIVED, "decode-0"),
-    ):
-        yield "phases", _SESSION, _phase(phase, worker_id, prompt_tokens)
-    outcome = _outcome(prompt_tokens)
+    decision, work = _placed(router, RequestArrived(request, 0))
+    yield "decisions", _SESSION, decision
+    done = prefilled(work, 30)
+    yield "phases", _SESSION, done
+    decision, work = _placed(router, PhaseArrived(done, 0))
+    yield "decisions", _SESSION, decision
+    received = replace(done, kind=PhaseKind.KV_RECEIVED, worker_id=work.worker_id, kv=None)
+    yield "phases", _SESSION, received
+    outcome = answered(work, 2_000)
     yield "outcomes", outcome_key(outcome), outcome
-    session = Session(
-        session_id=_SESSION,
-        decode_worker="decode-0",
-        worker_epoch=1,
-        context_tokens=prompt_tokens + 200,
-        turns=1,
-        last_used_ms=0,
-    )
-    yield "sessions", _SESSION, session
+    (saved,) = router.apply(OutcomeArrived(outcome, 0), 0)
+    assert isinstance(saved, SaveSession)
+    yield "sessions", _SESSION, saved.session
 
 
-def _decision(kind: DecisionKind, reason: Reason, prompt_tokens: int) -> Decision:
-    return Decision(
-        request_id=_ID,
-        session_id=_SESSION,
-        attempt=1,
-        router_id="router-0",
-        at_ms=0,
-        kind=kind,
-        policy="learned",
-        reason=reason,
-        mode=Mode.REMOTE,
-        orchestration=Orchestration.PREFILL_FIRST,
-        prefill_worker="prefill-0",
-        prefill_epoch=1,
-        decode_worker="decode-0",
-        decode_epoch=1,
-        queue_length=0,
-        waited_ms=3,
-        slack_ms=60_000,
-        prompt_tokens=prompt_tokens,
-        session_tokens=0,
-        candidates=(_CANDIDATE,) * 4,
-    )
-
-
-def _phase(kind: PhaseKind, worker_id: str, prompt_tokens: int) -> Phase:
-    return Phase(
-        request_id=_ID,
-        session_id=_SESSION,
-        attempt=1,
-        router_id="router-0",
-        worker_id=worker_id,
-        worker_epoch=1,
-        kind=kind,
-        started_ms=0,
-        ended_ms=30,
-        prompt_tokens=prompt_tokens,
-        kv_bytes=1 << 20,
-    )
-
-
-def _outcome(prompt_tokens: int) -> Outcome:
-    return Outcome(
-        request_id=_ID,
-        session_id=_SESSION,
-        attempt=1,
-        kind=OutcomeKind.COMPLETED,
-        finish_reason="length",
-        written_by="decode-0",
-        mode=Mode.REMOTE,
-        prefill_worker="prefill-0",
-        decode_worker="decode-0",
-        prompt_tokens=prompt_tokens,
-        completion_tokens=200,
-        ended_ms=2_000,
-    )
+def _placed(router: Router, event: Event) -> tuple[Any, Work]:
+    """What is decided, and the work that a worker gets."""
+    decided, order = router.apply(event, 0)
+    assert isinstance(decided, Decide) and isinstance(order, Dispatch)
+    assert isinstance(order.record, Work)
+    return decided.decision, order.record

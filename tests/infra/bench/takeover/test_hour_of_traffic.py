@@ -1,0 +1,36 @@
+"""The records of an hour: a whole way each, under names of their own."""
+
+from infra.bench.takeover.hour_of_traffic import RecordSource
+from schemas.codec import Codec
+from schemas.records import DecisionKind, Mode, OutcomeKind, PhaseKind
+from schemas.rules.tokens import token_count
+
+CODEC = Codec()
+
+
+def test_a_request_has_its_whole_way_under_its_own_name() -> None:
+    source = RecordSource(prompt_tokens=300, turns=4)
+    told = list(source.records(7, has_ended=True))
+    topics = ["requests", "decisions", "phases", "decisions", "phases", "outcomes", "sessions"]
+    assert [topic for topic, _, _ in told] == topics
+    request, placed, done, handed, received, outcome, session = (
+        CODEC.decode(value) for _, _, value in told
+    )
+    assert {each.request_id for each in (request, placed, done, handed, received, outcome)} == {
+        "req-00000000000000000007"
+    }
+    assert (
+        session.session_id == request.session_id == source.session_id(7) == "session-000000000001"
+    )
+    assert token_count(request.prompt_tokens) == placed.prompt_tokens == 300
+    assert (placed.kind, handed.kind) == (DecisionKind.PLACE, DecisionKind.HANDOFF)
+    assert placed.mode is Mode.REMOTE and len(placed.candidates) >= 3
+    assert (done.kind, received.kind) == (PhaseKind.PREFILL_DONE, PhaseKind.KV_RECEIVED)
+    assert (done.worker_id, received.worker_id) == (placed.prefill_worker, placed.decode_worker)
+    assert outcome.kind is OutcomeKind.COMPLETED and session.decode_worker == received.worker_id
+
+
+def test_one_that_lives_has_no_end_yet() -> None:
+    source = RecordSource(prompt_tokens=3, turns=1)
+    topics = {topic for topic, _, _ in source.records(0, has_ended=False)}
+    assert topics == {"requests", "decisions", "phases"}
