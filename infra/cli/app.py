@@ -14,7 +14,7 @@ from infra.cli import about, chat
 from infra.cli.log import broker, explain, tail, topics
 from infra.cli.measure import bench, evaluate, plan_tables
 from infra.cli.operate import pools, single_process, status, up_down
-from infra.cli.retrieve import documents, index_files, search
+from infra.cli.retrieve import documents, index_files, ingest, search
 from schemas.errors import TriviumError
 
 EXIT_ERROR = 2
@@ -34,6 +34,7 @@ app.command("status", rich_help_panel="Run")(status.status)
 app.command("chat", rich_help_panel="Run")(chat.chat)
 app.add_typer(pools.app, name="pool", rich_help_panel="Run")
 app.command("search", rich_help_panel="Run")(search.search)
+app.command("ingest", rich_help_panel="Run")(ingest.ingest)
 app.command("demo", rich_help_panel="Run")(bench.demo)
 app.command("bench", rich_help_panel="Run", context_settings=bench.PASS_ON)(bench.bench)
 app.add_typer(evaluate.app, name="evaluate", rich_help_panel="Run")

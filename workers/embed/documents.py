@@ -15,7 +15,7 @@ from aiokafka import ConsumerRecord
 
 from schemas.codec import Codec
 from schemas.errors import EngineFailed, RecordError
-from schemas.log.clients import LogProducer
+from schemas.log.clients import Headers, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
 from schemas.records import Document, DocumentPassages, MemberKind
@@ -37,6 +37,7 @@ from workers.embed.known import Declarations, KnownPassages
 from workers.embed.scheduler import Urgency
 
 Result = TypeVar("Result")
+KEPT = ("x-vectors", b"kept")  # header of passages that were there, of which only facts changed
 _WRITTEN_S = 10.0  # the longest that a lost partition's last writes are waited for
 
 
@@ -124,10 +125,10 @@ class DocumentWork:
             return
         check_text(document)
         self._declarations.check(document.collection)
-        passages = None
-        if wanted is Verdict.KEEP:
-            passages = await self._kept(record, key, document)
-        await self._write(record, key, passages or await self._made(record, document, cutting))
+        if wanted is Verdict.KEEP and (kept := await self._kept(record, key, document)):
+            await self._write(record, key, kept, [KEPT])
+        else:
+            await self._write(record, key, await self._made(record, document, cutting))
 
     def _decoded(self, record: ConsumerRecord, key: bytes) -> Document | None:
         if not record.value:
@@ -191,22 +192,28 @@ class DocumentWork:
         return spans, [cutting.chunk_tokens] * len(spans)
 
     async def _write(
-        self, record: ConsumerRecord, key: bytes, passages: DocumentPassages | None
+        self,
+        record: ConsumerRecord,
+        key: bytes,
+        passages: DocumentPassages | None,
+        headers: Headers = (),
     ) -> None:
         await self._membership.stands()
-        writing = asyncio.ensure_future(self._written(record.partition, key, passages))
+        writing = asyncio.ensure_future(self._written(record.partition, key, passages, headers))
         self._writes.add(writing)
         writing.add_done_callback(self._writes.discard)
         await asyncio.shield(writing)
 
-    async def _written(self, partition: int, key: bytes, passages: DocumentPassages | None) -> None:
+    async def _written(
+        self, partition: int, key: bytes, passages: DocumentPassages | None, headers: Headers
+    ) -> None:
         if passages is None:
             topic = self._settings.topic_prefix + "passages"
             await (await self._producer.send_raw(topic, None, key=key, partition=partition))
             self._known.put(partition, key, None)
             return
         sent = await self._producer.send(
-            "passages", passages, key=key.decode(), partition=partition
+            "passages", passages, key=key.decode(), partition=partition, headers=headers
         )
         acknowledged = await sent
         self._known.put(partition, key, held_of(passages, int(acknowledged.offset)))

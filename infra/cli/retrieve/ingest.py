@@ -1,0 +1,214 @@
+"""`trivium ingest`: files become documents, embedding workers make them searchable."""
+
+import asyncio
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.cli.options import AsJson, Bootstrap, Config, Quiet, settings_of_running
+from infra.terminal.output import print_json
+from schemas.errors import ConfigError
+from schemas.settings import LogSettings
+
+if TYPE_CHECKING:
+    from infra.ingest.batch import Reading, Refusal, Target
+    from infra.ingest.writer import Fates, Ingester
+
+EXIT_INCOMPLETE = 1
+
+
+def ingest(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Files and folders.")],
+    collection: Annotated[str, typer.Option("--collection", "-c", help="Where to.")] = "default",
+    watch: Annotated[bool, typer.Option("--watch", help="Go on with what changes.")] = False,
+    tenant: Annotated[str, typer.Option(help="Who alone may find them.")] = "",
+    metadata: Annotated[str, typer.Option(help="JSON object, for all of them.")] = "",
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until they are embedded.")] = True,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Ingest text, Markdown, HTML, PDF and JSON lines; the same content again embeds nothing.
+
+    A document's id is its path below the folder, or a file's own name. A line of a .jsonl file is
+    `{"id": "a", "text": "...", "title": "...", "metadata": {"year": 2020}}`. What cannot be read is
+    named, the rest is ingested, and the exit code is 1.
+
+    Examples: `trivium ingest docs -c handbook`, `trivium ingest notes --watch`
+    """
+    from infra.ingest.batch import Reading
+
+    target = _target(collection, tenant, metadata)
+    roots = [_there(path) for path in paths]
+    log = settings_of_running(config, bootstrap).log
+    call = _Call(log, roots, Reading(target), shows=not (quiet or as_json), waits=wait)
+    complete = asyncio.run(call.run(watch=watch))
+    if as_json:
+        print_json(call.told())
+    if not complete:
+        sys.exit(EXIT_INCOMPLETE)
+
+
+def _target(collection: str, tenant: str, metadata: str) -> "Target":
+    from infra.ingest.batch import Target
+
+    if not 0 < len(collection) <= 128 or "/" in collection:
+        raise ConfigError(
+            f"--collection: expected 1 to 128 characters without a slash, found {collection!r}"
+        )
+    try:
+        facts = json.loads(metadata or "{}")
+    except ValueError as error:
+        raise ConfigError(f"--metadata: expected a JSON object: {error}") from error
+    if not isinstance(facts, dict):
+        raise ConfigError(f"--metadata: expected a JSON object, found {metadata!r:.80}")
+    return Target(collection=collection, tenant=tenant, metadata=facts)
+
+
+def _there(path: Path) -> Path:
+    if not path.exists():
+        raise ConfigError(f"{path}: no such file or folder")
+    return path.absolute()
+
+
+class _Call:
+    """One call of the command."""
+
+    def __init__(
+        self, log: LogSettings, roots: list[Path], reading: "Reading", *, shows: bool, waits: bool
+    ) -> None:
+        self._log, self._roots, self._reading = log, roots, reading
+        self._shows, self._waits = shows, waits
+        self._refused: list[Refusal] = []
+        self._workers = True
+        self._ingester: Ingester | None = None
+
+    async def run(self, *, watch: bool) -> bool:
+        """Whether all of it was ingested, and embedded as far as that was waited for."""
+        from infra.ingest.writer import Ingester
+        from schemas.log.registry import make_codec
+        from workers.embed.worker import group_id
+
+        codec = await asyncio.to_thread(make_codec, self._log)
+        self._workers = not self._waits or await _has_workers(self._log, codec)
+        ingester = self._ingester = Ingester(self._log, codec, group_id(self._log))
+        await ingester.start()
+        try:
+            await self._all(ingester)
+            self._say(ingester.fates)
+            if watch:
+                await self._watch(ingester)
+        finally:
+            await ingester.stop()
+        fates = ingester.fates
+        return not (self._refused or fates.refused) and (not self._waits or not fates.waiting)
+
+    async def _all(self, ingester: "Ingester") -> None:
+        from rich.console import Console
+        from rich.progress import MofNCompleteColumn, Progress
+
+        from infra.ingest.files import sources
+        from schemas.log.clock import wall_ms
+
+        files = await asyncio.to_thread(lambda: list(sources(self._roots)))
+        errors = Console(stderr=True)
+        hidden = not (self._shows and errors.is_terminal)
+        columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+        with Progress(*columns, console=errors, transient=True, disable=hidden) as progress:
+            task = progress.add_task("read", total=len(files))
+            for source in files:
+                found, refused = await asyncio.to_thread(self._reading.documents, source, wall_ms())
+                self._refuse(refused)
+                for document in found:
+                    await ingester.put(document)
+                progress.advance(task)
+            await ingester.flush()
+            if self._waits and self._workers:
+                task = progress.add_task("embedded", total=ingester.fates.written)
+                await ingester.follow(lambda fates: progress.update(task, completed=fates.done))
+
+    async def _watch(self, ingester: "Ingester") -> None:
+        from infra.ingest.watching import changes
+
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop.set)
+        self._print(f"watching {', '.join(map(str, self._roots))}; Ctrl-C ends")
+        async for now in changes(self._roots, self._reading, stop):
+            self._refuse(now.refused)
+            for document in now.documents:
+                await ingester.put(document)
+            for document_id in now.gone:
+                await ingester.drop(self._reading.target.collection, document_id)
+            await ingester.flush()
+            if self._waits and self._workers:
+                await ingester.follow(lambda _: None)
+            for document in now.documents:
+                self._print(f"changed: {document.document_id}")
+            for document_id in now.gone:
+                self._print(f"deleted: {document_id}")
+
+    def _refuse(self, refused: "list[Refusal]") -> None:
+        self._refused += refused
+        for each in refused:
+            print(f"{each.path}: {each.reason}", file=sys.stderr)
+
+    def _say(self, fates: "Fates") -> None:
+        for name, reason in fates.refused:
+            print(f"{name}: {reason}", file=sys.stderr)
+        said = f"collection {self._reading.target.collection}: documents {fates.written}"
+        if self._waits and self._workers:
+            said += (
+                f", embedded {fates.embedded} ({fates.passages} passages), "
+                f"unchanged {fates.unchanged}"
+            )
+        if refused := len(self._refused) + len(fates.refused):
+            said += f", refused {refused}"
+        self._print(said)
+        if not self._workers:
+            print(
+                "no embedding worker is there: the documents wait on the log; start one with "
+                "`trivium embedding`",
+                file=sys.stderr,
+            )
+
+    def _print(self, text: str) -> None:
+        if self._shows:
+            print(text, flush=True)
+
+    def told(self) -> dict[str, Any]:
+        """For programs."""
+        assert self._ingester is not None, "run first"
+        fates = self._ingester.fates
+        refused = [{"path": each.path, "reason": each.reason} for each in self._refused]
+        refused += [{"path": name, "reason": reason} for name, reason in fates.refused]
+        return {
+            "collection": self._reading.target.collection,
+            "documents": fates.written,
+            "deleted": fates.deleted,
+            "embedded": fates.embedded,
+            "passages": fates.passages,
+            "unchanged": fates.unchanged,
+            "waiting": fates.waiting,
+            "refused": refused,
+        }
+
+
+async def _has_workers(log: LogSettings, codec: Any) -> bool:
+    """Whether an embedding worker lives."""
+    from infra.stack.fleet_watch import FleetWatch
+    from schemas.log.clock import wall_ms
+    from schemas.records import MemberKind
+
+    fleet = FleetWatch(log, codec)
+    try:
+        await fleet.start()
+    finally:
+        await fleet.stop()
+    living = fleet.view.living(MemberKind.WORKER, wall_ms())
+    return any(member.registration.embedding is not None for member in living)

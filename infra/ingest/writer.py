@@ -1,0 +1,152 @@
+"""Writes documents to the log, and tells what has become of them: embedded, unchanged, refused.
+
+Embedding workers write a document's passages, or a dead letter, or nothing where its passages are
+there already, and acknowledge it then. So a document is done when its passages are seen, or when
+its group has read on.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiokafka import ConsumerRecord, TopicPartition
+
+from schemas.codec import Codec
+from schemas.log.clients import AssignedReader, LogProducer
+from schemas.log.connecting import asking_client
+from schemas.records import Document, DocumentPassages
+from schemas.settings import LogSettings
+from schemas.topics import DEAD_LETTER_SUFFIX, document_key, partition_of
+from workers.embed.documents import KEPT
+
+_UNDER_WAY = 500  # sent and not acknowledged
+_LOOK_MS = 300
+_TOPIC = "documents"
+_ORIGIN = ("x-dlq-partition", "x-dlq-offset")
+Place = tuple[int, int]  # partition and offset
+
+
+@dataclass(slots=True)
+class Fates:
+    """Of the documents of one call."""
+
+    written: int = 0
+    deleted: int = 0
+    embedded: int = 0
+    passages: int = 0
+    refused: list[tuple[str, str]] = field(default_factory=list)  # id and reason
+    done: int = 0
+
+    @property
+    def unchanged(self) -> int:
+        """Read by a worker that had nothing to do."""
+        return self.done - self.embedded - len(self.refused)
+
+    @property
+    def waiting(self) -> int:
+        return self.written - self.done
+
+
+class Ingester:
+    """`start`, then `put` and `drop`, then `follow` as long as one wants to know; then `stop`."""
+
+    def __init__(self, log: LogSettings, codec: Codec, group: str) -> None:
+        """`group` is that of the embedding workers, with the prefix of the topics."""
+        self.fates = Fates()
+        self._log, self._codec, self._group = log, codec, group
+        self._producer = LogProducer(log, codec, durable=True, client_id="trivium-ingest")
+        partitions = range(log.document_partitions)
+        self._passages = AssignedReader(log, "passages", partitions, client_id="trivium-ingest")
+        letters = _TOPIC + DEAD_LETTER_SUFFIX
+        self._letters = AssignedReader(log, letters, [0], client_id="trivium-ingest-letters")
+        self._acks: list[Any] = []
+        self._open: dict[Place, str] = {}  # ids of documents of which nothing is known yet
+
+    async def start(self) -> None:
+        """Raises BrokerUnavailable. What comes from now on is seen."""
+        await self._producer.start()
+        await self._passages.start("latest")
+        await self._letters.start("latest")
+
+    async def stop(self) -> None:
+        """Close."""
+        await self._producer.stop()
+        await self._passages.stop()
+        await self._letters.stop()
+
+    async def put(self, document: Document) -> None:
+        """Raises RecordTooLarge, BrokerUnavailable."""
+        key = document_key(document.collection, document.document_id)
+        partition = partition_of(key, self._log.document_partitions)
+        ack = await self._producer.send(_TOPIC, document, key=key, partition=partition)
+        self.fates.written += 1
+        await self._add(self._sent(document.document_id, partition, ack))
+
+    async def drop(self, collection: str, document_id: str) -> None:
+        """A tombstone."""
+        key = document_key(collection, document_id)
+        partition = partition_of(key, self._log.document_partitions)
+        topic = self._log.topic_prefix + _TOPIC
+        ack = await self._producer.send_raw(topic, None, key=key.encode(), partition=partition)
+        self.fates.deleted += 1
+        await self._add(_acknowledged(ack))
+
+    async def _add(self, sending: Any) -> None:
+        self._acks.append(asyncio.ensure_future(sending))
+        if len(self._acks) >= _UNDER_WAY:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Wait until the broker has all that was written."""
+        acks, self._acks = self._acks, []
+        await asyncio.gather(*acks)
+
+    async def _sent(self, document_id: str, partition: int, ack: Any) -> None:
+        self._open[partition, int((await ack).offset)] = document_id
+
+    async def follow(self, told: Callable[[Fates], None]) -> None:
+        """Until all that was written is done; `told` hears of every change."""
+        await self.flush()
+        topic, count = self._log.topic_prefix + _TOPIC, self._log.document_partitions
+        places = [TopicPartition(topic, partition) for partition in range(count)]
+        async with asking_client(self._log, self._group) as asking:
+            asking.assign(places)
+            while self._open:
+                records = await self._passages.batch(timeout_ms=_LOOK_MS)
+                self._made(records)
+                if not records:
+                    await self._look({tp.partition: await asking.committed(tp) for tp in places})
+                told(self.fates)
+
+    async def _look(self, committed: dict[int, int | None]) -> None:
+        """How far the group has read: passages and dead letters were written before that."""
+        for record in await self._letters.read_to_end():
+            said = dict(record.headers)
+            partition, offset = (int(said.get(name, b"-1")) for name in _ORIGIN)
+            if (refused := self._open.pop((partition, offset), None)) is not None:
+                reason = said.get("x-dlq-error-message", b"").decode(errors="replace")
+                self.fates.refused.append((refused, reason))
+                self.fates.done += 1
+        self._made(await self._passages.read_to_end())
+        for partition, offset in list(self._open):
+            if offset < (committed.get(partition) or 0):
+                del self._open[partition, offset]
+                self.fates.done += 1
+
+    def _made(self, records: list[ConsumerRecord]) -> None:
+        for record in records:
+            if not record.value:
+                continue
+            passages = self._codec.decode(record.value)
+            if not isinstance(passages, DocumentPassages):
+                continue
+            if self._open.pop((record.partition, passages.documents_offset), None) is not None:
+                self.fates.done += 1
+                if KEPT not in record.headers:
+                    self.fates.embedded += 1
+                    self.fates.passages += len(passages.chunks)
+
+
+async def _acknowledged(ack: Any) -> None:
+    await ack
