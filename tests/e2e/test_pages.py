@@ -38,7 +38,9 @@ async def running(kafka: LogSettings, tmp_path: Path) -> AsyncIterator[Stack]:
     settings = sim_settings(kafka)
     settings = replace(settings, model=replace(settings.model, name=MODEL))
     folder = tmp_path / "home"
-    async with stack(settings, folder, prefill=2, decode=2, retrieval=2, shards=2) as found:
+    async with stack(
+        settings, folder, prefill=2, decode=2, retrieval=2, shards=2, embedding=1
+    ) as found:
         yield found
 
 
@@ -48,6 +50,8 @@ def write_files(folder: Path) -> None:
         '{"id": "a", "vector": [0.1, 0.9], "metadata": {"year": 2020}}\n'
         '{"id": "b", "vector": [0.9, 0.1], "metadata": {"year": 2019}}\n'
     )
+    (folder / "docs").mkdir()
+    (folder / "docs" / "ferry.md").write_text("# Ferries\n\nThe Ondry ferry leaves from pier 7.\n")
     np.save(folder / "q.npy", np.array([0.1, 0.9], np.float32))
     draw = np.random.default_rng(1)
     np.save(folder / "vectors.npy", draw.standard_normal((200, 8), np.float32))

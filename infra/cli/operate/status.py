@@ -117,6 +117,8 @@ def members(fleet: "FleetWatch") -> list[dict[str, Any]]:
                 "load": asdict(member.load),
                 "shard": asdict(registration.search) if registration.search else None,
                 "search": asdict(member.search) if member.search else None,
+                "embedder": asdict(registration.embedding) if registration.embedding else None,
+                "embedding": asdict(member.embedding) if member.embedding else None,
                 "clock_ms": member.ahead_ms,
                 "silent_ms": max(0, now_ms - member.seen_ms),
             }
@@ -158,6 +160,8 @@ def _view(rows: list[dict[str, Any]]) -> Any:
         parts += ["", _clocks(rows)]
     if any(row["search"] for row in rows):
         parts += ["", _searchers(rows)]
+    if any(row["embedder"] for row in rows):
+        parts += ["", _embedders(rows)]
     return Group(*parts)
 
 
@@ -196,6 +200,25 @@ def _searchers(rows: list[dict[str, Any]]) -> Any:
             f"{search['share']:.2f}",
             str(search["searches_total"]),
             str(search["misses_total"]),
+        )
+    return table
+
+
+def _embedders(rows: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    heads = ("embedding", "embedder", "waiting", "queries", "documents", "unchanged", "passages")
+    table = Table(*heads, "ms/text", box=None, padding=(0, 1, 0, 0))
+    for row in rows:
+        embedder, load = row["embedder"], row["embedding"]
+        if not embedder or not load:
+            continue
+        counts = ("waiting", "queries_total", "documents_total", "unchanged_total", "chunks_total")
+        table.add_row(
+            row["member_id"],
+            f"{embedder['embedder']}, {embedder['dim']} values",
+            *(str(load[count]) for count in counts),
+            f"{load['ms_per_text']:.1f}",
         )
     return table
 

@@ -1,6 +1,9 @@
 """What `trivium status` and `trivium tail` print, from records at hand."""
 
+from dataclasses import asdict
+
 from infra.cli.operate.status import members
+from schemas.records import EmbedCapability, EmbedLoad
 from tests.infra.watched_fleet import fleet, shown
 
 
@@ -34,6 +37,19 @@ def test_status_fits_a_terminal_of_80_columns() -> None:
     rows[0] |= {"state": "lost", "silent_ms": 4_200}
     assert "both-0 retrieval lost 4 s 4/4 0 0 0/8192" in shown(rows, 100)
     assert any(row.startswith("both-0 retrieval lost") for row in shown(rows, 80))
+
+
+def test_status_tells_what_embedding_workers_do() -> None:
+    rows = members(fleet())
+    assert {row["embedder"] for row in rows} == {row["embedding"] for row in rows} == {None}
+    load = EmbedLoad(waiting=3, queries_total=5, documents_total=8, unchanged_total=2)
+    rows[0] |= {
+        "embedder": asdict(EmbedCapability(embedder="hash@1", dim=256, tokens_max=9)),
+        "embedding": {**asdict(load), "chunks_total": 21, "ms_per_text": 1.25},
+    }
+    told = shown(rows, 120)
+    assert "embedding embedder waiting queries documents unchanged passages ms/text" in told
+    assert f"{rows[0]['member_id']} hash@1, 256 values 3 5 8 2 21 1.2" in told
 
 
 def test_status_of_nobody() -> None:
