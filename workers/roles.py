@@ -20,7 +20,7 @@ log = logging.getLogger("trivium.worker")
 def lease_topics(roles: Iterable[Role]) -> list[str]:
     """The topics on which these roles take work; raises ConfigError where they make no worker."""
     roles = set(roles)
-    if not roles or roles & {Role.UNKNOWN, Role.RETRIEVAL}:
+    if not roles or roles - WORK_TOPICS.keys():
         raise ConfigError("worker roles: expected prefill, decode or replica")
     if {Role.DECODE, Role.REPLICA} <= roles:
         raise ConfigError("worker roles: decode and replica share their credits; choose one")

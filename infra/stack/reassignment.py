@@ -28,9 +28,10 @@ def find_worker(fleet: FleetWatch, worker_id: str) -> Member:
     if member is None:
         known = ", ".join(living) or "none"
         raise ConfigError(f"no worker {worker_id!r} lives; expected one of: {known}")
-    if Role.RETRIEVAL in member.registration.roles:
+    served = {Role.RETRIEVAL, Role.EMBEDDING}.intersection(member.registration.roles)
+    if served:
         raise ConfigError(
-            f"{worker_id} serves retrieval; expected a worker with a language model's engine"
+            f"{worker_id} serves {served.pop()}; expected a worker with a language model's engine"
         )
     if member.state is not MemberState.READY or member.registration.capability is None:
         raise NotReady(f"{worker_id} is {member.state}; only a ready worker can be moved")

@@ -118,7 +118,8 @@ async def met(running: Stack) -> None:
 
     async def known() -> bool:
         routers = names[MemberKind.ROUTER]
-        workers = {each for each in names[MemberKind.WORKER] if not each.startswith("retrieval-")}
+        others = ("retrieval-", "embedding-")
+        workers = {each for each in names[MemberKind.WORKER] if not each.startswith(others)}
         return await know_workers(running.settings.log, routers, workers)
 
     await until(known)

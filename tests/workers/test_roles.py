@@ -197,7 +197,9 @@ def test_roles_choose_the_topics(roles: list[Role], topics: list[str]) -> None:
     assert lease_topics(roles) == topics
 
 
-@pytest.mark.parametrize("roles", [[], [Role.UNKNOWN], [DECODE, REPLICA]])
+@pytest.mark.parametrize(
+    "roles", [[], [Role.UNKNOWN], [Role.RETRIEVAL], [Role.EMBEDDING], [DECODE, REPLICA]]
+)
 def test_roles_that_make_no_worker(roles: list[Role]) -> None:
     with pytest.raises(ConfigError, match="worker roles"):
         lease_topics(roles)

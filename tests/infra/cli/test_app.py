@@ -14,7 +14,7 @@ from tests.infra.cli.running import PLAIN, trivium, trivium_here
 
 COMMANDS = (
     "up down status chat pool demo bench broker topics tail explain asyncapi worker router gateway "
-    "retrieval search documents index version"
+    "retrieval embedding search ingest documents index version"
 ).split()
 NOWHERE = "127.0.0.1:1"
 

@@ -203,7 +203,8 @@ class DocumentFollower:
                     f"{document!r:.200}"
                 )
             self._check_key(record, document_key(document.collection, document.document_id))
-            kept = None if document.deleted else document
+            embedded_elsewhere = document.text and not document.vector
+            kept = None if document.deleted or embedded_elsewhere else document
             return Change(document.collection, document.document_id, kept)
         try:
             collection, slash, document_id = (record.key or b"").decode().partition("/")
