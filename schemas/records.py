@@ -5,8 +5,10 @@ validates (`schemas/codec.py` does).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
+
+from schemas.frozen import frozen
 
 
 class CancelReason(StrEnum):
@@ -187,7 +189,7 @@ class WorkPhase(StrEnum):
     DECODE = "decode"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class AssignRoles:
     """An operator gives a worker other roles, while it runs."""
 
@@ -197,7 +199,7 @@ class AssignRoles:
     at_ms: int  # wall time at the operator
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CancelWork:
     """Stop a request on one worker and free what it holds."""
 
@@ -209,7 +211,7 @@ class CancelWork:
     void: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Cancellation:
     """The client or its gateway gave a request up."""
 
@@ -221,7 +223,7 @@ class Cancellation:
     tenant: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Candidate:
     """A worker that a decision looked at."""
 
@@ -234,7 +236,7 @@ class Candidate:
     cached_tokens: int = 0  # prompt tokens that its prefix cache is thought to hold
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Capability:
     """What a worker's engine is and can do."""
 
@@ -251,7 +253,7 @@ class Capability:
     kv_bytes_per_token: int = 0  # bytes of KV of one token over all ranks; 0: not told
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Chunk:
     """A passage of a document, as the embedding pool cut it."""
 
@@ -262,7 +264,7 @@ class Chunk:
     tokens: bytes = b""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Citation:
     """A passage that stands in a request's prompt."""
 
@@ -276,7 +278,7 @@ class Citation:
     seq: int = 0  # before which token of the answer it was put in
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CollectionDeclared:
     """What an operator says of a collection, before or after its first document; the last record
     counts.
@@ -291,7 +293,7 @@ class CollectionDeclared:
     at_ms: int  # wall time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CollectionMade:
     """What a collection is on one shard, from its first document on; it outlives that document."""
 
@@ -302,7 +304,7 @@ class CollectionMade:
     at_ms: int  # wall time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class CollectionState:
     """A collection as one retrieval worker holds it."""
 
@@ -317,7 +319,7 @@ class CollectionState:
     embedder: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class ControlMoved:
     """The control loop of a retrieval worker moved prefill's share or its flush timeout."""
 
@@ -334,7 +336,7 @@ class ControlMoved:
     flush_ms: float  # the same from now on
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Estimate:
     """What a policy expected of the two ways to run a request."""
 
@@ -350,7 +352,7 @@ class Estimate:
     kv_price: float = 0.0  # price of the KV that remote would move
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Decision:
     """One decision of a router, with what it looked at."""
 
@@ -388,7 +390,7 @@ class Decision:
     policy_reason: Reason = Reason.UNKNOWN
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Document:
     """A document: its text, which is cut into passages and embedded here, or a ready vector; and
     its metadata.
@@ -405,7 +407,7 @@ class Document:
     tenant: str = ""  # who alone may find it; empty: whoever may search the collection
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class DocumentPassages:
     """A document's passages, all in one record, so that they change together."""
 
@@ -422,7 +424,7 @@ class DocumentPassages:
     at_ms: int  # wall time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EmbedCapability:
     """What an embedding worker embeds with."""
 
@@ -431,7 +433,7 @@ class EmbedCapability:
     tokens_max: int  # of a text; the rest of it is not seen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EmbedLoad:
     """What an embedding worker is doing now."""
 
@@ -443,7 +445,7 @@ class EmbedLoad:
     ms_per_text: float = 0.0  # of the last batches
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class EmbedRequest:
     """Texts whose vectors somebody wants."""
 
@@ -454,7 +456,7 @@ class EmbedRequest:
     deadline_ms: int  # wall time after which nobody waits
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class WireError:
     """An error as it travels; see schemas/errors.py for the tree."""
 
@@ -463,7 +465,7 @@ class WireError:
     retriable: bool = False  # whether the same request may succeed when tried again
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Embedded:
     """The vectors of texts, or why there are none."""
 
@@ -477,7 +479,7 @@ class Embedded:
     at_ms: int  # wall time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Grant:
     """How many requests one router may have on a worker."""
 
@@ -486,7 +488,7 @@ class Grant:
     credits: int  # most requests at once
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Load:
     """What a member is doing now."""
 
@@ -507,7 +509,7 @@ class Load:
     stalled_share: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SearchLoad:
     """What a retrieval worker is doing now; waits are of the last seconds."""
 
@@ -529,7 +531,7 @@ class SearchLoad:
     behind: int = 0  # records of documents and passages that are not in its indexes yet
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Heartbeat:
     """A member lives; the lease dies with it."""
 
@@ -544,7 +546,7 @@ class Heartbeat:
     embedding: EmbedLoad | None = None  # of an embedding worker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Passage:
     """A passage as it was found: what is put into a prompt, and cited."""
 
@@ -559,7 +561,7 @@ class Passage:
     score: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Hits:
     """What one shard found for a retrieval, nearest first, or why it found nothing."""
 
@@ -597,7 +599,7 @@ class Insert:
     tokens: bytes  # token ids as little-endian int32
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class JournalBatch:
     """Which records a router applied, in which order and at which time; columns of equal length."""
 
@@ -610,7 +612,7 @@ class JournalBatch:
     now_ms: Sequence[int]  # the time given to the core
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KvEvents:
     """Which KV blocks a worker came to hold in its prefix cache, or lost, since its last batch."""
 
@@ -626,7 +628,7 @@ class KvEvents:
     removed: bytes = b""  # hashes of blocks that were evicted; applied before stored
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class KvHandle:
     """Where computed KV lies, and until when it may be read. Used once."""
 
@@ -642,7 +644,7 @@ class KvHandle:
     params: bytes = b""  # the engine's own parameters, opaque to everyone but the engines
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Lease:
     """A partition that belongs to one member."""
 
@@ -650,7 +652,7 @@ class Lease:
     partition: int  # the partition
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Outcome:
     """A terminal record of an accepted request; that of the highest attempt counts."""
 
@@ -679,7 +681,7 @@ class Outcome:
     orchestration: Orchestration = Orchestration.NONE  # how a remote placement ran
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Phase:
     """A finished step of a request on a worker."""
 
@@ -704,7 +706,7 @@ class Phase:
     kv_read_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class SearchCapability:
     """Which part of the collections a retrieval worker holds, and with what it searches."""
 
@@ -714,7 +716,7 @@ class SearchCapability:
     slots: int  # searches at once
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Registration:
     """A member of the fleet introduces itself; written once per start and role change."""
 
@@ -732,7 +734,7 @@ class Registration:
     embedding: EmbedCapability | None = None  # for embedding workers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Structured:
     """A constraint on the form of the answer."""
 
@@ -741,7 +743,7 @@ class Structured:
     value: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Sampling:
     """How tokens are drawn and when generation stops; every field has a value, so engines never
     guess defaults.
@@ -770,7 +772,7 @@ class Sampling:
     structured: Structured | None = None  # form of the answer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Retrieval:
     """What a request wants to have found first, and where that goes in the prompt."""
 
@@ -794,7 +796,7 @@ class Retrieval:
     room_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Request:
     """One accepted chat or completion call."""
 
@@ -826,7 +828,7 @@ class Request:
     retrieval: Retrieval | None = None  # what is to be found first
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Resumption:
     """A client reads the answer of a request at another gateway than before."""
 
@@ -837,7 +839,7 @@ class Resumption:
     at_ms: int  # wall time
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RetrievalRequest:
     """One vector search, for every shard of a collection."""
 
@@ -870,7 +872,7 @@ class RetrievalRequest:
     embedder: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Retrieved:
     """What was found for a request, or why nothing was; of several the first counts."""
 
@@ -893,7 +895,7 @@ class Retrieved:
     degraded: str = ""  # why by words alone, though not wished so
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Session:
     """What a router remembers of a conversation."""
 
@@ -906,7 +908,7 @@ class Session:
     kv: KvHandle | None = None  # where its KV may be read, if the engine keeps it for that
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StreamEnd:
     """The last word on one stream."""
 
@@ -926,7 +928,7 @@ class StreamEnd:
     kv_bytes: int = 0  # bytes received over NIXL
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TopLogprob:
     """One of the likeliest tokens."""
 
@@ -935,7 +937,7 @@ class TopLogprob:
     logprob: float  # natural logarithm of its probability
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TokenLogprob:
     """The log-probability of a generated token and of its rivals."""
 
@@ -945,7 +947,7 @@ class TokenLogprob:
     top: Sequence[TopLogprob] = ()  # the likeliest tokens at this place
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StreamLogprobs:
     """Log-probabilities of consecutive tokens of one stream."""
 
@@ -955,7 +957,7 @@ class StreamLogprobs:
     tokens: Sequence[TokenLogprob]  # one per token
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StreamRetrieved:
     """What was put into a stream's prompt, told by its router."""
 
@@ -967,7 +969,7 @@ class StreamRetrieved:
     error: WireError | None = None  # why the answer goes on without
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StreamStart:
     """How and where a stream is run, told once with its first token."""
 
@@ -979,7 +981,7 @@ class StreamStart:
     decode_worker: str = ""  # who generates; empty while it is not chosen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TokenFrame:
     """New tokens of all streams of one gateway after one engine step; columns of equal length, one
     row per stream.
@@ -1001,7 +1003,7 @@ class TokenFrame:
     retrieved: Sequence[StreamRetrieved] = ()  # what was found for streams that begin soon
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class TurnBatch:
     """Answers that ended: what the next turns of their conversations begin with, for clients that
     name no session; columns of equal length.
@@ -1013,7 +1015,7 @@ class TurnBatch:
     session_ids: Sequence[str]  # the conversations
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Work:
     """One phase of a request, for one worker."""
 

@@ -22,8 +22,10 @@ validates (`schemas/codec.py` does).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
+
+from schemas.frozen import frozen
 '''
 _PLAIN = {
     "string": "str",
@@ -80,7 +82,7 @@ def _enum(schema: Schema) -> str:
 
 def _record(schema: Schema, known: dict[str, Schema]) -> str:
     fields = "".join(_field(each, known) for each in schema["fields"])
-    head = f"@dataclass(frozen=True, slots=True, kw_only=True)\nclass {schema['name']}:\n"
+    head = f"@frozen\nclass {schema['name']}:\n"
     return f"{head}{_docstring(schema['doc'])}\n{fields}"
 
 

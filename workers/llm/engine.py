@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from schemas.errors import TriviumError
+from schemas.frozen import frozen
 from schemas.records import (
     Capability,
     KvHandle,
@@ -26,7 +27,7 @@ from workers.kv.block_log import BlockLog
 PeerMetadata = Callable[[str], bytes | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Job:
     """One phase of one request.
 

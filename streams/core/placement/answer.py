@@ -1,13 +1,12 @@
 """What placement answers: a chosen way to run a request, and why."""
 
-from dataclasses import dataclass
-
+from schemas.frozen import frozen
 from schemas.records import Estimate, Mode, Orchestration, Reason
 from streams.core.fleet.workers import Worker
 from streams.core.placement.case import ALL_MET, Missed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Placement:
     """A chosen way to run a request; `decode` is absent while no decode worker has credit."""
 

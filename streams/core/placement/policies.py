@@ -7,9 +7,9 @@ no policy has a say in (an absent pool, a full worker) is `streams/core/placemen
 which also chooses the workers and makes the turn.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from schemas.frozen import frozen
 from schemas.records import Estimate, Reason
 from streams.config import RouterSettings
 from streams.core.placement.ppd_table import PpdTable
@@ -18,7 +18,7 @@ _GOLDEN = 0.6180339887498949  # the fractional part of the golden ratio
 _SLACK_SHARE = 0.25  # what is not the sooner way may be expected to take so much of the slack
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Turn:
     """What a policy may know of a turn, and of the one decode worker that it is asked about."""
 

@@ -12,10 +12,10 @@ import binascii
 import hmac
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from schemas.errors import InvalidRequest
+from schemas.frozen import frozen
 from schemas.records import Endpoint
 
 _VERSION = 3
@@ -27,7 +27,7 @@ _ID_CHARS_MAX = 4_096
 _NUMBER_MAX = 1 << 31
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class StreamKey:
     """Which answer, where its tokens begin on the log, and how it is to be written."""
 
