@@ -4,9 +4,6 @@
 Decides nothing. `effects` is what the present event has led to so far.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from streams.config import RouterSettings
 from streams.core.effects import Effect
 from streams.core.fleet.members import Fleet
@@ -39,16 +36,10 @@ class Tables:
         self.effects: list[Effect] = []
         self.failed_over: LiveRequest | None = None
 
-    @contextmanager
-    def about(self, live: LiveRequest) -> Iterator[None]:
+    def about(self, live: LiveRequest) -> "_About":
         """What is done within is about this request: it is to blame for what is raised. Within
         several, the innermost is."""
-        try:
-            yield
-        except Exception:
-            if self.failed_over is None:
-                self.failed_over = live
-            raise
+        return _About(self, live)
 
     def take_effects(self) -> list[Effect]:
         """The effects since the last call."""
@@ -67,3 +58,19 @@ class Tables:
         """Forget what is too old to matter."""
         self.ended.sweep(now_ms)
         self.early_cancellations.sweep(now_ms)
+
+
+class _About:
+    """Notes whose request it was if what is done within fails."""
+
+    __slots__ = ("_live", "_tables")
+
+    def __init__(self, tables: Tables, live: LiveRequest) -> None:
+        self._tables, self._live = tables, live
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, Exception) and self._tables.failed_over is None:
+            self._tables.failed_over = self._live

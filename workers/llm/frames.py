@@ -12,7 +12,9 @@ emptied by `workers/loops.py`; nothing is sent here.
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
+from schemas.frozen import frozen
 from schemas.log.clients import Headers
 from schemas.records import (
     Outcome,
@@ -27,10 +29,11 @@ from schemas.rules.sizes import FRAME_BYTES_MAX
 
 _ROW_BYTES, _TOKEN_BYTES, _LOGPROB_BYTES = 64, 5, 24  # beside its texts, at most
 _CHAR_BYTES = 4
+_NO_COLUMNS: tuple[tuple[Any, ...], ...] = ((),) * 6
 HeldReport = tuple[Outcome | Phase, Headers]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class OutgoingFrame:
     """A frame for one gateway partition, and what may be reported once it is in the log."""
 
@@ -194,6 +197,8 @@ class Columns:
 
 def _fit(rows: Sequence[_Row]) -> int:
     """How many of the rows go into one frame; at least one."""
+    if len(rows) < 2:
+        return len(rows)
     left = FRAME_BYTES_MAX
     for number, row in enumerate(rows):
         left -= row.bytes_max()
@@ -209,16 +214,20 @@ def _frame(
     starts: Sequence[StreamStart],
     ends: Sequence[StreamEnd],
 ) -> TokenFrame:
+    columns = [(row.request_id, row.attempt, row.seq, row.char, row.ids, row.text) for row in rows]
+    request_ids, attempts, seqs, chars, ids, texts = (
+        zip(*columns, strict=True) if columns else _NO_COLUMNS
+    )
     return TokenFrame(
         worker_id=worker_id,
         at_ms=now_ms,
-        request_ids=[row.request_id for row in rows],
-        attempts=[row.attempt for row in rows],
-        first_seqs=[row.seq for row in rows],
-        first_chars=[row.char for row in rows],
-        token_counts=[len(row.ids) for row in rows],
-        token_ids=list(chain.from_iterable([row.ids for row in rows])),
-        texts=[row.text for row in rows],
+        request_ids=request_ids,
+        attempts=attempts,
+        first_seqs=seqs,
+        first_chars=chars,
+        token_counts=list(map(len, ids)),
+        token_ids=ids[0] if len(ids) == 1 else list(chain.from_iterable(ids)),
+        texts=texts,
         logprobs=[
             StreamLogprobs(
                 request_id=row.request_id,

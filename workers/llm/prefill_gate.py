@@ -35,9 +35,10 @@ class PrefillGate:
 
     def left(self, job_id: str) -> None:
         """This prompt is computed, or given up; unless it is no prefill job."""
-        self._running.discard(job_id)
-        self._waiting.pop(job_id, None)
-        self._go_on()
+        if self._running_max:
+            self._running.discard(job_id)
+            self._waiting.pop(job_id, None)
+            self._go_on()
 
     def clear(self) -> None:
         """Forget what waits; everything is being given up."""

@@ -4,7 +4,7 @@ Pure builders; which record is due when is decided by `prefill.py`, `decode.py` 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from schemas.log.clients import Headers
@@ -59,15 +59,12 @@ class HeldStream:
     repeated_ids: Sequence[int] = ()
     repeated_text: str = ""
     repeated_logprobs: Sequence[TokenLogprob] = ()
+    prefill: bool = field(init=False)
+    paired: bool = field(init=False)  # prefill and decode hold the attempt at the same time
 
-    @property
-    def prefill(self) -> bool:
-        return self.work.phase is WorkPhase.PREFILL
-
-    @property
-    def paired(self) -> bool:
-        """Prefill and decode hold the attempt at the same time."""
-        return is_paired(self.work.orchestration)
+    def __post_init__(self) -> None:
+        self.prefill = self.work.phase is WorkPhase.PREFILL
+        self.paired = is_paired(self.work.orchestration)
 
     @property
     def ends_request(self) -> bool:

@@ -37,6 +37,8 @@ class Dispatcher:
     def dispatch_waiting(self, now_ms: int) -> None:
         """Dispatch as much as credits allow: first hand-overs, in order, then the queue."""
         tables = self._tables
+        if not tables.admission and not tables.requests.handovers:
+            return
         self._endings.expire_queue(now_ms)
         while tables.requests.handovers:
             live = next(iter(tables.requests.handovers.values()))

@@ -11,9 +11,9 @@ profile.
 """
 
 from collections import OrderedDict
-from dataclasses import dataclass
 from math import exp
 
+from schemas.frozen import frozen
 from schemas.records import Estimate, Role
 from streams.config import RouterSettings
 from streams.core.fleet.workers import Life, Worker
@@ -35,7 +35,7 @@ BUSY_MAX = 0.8  # most of its time that a worker is taken to spend on prompts, o
 Place = tuple[Life, Role]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Speeds:
     """What work costs on an average worker of a pool, as far as is known."""
 
@@ -216,6 +216,7 @@ class Estimates:
             note.prefill_ms = took_ms
             x = (computed_tokens / THOUSAND, *note.prefill)
             self._learn(self.prefill, (worker, Role.PREFILL), x, took_ms)
+            self.speeds = self._speeds()
 
     def transferred(self, tokens: int, took_ms: float) -> None:
         """KV went from a prefill worker to a decode worker."""
@@ -263,7 +264,6 @@ class Estimates:
             self.changed[place] = pace
         if len(self._paces) > PACES_MAX:
             self._paces.popitem(last=False)
-        self.speeds = self._speeds()
 
 
 def _ahead(worker: Worker) -> Features:

@@ -198,16 +198,15 @@ class PrefixIndex:
         for _ in range(segments):
             if self._cursor >= len(self._segments):
                 self._end_round()
-            kept: list[int] = []
-            masks, live = self._masks, self._live
-            for value in self._segments[self._cursor]:
-                mask = masks[value] & live
-                if mask:
-                    kept.append(value)
-                    if mask != masks[value]:
-                        masks[value] = mask
-                else:
-                    del masks[value]
+            segment, masks, live = self._segments[self._cursor], self._masks, self._live
+            kept = [value for value in segment if masks[value] & live]
+            if len(kept) < len(segment):
+                for value in segment:
+                    if not masks[value] & live:
+                        del masks[value]
+            if self._retired or self._leaving:
+                for value in kept:
+                    masks[value] &= live
             self._put_back(kept)
 
     def _put_back(self, kept: list[int]) -> None:

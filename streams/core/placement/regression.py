@@ -71,22 +71,23 @@ class Regression:
         return True
 
     def _update(self, x: list[float], error: float) -> None:
-        rows = range(len(x))
         covariance = self._covariance
-        gain = [sum(covariance[i][j] * x[j] for j in rows) for i in rows]
+        gain = [sum(map(mul, row, x)) for row in covariance]
         noise, known = self._spread**2, sum(map(mul, x, gain))
         if known <= 0.0:
             return  # nothing is left to be learned from this
         kept = FORGETTING - (1 - FORGETTING) * noise / known
         share = kept / (FORGETTING * (noise + known))
         step = error / (noise + known)
-        for i in rows:
-            self.coefficients[i] = max(0.0, self.coefficients[i] + gain[i] * step)
-            for j in rows:
-                covariance[i][j] -= gain[i] * gain[j] * share
-        for i in rows:  # shrinking row and column by one factor keeps the matrix a covariance
-            if covariance[i][i] > self._prior[i]:
-                factor = (self._prior[i] / covariance[i][i]) ** 0.5
-                for j in rows:
-                    covariance[i][j] *= factor
-                    covariance[j][i] *= factor
+        for i, of_row in enumerate(gain):
+            self.coefficients[i] = max(0.0, self.coefficients[i] + of_row * step)
+            covariance[i] = [
+                value - of_row * each * share
+                for value, each in zip(covariance[i], gain, strict=True)
+            ]
+        for i, prior in enumerate(self._prior):  # one factor for row and column: a covariance stays
+            if covariance[i][i] > prior:
+                factor = (prior / covariance[i][i]) ** 0.5
+                covariance[i] = [value * factor for value in covariance[i]]
+                for row in covariance:
+                    row[i] *= factor

@@ -8,6 +8,7 @@ placement.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -39,12 +40,16 @@ class View:
         self._levels: Levels | None = None
         self._held_at: dict[Worker, int] = {}
         self._prefill_ms: Numbers | None = None
-        self.load = load(fleet, now_ms)
         self.home: Worker | None = None  # the living worker that holds the session's KV
         self.away = Reason.FIRST_TURN  # why the request goes elsewhere, if it does
         self._told = False  # whether home has told all that it holds
         if case.session is not None:
             self._find_home(case.session)
+
+    @cached_property
+    def load(self) -> float:
+        """Of the fleet; see `load` below."""
+        return load(self.fleet, self.now_ms)
 
     def _find_home(self, session: Session) -> None:
         self.away = Reason.SESSION_WORKER_GONE

@@ -118,13 +118,13 @@ class Stream:
         """Take a row of `count` tokens; returns how many tokens are new, rows that waited for it
         included.
         """
-        if (
-            attempt == self.attempt
-            and first_seq == self.next_seq
-            and first_char == self.next_char
-            and self.end is None
-            and not self.broken
-        ):  # what nearly always happens
+        over = self.end is not None or self.broken
+        if attempt > self.attempt and not over:
+            self._begin_attempt(attempt)
+        if over or attempt < self.attempt:
+            self.repeated_rows += 1
+            return 0
+        if first_seq == self.next_seq and first_char == self.next_char:  # what nearly always is
             self.texts.append(text)
             self.next_seq = first_seq + count
             self.next_char = first_char + len(text)
@@ -134,12 +134,7 @@ class Stream:
                 self.token_ids += token_ids
             if logprobs:
                 self.logprobs += logprobs
-        elif self.end is not None or self.broken or attempt < self.attempt:
-            self.repeated_rows += 1
-            return 0
         else:
-            if attempt > self.attempt:
-                self._begin_attempt(attempt)
             row = Row(first_seq, first_char, count, text, token_ids, logprobs)
             if first_seq > self.next_seq or first_char > self.next_char:
                 if len(self._early_rows) < EARLY_ROWS_MAX:
