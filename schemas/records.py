@@ -591,7 +591,7 @@ class Hits:
     word_cosines: bytes = b""  # likewise for each of word_ids
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Insert:
     """Tokens that were put into a prompt."""
 

@@ -36,6 +36,7 @@ from infra.evaluate.studies import (
 )
 from infra.evaluate.studies.traffic import traffic
 from infra.simulator.machine.latency import Setup
+from streams.core.placement.ppd_table import PpdTable
 
 APPENDS = (16, 32, 64, 128, 256, 512, 1_024, 2_048)
 
@@ -86,9 +87,10 @@ def evaluate(*, quick: bool, seed: int, jobs: int, traces: Path | None) -> Findi
 def _grid(pool: Runner, size: Size, seed: int) -> Points:
     """All configurations; `table` last, since its tables are made from what the others found."""
 
-    def specs(configs: Sequence[Config]) -> list[Spec]:
+    def specs(configs: Sequence[Config], table: PpdTable | None = None) -> list[Spec]:
+        loads = size.loads_per_s
         return [
-            Spec(config=config, workload=workload, loads_per_s=size.loads_per_s, seed=seed)
+            Spec(config=config, workload=workload, loads_per_s=loads, seed=seed, table=table)
             for workload in size.workloads
             for config in configs
         ]
@@ -96,20 +98,10 @@ def _grid(pool: Runner, size: Size, seed: int) -> Points:
     first = [config for config in (*CONFIGS, *OURS) if config.policy != "table"]
     found = [p for run in pool.map("grid", points_of, specs(first)) for p in run]
     points = Points(found)
-    tabled = []
+    tabled, half = [], plan_table.halves(seed, points)[0]
     for pools in RATIOS:
-        table = plan_table.table_of(points, pools, plan_table.halves(seed, points)[0])
-        config = Config(pools=pools, policy="table")
-        tabled += [
-            Spec(
-                config=config,
-                workload=workload,
-                loads_per_s=size.loads_per_s,
-                seed=seed,
-                table=table,
-            )
-            for workload in size.workloads
-        ]
+        table = plan_table.table_of(points, pools, half)
+        tabled += specs([Config(pools=pools, policy="table")], table)
     found += [p for run in pool.map("table", points_of, tabled) for p in run]
     return Points(found)
 

@@ -20,7 +20,7 @@ from infra.simulator.machine.exchange import Exchange, Move
 from infra.simulator.machine.latency import Setup
 from infra.simulator.machine.links import Links
 from infra.simulator.members.clients import Clients, Served
-from infra.simulator.members.gateways import Answer, Gateways
+from infra.simulator.members.gateways import Gateways
 from infra.simulator.members.life import Ports
 from infra.simulator.members.membership import Membership
 from infra.simulator.members.router import PARTITION, ROUTER, Carriers, SimRouter
@@ -28,11 +28,8 @@ from infra.simulator.members.searches import Searches
 from infra.simulator.members.worker import SimWorker
 from infra.simulator.shape import Shape
 from infra.simulator.traffic.script import Conversation
-from schemas.errors import RecordError, RecordTooLarge
-from schemas.log.membership import check_leases
+from schemas.errors import RecordTooLarge
 from schemas.records import (
-    Cancellation,
-    CancelReason,
     CancelWork,
     Orchestration,
     Outcome,
@@ -43,18 +40,15 @@ from schemas.records import (
     TokenFrame,
     Work,
 )
-from schemas.rules.numbers import check_numbers
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from streams.config import RouterSettings
 from streams.core.effects import Ask, Dispatch, Effect
 from streams.core.events import (
-    CancellationArrived,
     Event,
     OutcomeArrived,
     PhaseArrived,
     RequestArrived,
-    ResumptionArrived,
     RetrievedArrived,
     Tick,
 )
@@ -99,7 +93,7 @@ class Checker:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that happens to the cluster at a time; see infra/simulator/faults/losses.py."""
+    """Something that happens to the cluster at a time; tests draw them from seeds."""
 
     at_ms: float
     strike: Callable[["Cluster"], None]
@@ -146,19 +140,17 @@ class Cluster:
             keeps_log=keeps_log,
         )
         self.searches = Searches(self.clock, searches_seed or 0, self._report)
+        on_heard = [each.heard for each in checkers if _overrides(each, "heard")]
         self.clients = Clients(
             self.clock,
             self._request,
-            self._heard,
+            on_heard,
             timeout_ms=timeout_ms,
             conversations_max=conversations_max,
             weights=weights,
             wants=self.searches.wants if searches_seed is not None else lambda request_id: False,
         )
-        self._on_heard = [each.heard for each in checkers if _overrides(each, "heard")]
-        self.gateways = Gateways(
-            self.clock, gateways, self.clients.news, wants_ids=bool(self._on_heard)
-        )
+        self.gateways = Gateways(self.clock, gateways, self.clients.news, wants_ids=bool(on_heard))
         self.exchange = Exchange(self.clock, setup, self.links)
         self.members = Membership(
             self.clock, self.router, self.gateways, orchestrations, self._send_numbered
@@ -170,7 +162,6 @@ class Cluster:
         self._on_look = [each.looked for each in checkers if _overrides(each, "looked")]
         self.exchange.on_move = [each.moved for each in checkers if _overrides(each, "moved")]
         self._tick_ms = settings.tick_ms
-        self.buried = 0  # forged records that nobody could read
         self._unread: set[tuple[str, int]] = set()  # outcomes, by the router
         self.router.begin()
         self._start(shape)
@@ -213,26 +204,6 @@ class Cluster:
         request_id = job.request_id.rpartition(".")[0]
         return self.clients.hashes(request_id, prompt, self.setup.block_tokens)
 
-    def hang_up(self, served: Served) -> None:
-        """A client leaves; its gateway has the work stopped, unless it is to go on."""
-        request = self.gateways.hang_up(served.request_id)
-        self.clients.left(served.request_id)
-        if request is None or request.keeps_running:
-            return
-        cancellation = Cancellation(
-            request_id=request.request_id,
-            session_id=request.session_id,
-            reason=CancelReason.CLIENT_GONE,
-            at_ms=int(self.clock.now_ms),
-        )
-        event = CancellationArrived(cancellation, PARTITION)
-        self.write("cancellations", cancellation, event)
-
-    def resume(self, answer: Answer) -> None:
-        """A client goes on reading an answer at another gateway."""
-        resumption = self.gateways.resume(answer)
-        self.write("cancellations", resumption, ResumptionArrived(resumption, PARTITION))
-
     def run(self, conversations: Sequence[Conversation]) -> None:
         """Serve the conversations to their ends; may be called again, later in virtual time."""
         self.clients.start(conversations)
@@ -241,8 +212,9 @@ class Cluster:
 
     def pass_ms(self, passed_ms: float) -> None:
         """Let time pass."""
-        over = self.clock.after(passed_ms, lambda: None)
-        while not over.is_over and self.clock.step():
+        over: list[bool] = []
+        self.clock.after(passed_ms, lambda: over.append(True))
+        while not over and self.clock.step():
             pass
 
     def finish(self) -> None:
@@ -317,10 +289,6 @@ class Cluster:
 
         self._send(("tokens", partition), frame, deliver)
 
-    def _heard(self, served: Served, tokens: Sequence[int], text: str) -> None:
-        for heard in self._on_heard:
-            heard(served, tokens, text)
-
     def write(self, topic: str, record: object, event: Event) -> None:
         """Put a record into the log that is an event to the router; raises RecordTooLarge."""
         self._send((topic, PARTITION), record, self.router.noted(topic, event))
@@ -337,19 +305,6 @@ class Cluster:
     def _note(self, topic: str, record: object) -> None:
         for wrote in self._on_wrote:
             wrote(topic, record, self.clock.now_ms)
-
-    def forge(self, topic: str, record: object, event: Event) -> None:
-        """The same of one that nobody here wrote: it is checked as the agents do, or buried."""
-        self.bus.send((topic, PARTITION), record, lambda: self._read(record, event))
-
-    def _read(self, record: object, event: Event) -> None:
-        try:
-            check_numbers(record)
-            check_leases(record, _LOG)
-        except RecordError:
-            self.buried += 1
-            return
-        self.router.apply(event)
 
     def _tick(self) -> None:
         self.router.apply(Tick())

@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from infra.evaluate.paper import authors_serving, ppd_paper
 from infra.evaluate.paper.grid import CONVERSATIONS_MAX, DURATION_MS, TIMEOUT_MS, Config, Workload
-from infra.simulator.checkers.outcomes import OneOutcome
 from infra.simulator.cluster import READY_MS, Checker, Cluster, Fault
 from infra.simulator.dealing import HashDealer, InTurn
 from infra.simulator.machine.latency import H100, Setup
 from infra.simulator.members.clients import Served
+from infra.simulator.outcomes import OneOutcome
 from infra.simulator.shape import Shape
 from infra.simulator.traffic.poisson import poisson
 from infra.simulator.traffic.script import Conversation
@@ -63,12 +63,10 @@ class Point:
     ttft_p50: float = 0.0
     ttft_p99: float = 0.0
     decode_ttft: float = 0.0  # mean, of the decode worker's first token
-    first_ttft: float = 0.0  # mean of first turns
     tpot: float = 0.0  # of all turns
     tpot_p99: float = 0.0
     decode_tpot: float = 0.0  # mean of later turns, from the decode worker's first token on
     every_decode_tpot: float = 0.0  # likewise of all turns
-    latency: float = 0.0  # mean of later turns, whole answers
     cost_ttft: float = 0.0
     cost_tpot: float = 0.0
     kv_bytes: int = 0  # moved between workers
@@ -121,10 +119,20 @@ def run(spec: Spec) -> list[Point]:
         found = measure(spec, load, conversations, served, moved, begin_ms)
         seen = [watch.loads.get(each.request_id, 0.0) for each in served if each.turn > 1]
         load_seen = float(np.mean(seen or [0.0]))
-        points.append(replace(found, load_seen=load_seen, **_pressure(cluster)))
+        points.append(replace(found, load_seen=load_seen, **pressure(cluster)))
         begin_ms = cluster.clock.now_ms + _GAP_MS
     cluster.finish()
     return points
+
+
+def served(
+    spec: Spec, conversations: Sequence[Conversation], faults: Sequence[Fault] = ()
+) -> Cluster:
+    """The cluster of a spec, which has served these conversations to their ends."""
+    cluster = make_cluster(spec, faults=faults)
+    cluster.run(conversations)
+    cluster.finish()
+    return cluster
 
 
 def make_cluster(spec: Spec, *checkers: Checker, faults: Sequence[Fault] = ()) -> Cluster:
@@ -167,7 +175,8 @@ def _salt(spec: Spec) -> str:
     return f"{spec.config.name} {spec.workload.name} {spec.loads_per_s} {spec.seed}"
 
 
-def _pressure(cluster: Cluster) -> dict[str, Any]:
+def pressure(cluster: Cluster) -> dict[str, Any]:
+    """What its workers' memory, and their connectors' buffers, had to hold at most."""
     workers = cluster.workers.values()
     engines = [worker.life.engine.state for worker in workers]
     return {
@@ -218,12 +227,10 @@ def measure(
         ttft_p50=float(np.percentile(ttft, 50)),
         ttft_p99=float(np.percentile(ttft, 99)),
         decode_ttft=float(np.mean([each.decode_ttft_ms for each in later])),
-        first_ttft=float(np.mean([each.ttft_ms for each in done if each.turn == 1])),
         tpot=float(np.mean(tpot)),
         tpot_p99=float(np.percentile(tpot, 99)),
         decode_tpot=float(np.mean([_decode_tpot(each) for each in later])),
         every_decode_tpot=float(np.mean([_decode_tpot(each) for each in done])),
-        latency=float(np.mean([each.took_ms for each in later])),
         longest_ms=max(each.took_ms for each in done),
         tokens_per_s=_tokens_per_s(done, begin_ms),
     )

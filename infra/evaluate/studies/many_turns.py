@@ -6,7 +6,7 @@ from itertools import takewhile
 import numpy as np
 
 from infra.evaluate.paper.grid import FIRST_TURNS, RATIOS, SECOND_TURNS, Config, Workload, static
-from infra.evaluate.points.point import Spec, make_cluster
+from infra.evaluate.points.point import Spec, served
 from infra.evaluate.points.runs import Runner
 from infra.simulator.cluster import READY_MS
 from infra.simulator.traffic.poisson import Profile, poisson
@@ -29,8 +29,7 @@ class Length:
     decode_ttft: float
     tpot: float
     kv_bytes: int
-    ttft_by_turn: list[float]  # from turn 2 on, as far as any completed
-    decode_ttft_by_turn: list[float]
+    decode_ttft_by_turn: list[float]  # from turn 2 on, as far as any completed
 
 
 def lengths(runner: Runner, turns: tuple[int, ...], seed: int) -> list[Length]:
@@ -57,7 +56,6 @@ def lengths(runner: Runner, turns: tuple[int, ...], seed: int) -> list[Length]:
 
 
 def _length(spec: Spec) -> Length:
-    cluster = make_cluster(spec)
     profile = spec.workload.profile
     conversations = poisson(
         profile,
@@ -68,8 +66,7 @@ def _length(spec: Spec) -> Length:
         seed=[spec.seed],
         name="turns",
     )
-    cluster.run(conversations)
-    cluster.finish()
+    cluster = served(spec, conversations)
     done = [each for each in cluster.clients.served if each.completed]
     later = [each for each in done if each.turn > 1]
     by_turn = [[each for each in later if each.turn == n] for n in range(2, profile.turns + 1)]
@@ -84,6 +81,5 @@ def _length(spec: Spec) -> Length:
         decode_ttft=float(np.mean([each.decode_ttft_ms for each in later])),
         tpot=float(np.mean([each.tpot_ms for each in later])),
         kv_bytes=sum(cluster.links.moved_bytes.values()),
-        ttft_by_turn=[float(np.mean([e.ttft_ms for e in turn])) for turn in by_turn],
         decode_ttft_by_turn=[float(np.mean([e.decode_ttft_ms for e in turn])) for turn in by_turn],
     )

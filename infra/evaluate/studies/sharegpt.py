@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from infra.evaluate.paper.grid import CONVERSATIONS_MAX, RATIOS, WORKLOADS, Config, static
-from infra.evaluate.points.point import Spec, make_cluster
+from infra.evaluate.points import point
+from infra.evaluate.points.point import Spec
 from infra.evaluate.points.runs import Runner
 from infra.simulator.cluster import READY_MS
 from infra.simulator.traffic.poisson import unlike_others
@@ -90,21 +91,18 @@ def _run(task: tuple[Config, float, int, int]) -> Served:
         seed=seed,
         conversations_max=CONVERSATIONS_MAX,
     )
-    cluster = make_cluster(spec)
     held = conversations(load, count, spec.setup.block_tokens, seed)
-    cluster.run(held)
-    cluster.finish()
+    cluster = point.served(spec, held)
     done = [each for each in cluster.clients.served if each.completed]
     later = [each.decode_ttft_ms for each in done if each.turn > 1]
     turns = sum(len(each.turns) for each in held)
+    pressure = point.pressure(cluster)
     return Served(
         config=config.name,
         load_per_s=load,
         turns=turns,
         failed=turns - len(done),
         later_ttft_p50=float(np.median(later)) if later else 0.0,
-        buffered_bytes=max(
-            worker.life.engine.state.buffered_bytes_max for worker in cluster.workers.values()
-        ),
-        crashed=sum(not w.alive for w in cluster.workers.values()),
+        buffered_bytes=pressure["buffered_bytes"],
+        crashed=pressure["crashed"],
     )

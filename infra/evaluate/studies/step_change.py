@@ -18,15 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from infra.evaluate.paper.grid import RATIOS, SHARES, Config, Workload, static
-from infra.evaluate.points.point import Spec, costs, make_cluster
+from infra.evaluate.points.point import Spec, costs, served
 from infra.evaluate.points.runs import Runner
 from infra.evaluate.studies.regret import WEIGHTS
-from infra.simulator.cluster import READY_MS
-from infra.simulator.faults.losses import slow_prefill
-from infra.simulator.shape import Shape
+from infra.simulator.cluster import READY_MS, Cluster, Fault
 from infra.simulator.traffic.poisson import Profile, poisson
 from infra.simulator.traffic.poisson import Shape as Turns
-from schemas.records import Mode
+from schemas.records import Mode, Role
 
 CHANGE_MS = 30_000.0
 DURATION_MS = 90_000.0
@@ -137,10 +135,13 @@ def _learned(pools: str) -> Config:
     return Config(pools=pools, policy="learned")
 
 
+def _slow_prefill(cluster: Cluster) -> None:
+    for worker in cluster.workers.values():
+        if worker.roles == (Role.PREFILL,):
+            worker.life.engine.gpu.slow_prefill = TIMES_SLOWER
+
+
 def _run(spec: Spec) -> ChangedRun:
-    slow = [f"prefill-{i}" for i in range(Shape.parse(spec.config.pools).prefill)]
-    fault = slow_prefill(READY_MS + CHANGE_MS, slow, TIMES_SLOWER)
-    cluster = make_cluster(spec, faults=[fault])
     conversations = poisson(
         spec.workload.profile,
         per_s=spec.loads_per_s[0],
@@ -150,7 +151,7 @@ def _run(spec: Spec) -> ChangedRun:
         seed=[spec.seed],
         name="step",
     )
-    cluster.run(conversations)
+    cluster = served(spec, conversations, [Fault(READY_MS + CHANGE_MS, _slow_prefill)])
     done = [each for each in cluster.clients.served if each.completed]
     local = {each.session_id for each in done if each.turn > 1 and each.mode is Mode.LOCAL}
     ttft_ms, tpot_ms = costs(conversations, done)

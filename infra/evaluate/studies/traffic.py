@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from infra.evaluate.paper.grid import IN_TURN, WORKLOADS, Config, static
-from infra.evaluate.points.point import Spec, make_cluster
+from infra.evaluate.points import point
+from infra.evaluate.points.point import Spec
 from infra.evaluate.points.runs import Runner
 from infra.simulator.cluster import READY_MS
 from infra.simulator.machine.latency import Setup
@@ -73,15 +74,13 @@ def _run(task: tuple[str, Config, list[Arrival], int]) -> Traffic:
         conversations_max=0,
         published=False,  # a connector's buffer is smaller than some of the prompts
     )
-    cluster = make_cluster(spec)
     conversations = traces.script(
         arrivals,
         begin_ms=READY_MS,
         faster=FASTER[name],
         block_tokens=spec.setup.block_tokens,
     )
-    cluster.run(conversations)
-    cluster.finish()
+    cluster = point.served(spec, conversations)
     served = cluster.clients.served
     done = [each for each in served if each.completed]
     later = [each.ttft_ms for each in done if each.turn > 1]

@@ -11,7 +11,7 @@ import numpy as np
 
 from infra.evaluate.paper import ppd_paper
 from infra.evaluate.paper.grid import CONVERSATIONS_MAX, WORKLOADS, Config, static
-from infra.evaluate.points.point import Spec, make_cluster
+from infra.evaluate.points.point import Spec, served
 from infra.evaluate.points.runs import Runner
 from infra.evaluate.studies import sharegpt
 from schemas.records import Mode
@@ -55,11 +55,8 @@ def _run(task: tuple[float, float, int, int]) -> Weighed:
         weights=(-1.0, -1.0) if fixed else (1.0, w_tpot),
         conversations_max=CONVERSATIONS_MAX,
     )
-    cluster = make_cluster(spec)
     held = sharegpt.conversations(load, count, spec.setup.block_tokens, seed, prefill_heavy=True)
-    cluster.run(held)
-    cluster.finish()
-    done = [each for each in cluster.clients.served if each.completed]
+    done = [each for each in served(spec, held).clients.served if each.completed]
     later = [each for each in done if each.turn > 1]
     return Weighed(
         name="x=0 plain" if fixed else f"w_tpot {w_tpot:g}",

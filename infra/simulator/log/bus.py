@@ -5,7 +5,9 @@ order within a channel stays. With a limit it takes records by the log's own rul
 size is worked out, which would cost more than all else here.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from infra.simulator.log.clock import Clock
@@ -14,6 +16,14 @@ from schemas.errors import RecordTooLarge
 from schemas.rules.sizes import check_size
 
 Channel = tuple[str, int]  # topic and partition
+
+
+@dataclass(slots=True)
+class _Written:
+    """What was sent to a channel."""
+
+    records: int = 0
+    last_ms: float = 0.0  # when the last one is delivered
 
 
 class Bus:
@@ -26,12 +36,11 @@ class Bus:
         self.record_bytes_max = record_bytes_max
         self.twice: set[str] = set()  # topics whose next record is delivered twice
         self._codec = Codec() if record_bytes_max else None
-        self._last_ms: dict[Channel, float] = {}
-        self._offsets: dict[Channel, int] = {}
+        self._written: defaultdict[Channel, _Written] = defaultdict(_Written)
 
     def sent(self, topic: str, partition: int) -> int:
         """The offset of the channel's next record."""
-        return self._offsets.get((topic, partition), 0)
+        return self._written[topic, partition].records
 
     def send(self, channel: Channel, record: Any, deliver: Callable[[], None]) -> None:
         """Deliver later, never before what was sent to the channel earlier.
@@ -40,13 +49,13 @@ class Bus:
         """
         if self._codec is not None:
             self._check(record, len(self._codec.encode(record)))
-        at_ms = max(self.clock.now_ms + self.delay_ms, self._last_ms.get(channel, 0.0))
-        self._last_ms[channel] = at_ms
+        written, at_ms = self._written[channel], self.clock.now_ms + self.delay_ms
+        written.records += 1
+        written.last_ms = at_ms = max(at_ms, written.last_ms)
         self.clock.at(at_ms, deliver)
         if channel[0] in self.twice:
             self.twice.discard(channel[0])
             self.clock.at(at_ms, deliver)
-        self._offsets[channel] = self._offsets.get(channel, 0) + 1
 
     def _check(self, record: Any, record_bytes: int) -> None:
         check_size(record, record_bytes)

@@ -5,14 +5,16 @@ from heapq import heappop, heappush
 
 
 class Alarm:
-    """A call that is due at a time, unless it is cancelled."""
+    """A call that is due at a time; None once it is cancelled."""
 
-    __slots__ = ("call", "cancelled", "is_over")
+    __slots__ = ("call",)
 
     def __init__(self, call: Callable[[], None]) -> None:
-        self.call = call
-        self.cancelled = False
-        self.is_over = False
+        self.call: Callable[[], None] | None = call
+
+    def cancel(self) -> None:
+        """It is not to be made, and time does not stop for it."""
+        self.call = None
 
 
 class Clock:
@@ -27,7 +29,7 @@ class Clock:
         """Run a call at a time, at once where that has passed."""
         alarm = Alarm(call)
         self._seq += 1
-        heappush(self._due, (max(at_ms, self.now_ms), self._seq, alarm))
+        heappush(self._due, (at_ms if at_ms > self.now_ms else self.now_ms, self._seq, alarm))
         return alarm
 
     def after(self, delay_ms: float, call: Callable[[], None]) -> Alarm:
@@ -38,9 +40,8 @@ class Clock:
         """Run the next call; False where none is left."""
         while self._due:
             at_ms, _, alarm = heappop(self._due)
-            if not alarm.cancelled:
+            if alarm.call is not None:
                 self.now_ms = at_ms
-                alarm.is_over = True
                 alarm.call()
                 return True
         return False

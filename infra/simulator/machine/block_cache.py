@@ -57,11 +57,10 @@ class BlockCache:
         `blocks` is the sequence's whole need, cached blocks included.
         """
         cached = self.depth(hashes)
-        fresh = sum(1 for value in hashes[:cached] if value not in self._pins)
-        need = blocks - cached
+        held = list(hashes[:cached])
+        fresh, need = cached - sum(map(self._pins.__contains__, held)), blocks - cached
         if self.pinned + fresh + need > self.blocks_max:
             return None
-        held = list(hashes[:cached])
         self._pin(held)
         self.private += need
         while self.used > self.blocks_max:
@@ -72,9 +71,6 @@ class BlockCache:
     def commit(self, held: Pinned, hashes: Sequence[int]) -> None:
         """Blocks that a sequence has filled get their names; `hashes` begins at its first block."""
         fresh = hashes[len(held.hashes) :]
-        for value in fresh:
-            if value not in self._pins and value not in self._idle:
-                self._changed[value] = True
         self._pin(fresh)
         held.hashes.extend(fresh)
         held.private -= len(fresh)
@@ -83,11 +79,13 @@ class BlockCache:
     def release(self, held: Pinned) -> None:
         """The sequence ends; what has a name stays cached."""
         self.private -= held.private
+        pins, idle = self._pins, self._idle
         for value in reversed(held.hashes):
-            self._pins[value] -= 1
-            if not self._pins[value]:
-                del self._pins[value]
-                self._idle[value] = None
+            if pins[value] > 1:
+                pins[value] -= 1
+            else:
+                del pins[value]
+                idle[value] = None
         held.hashes, held.private = [], 0
 
     def clear(self) -> None:
@@ -109,6 +107,13 @@ class BlockCache:
         return removed, stored
 
     def _pin(self, hashes: Sequence[int]) -> None:
+        pins, idle = self._pins, self._idle
         for value in hashes:
-            self._idle.pop(value, None)
-            self._pins[value] = self._pins.get(value, 0) + 1
+            if value in pins:
+                pins[value] += 1
+                continue
+            pins[value] = 1
+            if value in idle:
+                del idle[value]
+            else:
+                self._changed[value] = True

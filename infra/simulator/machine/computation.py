@@ -9,9 +9,9 @@ from infra.simulator.machine.gpu import Sequence
 from schemas.records import KvHandle, WorkPhase
 from workers.llm.engine import Job, Output
 
-_FIRST_TOKENS = 1 << 12  # different ones
-_ANSWER_TOKENS_MAX = 1 << 16  # that are made before, so that saying them makes no numbers
-_TOKENS = list(range(_FIRST_TOKENS + _ANSWER_TOKENS_MAX))
+VOCABULARY = 256  # tokens, so that each is a byte and saying them makes no numbers
+_ANSWER_TOKENS_MAX = 1 << 16
+_TOKENS = bytes(range(VOCABULARY)) * (_ANSWER_TOKENS_MAX // VOCABULARY + 1)
 _LETTERS = ascii_lowercase * (_ANSWER_TOKENS_MAX // len(ascii_lowercase) + 2)
 
 
@@ -46,7 +46,7 @@ class Computation:
     def __post_init__(self) -> None:
         self.job_id = self.job.request_id
         self.request_id = self.job_id.rpartition(".")[0]
-        self.first_token = crc32(self.request_id.encode()) % _FIRST_TOKENS
+        self.first_token = crc32(self.request_id.encode()) % VOCABULARY
         self.prefill = self.job.phase is WorkPhase.PREFILL
 
     def say(self, tokens: int, finish_reason: str = "", kv: KvHandle | None = None) -> Output:

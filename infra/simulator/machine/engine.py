@@ -72,7 +72,8 @@ class TimedEngine:
 
     def drain(self) -> list[Output]:
         """What was said since the last time, one after the other."""
-        return self.state.drain()
+        said, self.state.said = self.state.said, []
+        return said
 
     def load(self) -> EngineLoad:
         """Current figures."""
@@ -144,7 +145,7 @@ class TimedEngine:
     def _step_done(self) -> None:
         if self._setup.steps_max:
             self._say_steps()
-        if self.state.has_news:
+        if self.state.said:
             self.state.wake()
 
     def _say_steps(self) -> None:

@@ -119,7 +119,7 @@ class Gpu:
     def stop(self) -> None:
         """Forget everything; for a worker that dies."""
         if self._alarm is not None:
-            self._alarm.cancelled = True
+            self._alarm.cancel()
         self._alarm = None
         self.prompts.clear()
         self._by_end, self._leaving, self._joining, self._chunks = [], [], [], []
@@ -145,7 +145,7 @@ class Gpu:
         if self._alarm is None:
             self._plan()
         elif self._planned > 1:
-            self._alarm.cancelled = True
+            self._alarm.cancel()
             self._planned = min(self._planned, self._steps_in(self.clock.now_ms - self._began_ms))
             at_ms = self._began_ms + self._run_ms(self._planned)
             self._alarm = self.clock.at(at_ms, self._end_run)
@@ -180,11 +180,11 @@ class Gpu:
 
     def _change_batch(self) -> list[Sequence]:
         """Between two steps: who was removed leaves, who came with its KV joins."""
-        for sequence in self._leaving:
+        leaving, self._leaving = self._leaving, []
+        for sequence in leaving:
             self._leave(sequence)
-        self._leaving.clear()
-        fresh = [sequence for sequence in self._joining if not sequence.removed]
-        self._joining.clear()
+        joining, self._joining = self._joining, []
+        fresh = [sequence for sequence in joining if not sequence.removed]
         for sequence in fresh:
             self._join(sequence)
         return fresh

@@ -58,9 +58,8 @@ class Link:
     latency_ms: float = 1.0  # asking, posting and noticing; measured with NIXL: 0.5 to 2 ms
 
 
-# NVIDIA H100 SXM and A100 SXM data sheets (dense figures, without sparsity).
+# NVIDIA H100 SXM data sheet (dense figures, without sparsity).
 H100 = Gpu(name="H100 SXM", flops=989.5e12, hbm_bytes_per_s=3.35e12, memory_bytes=80e9)
-A100 = Gpu(name="A100 SXM", flops=312e12, hbm_bytes_per_s=2.039e12, memory_bytes=80e9)
 # The model card of Llama 3.1 8B.
 LLAMA_8B = Model(
     name="Llama 3.1 8B", parameters=8.03e9, layers=32, hidden=4096, kv_heads=8, head_dim=128

@@ -36,8 +36,8 @@ class EngineState:
         self.tokens_total = 0
         self.buffered_bytes = self.buffered_bytes_max = 0
         self.blocks_max = 0  # most that were pinned at a time
+        self.said: list[Output] = []  # to be drained
         self._start = start
-        self._said: list[Output] = []
 
     def load(self) -> EngineLoad:
         """Current figures."""
@@ -57,23 +57,13 @@ class EngineState:
         self.is_dead = True
         self.gpu.stop()
         self.cache.clear()
-        for held in (self.computations, self.handed, self.pending, self._said):
+        for held in (self.computations, self.handed, self.pending, self.said):
             held.clear()
         self.running = self.buffered_bytes = 0
 
     def say(self, output: Output) -> None:
         """Have the worker hear it, the next time that it drains."""
-        self._said.append(output)
-
-    @property
-    def has_news(self) -> bool:
-        """Whether there is anything to drain."""
-        return bool(self._said)
-
-    def drain(self) -> list[Output]:
-        """What was said since the last time."""
-        said, self._said = self._said, []
-        return said
+        self.said.append(output)
 
     # Memory
 

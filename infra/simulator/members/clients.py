@@ -90,6 +90,9 @@ class Served:
         return Orchestration.NONE if self.outcome is None else self.outcome.orchestration
 
 
+Heard = Callable[[Served, Sequence[int], str], None]  # more of an answer
+
+
 class Clients:
     """Sends the turns of all conversations through `send`, and tells what they hear."""
 
@@ -97,7 +100,7 @@ class Clients:
         self,
         clock: Clock,
         send: Callable[[Request], None],
-        heard: Callable[[Served, Sequence[int], str], None],
+        heard: Sequence[Heard],
         *,
         timeout_ms: int,
         conversations_max: int = 0,  # at a time; 0: any number
@@ -162,10 +165,14 @@ class Clients:
         live, stream = self._live.get(answer.key.parent_id), answer.stream
         if live is None or stream.is_catching_up:
             return
-        served, tokens, stream.token_ids = live[0], stream.token_ids, []
+        served = live[0]
         if stream.next_seq and served.first_ms is None:
             served.first_ms = self.clock.now_ms
-        self._heard(served, tokens, stream.drain())
+        if self._heard:
+            tokens, stream.token_ids = stream.token_ids, []
+            text = stream.drain()
+            for heard in self._heard:
+                heard(served, tokens, text)
         if stream.end is not None:
             served.decode_first_ms = served.begun_ms.get(stream.end.decode_worker)
             self._ended(served, whole=stream.end.kind is OutcomeKind.COMPLETED)

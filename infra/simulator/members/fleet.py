@@ -1,4 +1,4 @@
-"""What simulated workers and their router tell the fleet: registrations, heartbeats, KV events."""
+"""What simulated members tell the fleet: registrations, heartbeats, KV events."""
 
 from infra.simulator.members.life import Life
 from infra.simulator.members.worker import MODEL, SimWorker
@@ -15,7 +15,6 @@ from schemas.records import (
     Registration,
 )
 from schemas.topics import WORK_TOPICS
-from workers import credits
 from workers.presence import load_of
 
 FleetRecord = Registration | Heartbeat
@@ -46,7 +45,7 @@ def registration(worker: SimWorker, orchestrations: tuple[Orchestration, ...]) -
     )
 
 
-def heartbeat(worker: SimWorker, seq: int, router_id: str) -> Heartbeat:
+def heartbeat(worker: SimWorker, seq: int) -> Heartbeat:
     """A worker lives, grants credits and tells its load; with its last one it is gone."""
     life = worker.life
     return Heartbeat(
@@ -55,7 +54,7 @@ def heartbeat(worker: SimWorker, seq: int, router_id: str) -> Heartbeat:
         seq=seq,
         at_ms=int(worker.clock.now_ms),
         state=_state(worker.life),
-        grants=credits.grants(worker.capacities, [router_id]),
+        grants=worker.grants,
         load=load_of(life.engine.load(), life.held, 0.0),
     )
 
@@ -82,15 +81,15 @@ def kv_events(worker: SimWorker, seq: int, *, snapshot: bool) -> KvEvents:
     )
 
 
-def router_registration(router_id: str, epoch: int) -> Registration:
-    """The router is a member as well."""
-    return Registration(member_id=router_id, epoch=epoch, kind=MemberKind.ROUTER, started_ms=0)
+def joins(member_id: str, epoch: int, kind: MemberKind, started_ms: int) -> Registration:
+    """A router or a gateway is a member as well."""
+    return Registration(member_id=member_id, epoch=epoch, kind=kind, started_ms=started_ms)
 
 
-def router_heartbeat(router_id: str, epoch: int, seq: int, now_ms: float) -> Heartbeat:
+def lives(member_id: str, epoch: int, seq: int, now_ms: float) -> Heartbeat:
     """And beats."""
     return Heartbeat(
-        member_id=router_id,
+        member_id=member_id,
         epoch=epoch,
         seq=seq,
         at_ms=int(now_ms),

@@ -10,16 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from infra.simulator.log.clock import Clock
-from schemas.records import (
-    Heartbeat,
-    Load,
-    MemberKind,
-    MemberState,
-    Registration,
-    Request,
-    Resumption,
-    TokenFrame,
-)
+from schemas.records import Request, Resumption, TokenFrame
 from streams.gateway.stream.event_id import Position, StreamKey
 from streams.gateway.stream.hub import Call, CallStream, Hub
 
@@ -79,26 +70,6 @@ class SimGateway:
     alive: bool = True
     is_cut: bool = False  # without the log for a while; else what does not live has died
     hub: Hub = field(default_factory=Hub)
-
-    def registration(self) -> Registration:
-        """It joins the fleet."""
-        return Registration(
-            member_id=self.gateway_id,
-            epoch=self.epoch,
-            kind=MemberKind.GATEWAY,
-            started_ms=self.started_ms,
-        )
-
-    def heartbeat(self, seq: int, now_ms: float) -> Heartbeat:
-        """It lives."""
-        return Heartbeat(
-            member_id=self.gateway_id,
-            epoch=self.epoch,
-            seq=seq,
-            at_ms=int(now_ms),
-            state=MemberState.READY,
-            load=Load(),
-        )
 
 
 class Gateways:

@@ -67,6 +67,7 @@ class Life:
         if self.alive:
             self.held.take(work, (), int(self._clock.now_ms))
             self._go_on()
+            self._watch_deadlines()
 
     def cancel(self, order: CancelWork) -> None:
         """So does an order to stop."""
@@ -101,14 +102,16 @@ class Life:
         """Take in what the engine has said, and send what is due."""
         if not self.alive:  # its engine has ended over what it was given
             return
+        engine, reports = self.engine, self._reports
         self._at_work = True
-        while outputs := self.engine.drain():
-            self.held.step(outputs, int(self._clock.now_ms))
+        while engine.state.said:
+            self.held.step(engine.drain(), int(self._clock.now_ms))
         self._at_work = False
-        self._send_frames()
-        self._send_reports()
-        self._watch_deadlines()
-        if self.engine.state.cache.has_changed:
+        if not self._pacing.settled:
+            self._send_frames()
+        while reports.is_due:
+            self._send_report(reports.next())
+        if engine.state.cache.has_changed:
             self._ports.blocks_changed(self._me.worker_id)
 
     def _send_frames(self) -> None:
@@ -145,11 +148,6 @@ class Life:
         if self.alive:
             self._go_on()
 
-    def _send_reports(self) -> None:
-        reports = self._reports
-        while reports.is_due:
-            self._send_report(reports.next())
-
     def _send_report(self, report: Report) -> None:
         try:
             self._ports.report(report.record)
@@ -169,3 +167,4 @@ class Life:
             self._expiry_ms = None
             self.held.expire(int(self._clock.now_ms))
             self._go_on()
+            self._watch_deadlines()

@@ -8,7 +8,7 @@ from infra.simulator.members.gateways import Gateways, SimGateway
 from infra.simulator.members.router import ROUTER, SimRouter
 from infra.simulator.members.worker import SimWorker
 from schemas.fleet import HEARTBEAT_MS, FleetView
-from schemas.records import KvEvents, Orchestration
+from schemas.records import KvEvents, MemberKind, Orchestration, Registration
 from streams.core.events import FleetRecordArrived, KvEventsArrived
 
 KV_EVENTS_MS = 100.0  # between two batches of a worker
@@ -51,11 +51,12 @@ class Membership:
 
     def join_gateway(self, gateway: SimGateway) -> None:
         """A gateway joins, in this process or epoch."""
-        self._write(gateway.registration())
+        kind, started_ms = MemberKind.GATEWAY, gateway.started_ms
+        self._write(fleet.joins(gateway.gateway_id, gateway.epoch, kind, started_ms))
 
     def join_router(self) -> None:
         """The router joins; what workers cache is told anew."""
-        self._write(fleet.router_registration(ROUTER, self._router.epoch))
+        self._write(fleet.joins(ROUTER, self._router.epoch, MemberKind.ROUTER, 0))
         for worker in self.workers.values():
             self._tell_blocks(worker, snapshot=True)
 
@@ -63,24 +64,25 @@ class Membership:
         """A worker gives back what it holds, and is gone."""
         worker.life.leave()
         self._beats += 1
-        self._write(fleet.heartbeat(worker, self._beats, ROUTER))
+        self._write(fleet.heartbeat(worker, self._beats))
 
     def beat(self) -> None:
         """All members beat together, again and again; the dead do not."""
         self._beats += 1
         now_ms = self._clock.now_ms
         if self._router.alive:
-            self._write(fleet.router_heartbeat(ROUTER, self._router.epoch, self._beats, now_ms))
+            self._write(fleet.lives(ROUTER, self._router.epoch, self._beats, now_ms))
         for gateway in self._gateways.living:
-            self._write(gateway.heartbeat(self._beats, now_ms))
+            self._write(fleet.lives(gateway.gateway_id, gateway.epoch, self._beats, now_ms))
         for worker in self.workers.values():
             if worker.alive:
-                self._write(fleet.heartbeat(worker, self._beats, ROUTER))
+                self._write(fleet.heartbeat(worker, self._beats))
         self._clock.after(HEARTBEAT_MS, self.beat)
 
     def _write(self, record: fleet.FleetRecord) -> None:
         def deliver(offset: int) -> None:
-            self.view.apply(record, offset, int(self._clock.now_ms))
+            if isinstance(record, Registration):  # nobody asks when others were last heard of
+                self.view.apply(record, offset, int(self._clock.now_ms))
             self._router.apply(FleetRecordArrived(record, offset))
 
         self._send("fleet", record, deliver)

@@ -92,13 +92,14 @@ class SimRouter:
 
     def apply(self, event: Event) -> None:
         """Take one event in, and carry out what follows."""
+        now_ms = int(self._clock.now_ms)
         if self._keeps_log and isinstance(event, FleetRecordArrived):
-            self._fleet.append((event, int(self._clock.now_ms)))
+            self._fleet.append((event, now_ms))
             if not self.alive:
                 self._carriers.applied(event, ())
         if not self.alive:
             return
-        effects: Sequence[Effect] = self.core.apply(event, int(self._clock.now_ms))
+        effects: Sequence[Effect] = self.core.apply(event, now_ms)
         if self._last_sends is not None and effects:
             effects = sorted(effects, key=lambda effect: isinstance(effect, Dispatch))
             effects = effects[: self._last_sends]

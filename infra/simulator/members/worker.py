@@ -6,8 +6,10 @@ from infra.simulator.log.clock import Clock
 from infra.simulator.machine.engine import Hashes, TimedEngine
 from infra.simulator.machine.exchange import Exchange
 from infra.simulator.members.life import Life, Ports
+from infra.simulator.members.router import ROUTER
 from schemas.records import Role
 from schemas.settings import LogSettings
+from workers import credits
 from workers.config import WorkerSettings
 from workers.llm.held import Limits
 from workers.llm.peers import Peers
@@ -35,17 +37,15 @@ class SimWorker:
         self.epoch = 0
         self._exchange, self._hashes = exchange, hashes
         self._known, self._ports = known, ports
+        prefill, rest = self.setup.prefill_credits, self.setup.running_max
+        # How much work of each role it takes at once.
+        self.capacities = {role: prefill if role is Role.PREFILL else rest for role in roles}
+        self.grants = credits.grants(self.capacities, [ROUTER])
         self.restart()
 
     @property
     def alive(self) -> bool:
         return self.life.alive
-
-    @property
-    def capacities(self) -> dict[Role, int]:
-        """How much work of each role it takes at once."""
-        prefill, rest = self.setup.prefill_credits, self.setup.running_max
-        return {role: prefill if role is Role.PREFILL else rest for role in self.roles}
 
     def restart(self) -> None:
         """Come back with nothing, as a new life."""

@@ -50,7 +50,6 @@ def point(config: Config, workload: str, load: float, **figures: float) -> Point
         decode_ttft=100.0,
         decode_tpot=10.0,
         every_decode_tpot=10.0,
-        latency=1_000.0,
         cost_ttft=100.0,
         cost_tpot=10.0,
         kv_bytes=1_000,
@@ -300,7 +299,6 @@ def test_what_table_4_shows_is_put_in_words() -> None:
         decode_ttft=0.0,
         tpot=0.0,
         kv_bytes=0,
-        ttft_by_turn=[],
         decode_ttft_by_turn=[],
     )
     found, why = failures.trends(rows, [], [length, replace(length, failed=0)])

@@ -3,23 +3,25 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from infra.simulator.checkers.answers import Heard, Logged
-from infra.simulator.checkers.bounds import Bounds
-from infra.simulator.checkers.credits import Credits, Idle
-from infra.simulator.checkers.handles import Handles
-from infra.simulator.checkers.outcomes import OneOutcome, Reasons
-from infra.simulator.checkers.readers import Readers
-from infra.simulator.checkers.rebuild import Rebuilds
 from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Checker, Cluster
-from infra.simulator.faults.losses import lose_asking_router
-from infra.simulator.faults.storm import storm
 from infra.simulator.machine.latency import Setup
 from infra.simulator.members.router import ROUTER
+from infra.simulator.outcomes import OneOutcome
 from infra.simulator.shape import Shape
-from infra.simulator.traffic.poisson import Profile, poisson
+from infra.simulator.traffic.poisson import Profile
 from infra.simulator.traffic.poisson import Shape as TurnShape
 from streams.config import RouterSettings
 from streams.core.router import Router
+from tests.infra.simulator.checkers.answers import Heard, Logged
+from tests.infra.simulator.checkers.bounds import Bounds
+from tests.infra.simulator.checkers.credits import Credits, Idle
+from tests.infra.simulator.checkers.handles import Handles
+from tests.infra.simulator.checkers.readers import Readers
+from tests.infra.simulator.checkers.reasons import Reasons
+from tests.infra.simulator.checkers.rebuild import Rebuilds
+from tests.infra.simulator.faults.losses import lose_asking_router
+from tests.infra.simulator.faults.storm import storm
+from tests.infra.simulator.serving import serve_all
 
 SHAPES = [Shape.parse(name) for name in ("2P2D", "1P3D", "2B", "1P1D2R")]
 SETUP = Setup(ack_ms=2.0, steps_max=4)
@@ -74,16 +76,4 @@ def weathered(
         ],
         searches_seed=seed if searching else None,
     )
-    cluster.run(
-        poisson(
-            PROFILE,
-            per_s=5.0,
-            duration_ms=DURATION_MS,
-            begin_ms=READY_MS,
-            block_tokens=SETUP.block_tokens,
-            seed=[seed],
-            name="c",
-        )
-    )
-    cluster.finish()
-    return cluster
+    return serve_all(cluster, PROFILE, per_s=5.0, duration_ms=DURATION_MS, seed=seed)

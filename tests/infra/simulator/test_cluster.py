@@ -5,18 +5,19 @@ from typing import Any
 
 import pytest
 
-from infra.simulator.checkers.credits import Credits
-from infra.simulator.checkers.outcomes import OneOutcome
 from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Cluster, Fault
-from infra.simulator.faults import losses as faults
 from infra.simulator.machine.latency import Setup
+from infra.simulator.outcomes import OneOutcome
 from infra.simulator.shape import Shape
-from infra.simulator.traffic.poisson import Profile, poisson, unlike_others
+from infra.simulator.traffic.poisson import Profile, unlike_others
 from infra.simulator.traffic.poisson import Shape as TurnShape
 from infra.simulator.traffic.script import Turn, conversation
 from schemas.errors import PromptTooLong
 from schemas.records import Mode, Orchestration
 from streams.config import RouterSettings
+from tests.infra.simulator.checkers.credits import Credits
+from tests.infra.simulator.faults import losses as faults
+from tests.infra.simulator.serving import serve_all
 
 SETUP = Setup()
 PROFILE = Profile(
@@ -48,19 +49,7 @@ def serve(
         faults=strikes,
         orchestrations=orchestrations,
     )
-    cluster.run(
-        poisson(
-            PROFILE,
-            per_s=per_s,
-            duration_ms=5_000.0,
-            begin_ms=READY_MS,
-            block_tokens=setup.block_tokens,
-            seed=[seed],
-            name="c",
-        )
-    )
-    cluster.finish()
-    return cluster
+    return serve_all(cluster, PROFILE, per_s=per_s, duration_ms=5_000.0, seed=seed)
 
 
 def story(cluster: Cluster) -> list[tuple[object, ...]]:

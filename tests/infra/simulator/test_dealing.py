@@ -12,6 +12,7 @@ from infra.simulator.traffic.poisson import Profile, poisson
 from infra.simulator.traffic.poisson import Shape as TurnShape
 from schemas.records import Mode
 from streams.config import RouterSettings
+from tests.infra.simulator.serving import serve_all
 
 SETUP = Setup(prefill_credits=256)
 PROFILE = Profile(
@@ -28,17 +29,7 @@ def serve(pools: str, share: float, salt: str = "a", *, pairs: int | None = None
     settings = RouterSettings(policy=policy, local_share=share, orchestration="prefill_first")
     dealer = HashDealer(settings, salt) if pairs is None else InTurn(settings, pairs=pairs)
     cluster = Cluster(Shape.parse(pools), SETUP, settings, placer=dealer)
-    cluster.run(
-        poisson(
-            PROFILE,
-            per_s=8.0,
-            duration_ms=5_000.0,
-            begin_ms=READY_MS,
-            block_tokens=SETUP.block_tokens,
-            seed=[1],
-            name="c",
-        )
-    )
+    serve_all(cluster, PROFILE, per_s=8.0, duration_ms=5_000.0, seed=1)
     assert all(each.completed for each in cluster.clients.served)
     return cluster
 

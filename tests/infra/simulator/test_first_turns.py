@@ -3,15 +3,16 @@
 import numpy as np
 import pytest
 
-from infra.simulator.checkers.credits import Credits
-from infra.simulator.checkers.outcomes import OneOutcome
-from infra.simulator.cluster import READY_MS, Cluster
+from infra.simulator.cluster import Cluster
 from infra.simulator.machine.latency import Setup
+from infra.simulator.outcomes import OneOutcome
 from infra.simulator.shape import Shape
-from infra.simulator.traffic.poisson import Profile, poisson
+from infra.simulator.traffic.poisson import Profile
 from infra.simulator.traffic.poisson import Shape as Turns
 from schemas.records import Mode
 from streams.config import RouterSettings
+from tests.infra.simulator.checkers.credits import Credits
+from tests.infra.simulator.serving import serve_all
 
 SETUP = Setup()
 CHAT = Profile(
@@ -26,19 +27,7 @@ def serve(pools: str, policy: str, seed: int, per_s: float = 16.0) -> Cluster:
     """Ten seconds of chats."""
     settings = RouterSettings(policy=policy, tick_ms=250)
     cluster = Cluster(Shape.parse(pools), SETUP, settings, checkers=[OneOutcome(), Credits()])
-    cluster.run(
-        poisson(
-            CHAT,
-            per_s=per_s,
-            duration_ms=10_000.0,
-            begin_ms=READY_MS,
-            block_tokens=SETUP.block_tokens,
-            seed=[seed],
-            name="c",
-        )
-    )
-    cluster.finish()
-    return cluster
+    return serve_all(cluster, CHAT, per_s=per_s, duration_ms=10_000.0, seed=seed)
 
 
 def means(cluster: Cluster) -> tuple[float, float]:

@@ -2,18 +2,19 @@
 
 import pytest
 
-from infra.simulator.checkers.credits import Credits
-from infra.simulator.checkers.outcomes import OneOutcome
-from infra.simulator.checkers.readers import Readers
 from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Cluster, Fault
-from infra.simulator.faults.losses import cut_gateway, gateway_losses, lose_gateway
 from infra.simulator.machine.latency import Setup
+from infra.simulator.outcomes import OneOutcome
 from infra.simulator.shape import Shape
-from infra.simulator.traffic.poisson import Profile, poisson
+from infra.simulator.traffic.poisson import Profile
 from infra.simulator.traffic.poisson import Shape as TurnShape
 from schemas.records import OutcomeKind
 from streams.config import RouterSettings
 from streams.core.fleet.readers import ReaderWatch
+from tests.infra.simulator.checkers.credits import Credits
+from tests.infra.simulator.checkers.readers import Readers
+from tests.infra.simulator.faults.losses import cut_gateway, gateway_losses, lose_gateway
+from tests.infra.simulator.serving import serve_all
 
 SETUP = Setup()
 DURATION_MS = 12_000.0
@@ -40,18 +41,7 @@ def serve(seed: int, faults: tuple[Fault, ...], readers: Readers) -> Cluster:
         timeout_ms=120_000,
         faults=faults,
     )
-    said = poisson(
-        PROFILE,
-        per_s=5.0,
-        duration_ms=DURATION_MS,
-        begin_ms=READY_MS,
-        block_tokens=SETUP.block_tokens,
-        seed=[seed],
-        name="c",
-    )
-    cluster.run(said)
-    cluster.finish()
-    return cluster
+    return serve_all(cluster, PROFILE, per_s=5.0, duration_ms=DURATION_MS, seed=seed)
 
 
 def ends(cluster: Cluster) -> dict[str, OutcomeKind]:

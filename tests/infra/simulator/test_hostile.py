@@ -4,19 +4,21 @@ from typing import Any
 
 import pytest
 
-from infra.simulator.checkers.credits import Credits
-from infra.simulator.checkers.outcomes import OneOutcome
 from infra.simulator.cluster import ORCHESTRATIONS, READY_MS, Cluster
-from infra.simulator.faults.hostile import hostile, large
 from infra.simulator.machine.latency import Setup
+from infra.simulator.outcomes import OneOutcome
 from infra.simulator.shape import Shape
-from infra.simulator.traffic.poisson import Profile, poisson
+from infra.simulator.traffic.poisson import Profile
 from infra.simulator.traffic.poisson import Shape as TurnShape
 from schemas.errors import RecordError, RecordTooLarge
 from schemas.rules.sizes import RECORD_BYTES_MAX, REQUEST_BYTES_MAX
 from streams.config import RouterSettings
+from tests.infra.simulator.checkers.credits import Credits
+from tests.infra.simulator.faults.hostile import OpenCluster, hostile, large
+from tests.infra.simulator.serving import serve_all
 
 SETUP = Setup()
+FAULTS = "tests.infra.simulator.faults.hostile"
 BROKER_BYTES = 64 << 10  # a broker whose own limit is far below the rule's
 DURATION_MS = 4_000.0
 PROFILE = Profile(
@@ -25,7 +27,7 @@ PROFILE = Profile(
 )
 
 
-def serve(seed: int, *, count: int = 200) -> Cluster:
+def serve(seed: int, *, count: int = 200) -> OpenCluster:
     """Two-turn conversations among harmful records, under all checkers."""
     faults = hostile(
         seed,
@@ -34,7 +36,7 @@ def serve(seed: int, *, count: int = 200) -> Cluster:
         end_ms=READY_MS + DURATION_MS,
         record_bytes_max=BROKER_BYTES,
     )
-    cluster = Cluster(
+    cluster = OpenCluster(
         Shape(prefill=2, decode=2),
         SETUP,
         RouterSettings(policy="static", orchestration=ORCHESTRATIONS[seed % 3].value),
@@ -42,17 +44,7 @@ def serve(seed: int, *, count: int = 200) -> Cluster:
         faults=faults,
         record_bytes_max=BROKER_BYTES,
     )
-    said = poisson(
-        PROFILE,
-        per_s=8.0,
-        duration_ms=DURATION_MS,
-        begin_ms=READY_MS,
-        block_tokens=SETUP.block_tokens,
-        seed=[seed],
-        name="c",
-    )
-    cluster.run(said)
-    cluster.finish()
+    serve_all(cluster, PROFILE, per_s=8.0, duration_ms=DURATION_MS, seed=seed)
     return cluster
 
 
@@ -74,20 +66,20 @@ def test_only_what_the_log_does_not_take_fails(seed: int) -> None:
     ("mend", "without", "crash", "seed"),
     [
         (
-            "members.router.unsent_phase",
+            "infra.simulator.members.router.unsent_phase",
             lambda *_: None,
             RecordTooLarge,
             2,
         ),  # a failed send ends the router
-        ("cluster.check_numbers", lambda _: None, (ValueError, OverflowError, RecordError), 2),
-        ("cluster.check_leases", lambda *_: None, AssertionError, 6),  # nobody sends there
+        (f"{FAULTS}.check_numbers", lambda _: None, (ValueError, OverflowError, RecordError), 2),
+        (f"{FAULTS}.check_leases", lambda *_: None, AssertionError, 6),  # nobody sends there
     ],
 )
 def test_a_seed_finds_what_is_not_mended(
     mend: str, without: Any, crash: Any, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The router stops over one record (issue 10, 15 and 24)."""
-    monkeypatch.setattr(f"infra.simulator.{mend}", without)
+    monkeypatch.setattr(mend, without)
     with pytest.raises(crash):
         serve(seed)
 

@@ -7,11 +7,11 @@ from types import ModuleType
 
 import pytest
 
-from infra.simulator.checkers.contexts import Contexts
 from schemas.records import OutcomeKind
 from streams.core import router
 from streams.core.handlers import attempts, retrievals
 from streams.core.requests import recovery
+from tests.infra.simulator.checkers.contexts import Contexts
 from tests.infra.simulator.storms import weathered
 
 

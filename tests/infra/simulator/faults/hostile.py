@@ -14,10 +14,12 @@ import numpy as np
 
 from infra.simulator.cluster import Cluster, Fault
 from infra.simulator.members import fleet
-from infra.simulator.members.router import PARTITION, ROUTER
+from infra.simulator.members.router import PARTITION
 from infra.simulator.members.worker import SimWorker
 from infra.simulator.traffic.poisson import unlike_others
 from infra.simulator.traffic.script import Turn, conversation
+from schemas.errors import RecordError
+from schemas.log.membership import check_leases
 from schemas.records import (
     Cancellation,
     CancelReason,
@@ -36,11 +38,14 @@ from schemas.records import (
     Work,
     WorkPhase,
 )
+from schemas.rules.numbers import check_numbers
 from schemas.rules.pairs import is_paired
 from schemas.rules.phases import phase_of
+from schemas.settings import LogSettings
 from schemas.topics import WORK_TOPICS
 from streams.core.events import (
     CancellationArrived,
+    Event,
     FleetRecordArrived,
     OutcomeArrived,
     PhaseArrived,
@@ -48,12 +53,32 @@ from streams.core.events import (
 )
 
 Draw = np.random.Generator
+_LOG = LogSettings()
 TOPICS = ("requests", "phases", "outcomes", "tokens", "fleet", "prefixes", *WORK_TOPICS.values())
 ORDERS = "decode"  # whichever it is, all are delivered alike
 LARGE_PROMPT_TOKENS = 16
 NEAR_BYTES = 600  # a large request is so far below its limit at most: work of it fits, or just not
 _NUMBERS = (0, 1, -1, (1 << 31) - 1, -(1 << 31))
 _FLOATS = (0.5, 1e9, 1e300, -1.0, float("nan"), float("inf"))
+
+
+class OpenCluster(Cluster):
+    """One to whose log others write as well."""
+
+    buried = 0  # forged records that nobody could read
+
+    def forge(self, topic: str, record: object, event: Event) -> None:
+        """Put a record there that nobody here wrote: it is checked as the agents do, or buried."""
+        self.bus.send((topic, PARTITION), record, lambda: self._read(record, event))
+
+    def _read(self, record: object, event: Event) -> None:
+        try:
+            check_numbers(record)
+            check_leases(record, _LOG)
+        except RecordError:
+            self.buried += 1
+        else:
+            self.router.apply(event)
 
 
 def hostile(
@@ -91,6 +116,7 @@ def forged(at_ms: float, draw: Draw) -> Fault:
     """Somebody writes a record about a piece of work that some worker has then."""
 
     def strike(cluster: Cluster) -> None:
+        assert isinstance(cluster, OpenCluster)
         held = [worker.life.held.works for worker in cluster.workers.values() if worker.alive]
         busy = [works for works in held if works]
         if busy:
@@ -102,7 +128,7 @@ def forged(at_ms: float, draw: Draw) -> Fault:
     return Fault(at_ms, strike)
 
 
-def _foreign_phase(cluster: Cluster, work: Work, draw: Draw) -> None:
+def _foreign_phase(cluster: OpenCluster, work: Work, draw: Draw) -> None:
     """Of a request, attempt or worker that is not the one."""
     wrongs: tuple[dict[str, Any], ...] = (
         {"request_id": "nobody"},
@@ -128,7 +154,7 @@ def _foreign_phase(cluster: Cluster, work: Work, draw: Draw) -> None:
     cluster.forge("phases", phase, PhaseArrived(phase, PARTITION))
 
 
-def _senseless_phase(cluster: Cluster, work: Work, draw: Draw) -> None:
+def _senseless_phase(cluster: OpenCluster, work: Work, draw: Draw) -> None:
     """Of the attempt's own worker, with numbers that say nothing."""
     kind = PhaseKind.KV_RECEIVED
     paired = is_paired(work.orchestration)
@@ -149,7 +175,7 @@ def _senseless_phase(cluster: Cluster, work: Work, draw: Draw) -> None:
     cluster.forge("phases", phase, PhaseArrived(phase, PARTITION))
 
 
-def _outcome(cluster: Cluster, work: Work, draw: Draw) -> None:
+def _outcome(cluster: OpenCluster, work: Work, draw: Draw) -> None:
     """Of an attempt that was not the last, or of no request."""
     outcome = Outcome(
         request_id=work.request_id,
@@ -174,7 +200,7 @@ def _outcome(cluster: Cluster, work: Work, draw: Draw) -> None:
     cluster.forge("outcomes", outcome, OutcomeArrived(outcome, PARTITION))
 
 
-def _request(cluster: Cluster, work: Work, draw: Draw) -> None:
+def _request(cluster: OpenCluster, work: Work, draw: Draw) -> None:
     """Another one under the name of one that was accepted."""
     request = Request(
         request_id=work.request_id,
@@ -193,7 +219,7 @@ def _request(cluster: Cluster, work: Work, draw: Draw) -> None:
     cluster.forge("requests", request, RequestArrived(request, PARTITION))
 
 
-def _cancellation(cluster: Cluster, work: Work, draw: Draw) -> None:
+def _cancellation(cluster: OpenCluster, work: Work, draw: Draw) -> None:
     """Of a request that nobody made."""
     at_ms = int(draw.choice(_NUMBERS))
     cancellation = Cancellation(
@@ -205,7 +231,7 @@ def _cancellation(cluster: Cluster, work: Work, draw: Draw) -> None:
     cluster.forge("cancellations", cancellation, CancellationArrived(cancellation, PARTITION))
 
 
-def _stranger(cluster: Cluster, work: Work, draw: Draw) -> None:
+def _stranger(cluster: OpenCluster, work: Work, draw: Draw) -> None:
     """A worker that nobody started joins, perhaps with what another one leases, and takes work."""
     worker = cluster.workers[work.worker_id]
     name = f"stranger-{cluster.bus.sent('fleet', PARTITION)}"
@@ -228,7 +254,7 @@ def _stranger(cluster: Cluster, work: Work, draw: Draw) -> None:
 
 
 def _odd_beat(cluster: Cluster, worker: SimWorker, draw: Draw) -> Heartbeat:
-    beat = fleet.heartbeat(worker, 0, ROUTER)
+    beat = fleet.heartbeat(worker, 0)
     counts = ("running", "waiting", "queued_tokens", "kv_blocks_used", "requests_total")
     load = replace(
         beat.load,
@@ -239,7 +265,7 @@ def _odd_beat(cluster: Cluster, worker: SimWorker, draw: Draw) -> Heartbeat:
     return replace(beat, load=load, grants=few, at_ms=int(draw.choice(_NUMBERS)))
 
 
-def _former_life(cluster: Cluster, work: Work, draw: Draw) -> None:
+def _former_life(cluster: OpenCluster, work: Work, draw: Draw) -> None:
     """Of a worker that is there: a life that is over, or a heartbeat that was overtaken."""
     worker = cluster.workers[work.worker_id]
     beat = _odd_beat(cluster, worker, draw)
@@ -253,12 +279,12 @@ def _former_life(cluster: Cluster, work: Work, draw: Draw) -> None:
     _to_fleet(cluster, records[int(draw.integers(len(records)))])
 
 
-def _to_fleet(cluster: Cluster, record: fleet.FleetRecord) -> None:
+def _to_fleet(cluster: OpenCluster, record: fleet.FleetRecord) -> None:
     offset = cluster.bus.sent("fleet", PARTITION)
     cluster.forge("fleet", record, FleetRecordArrived(record, offset))
 
 
-def _order(cluster: Cluster, work: Work, draw: Draw) -> None:
+def _order(cluster: OpenCluster, work: Work, draw: Draw) -> None:
     """Work that no router decided: of a request nobody made, for another life, or once more."""
     now_ms = int(cluster.clock.now_ms)
     name = f"nobody-{cluster.bus.sent(ORDERS, 0)}"

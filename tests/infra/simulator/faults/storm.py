@@ -5,8 +5,9 @@ from collections.abc import Callable
 import numpy as np
 
 from infra.simulator.cluster import Fault
-from infra.simulator.faults.hostile import TOPICS, twice
-from infra.simulator.faults.losses import (
+from infra.simulator.shape import Shape
+from tests.infra.simulator.faults.hostile import TOPICS, twice
+from tests.infra.simulator.faults.losses import (
     crash,
     cut_gateway,
     drain,
@@ -17,7 +18,6 @@ from infra.simulator.faults.losses import (
     restart_gateway,
     slow_log,
 )
-from infra.simulator.shape import Shape
 
 Draw = np.random.Generator
 Draws = Callable[[Draw, float], tuple[Fault, ...]]

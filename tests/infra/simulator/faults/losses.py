@@ -5,8 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from infra.simulator.cluster import Cluster, Fault
-from infra.simulator.members.gateways import SimGateway
+from infra.simulator.members.gateways import Answer, SimGateway
 from infra.simulator.members.life import Life
+from infra.simulator.members.router import PARTITION
+from schemas.records import Cancellation, CancelReason
+from streams.core.events import CancellationArrived, ResumptionArrived
 
 
 def slow_prefill(at_ms: float, worker_ids: list[str], times: float) -> Fault:
@@ -70,9 +73,24 @@ def hang_up(at_ms: float, share: float) -> Fault:
     def strike(cluster: Cluster) -> None:
         waiting = [served for served in cluster.clients.waiting if not served.left]
         if waiting:
-            cluster.hang_up(waiting[int(share * len(waiting))])
+            _leave(cluster, waiting[int(share * len(waiting))].request_id)
 
     return Fault(at_ms, strike)
+
+
+def _leave(cluster: Cluster, request_id: str) -> None:
+    """A client leaves; its gateway has the work stopped, unless it is to go on."""
+    request = cluster.gateways.hang_up(request_id)
+    cluster.clients.left(request_id)
+    if request is None or request.keeps_running:
+        return
+    cancellation = Cancellation(
+        request_id=request.request_id,
+        session_id=request.session_id,
+        reason=CancelReason.CLIENT_GONE,
+        at_ms=int(cluster.clock.now_ms),
+    )
+    cluster.write("cancellations", cancellation, CancellationArrived(cancellation, PARTITION))
 
 
 def slow_log(at_ms: float, delay_ms: float, for_ms: float) -> Fault:
@@ -131,9 +149,15 @@ def lose_gateway(at_ms: float, gateway_id: str, resumed_after_ms: Sequence[float
             if after_ms is None:
                 cluster.clients.left(answer.key.parent_id)
             else:
-                cluster.clock.after(after_ms, lambda answer=answer: cluster.resume(answer))  # type: ignore[misc]  # bound now
+                cluster.clock.after(after_ms, lambda answer=answer: _resume(cluster, answer))  # type: ignore[misc]  # bound now
 
     return Fault(at_ms, strike)
+
+
+def _resume(cluster: Cluster, answer: Answer) -> None:
+    """A client goes on reading an answer at another gateway."""
+    resumption = cluster.gateways.resume(answer)
+    cluster.write("cancellations", resumption, ResumptionArrived(resumption, PARTITION))
 
 
 def restart_gateway(at_ms: float, gateway_id: str) -> Fault:
