@@ -12,7 +12,6 @@ emptied by `workers/loops.py`; nothing is sent here.
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 from schemas.frozen import frozen
 from schemas.log.clients import Headers
@@ -29,7 +28,6 @@ from schemas.rules.sizes import FRAME_BYTES_MAX
 
 _ROW_BYTES, _TOKEN_BYTES, _LOGPROB_BYTES = 64, 5, 24  # beside its texts, at most
 _CHAR_BYTES = 4
-_NO_COLUMNS: tuple[tuple[Any, ...], ...] = ((),) * 6
 HeldReport = tuple[Outcome | Phase, Headers]
 
 
@@ -215,9 +213,8 @@ def _frame(
     ends: Sequence[StreamEnd],
 ) -> TokenFrame:
     columns = [(row.request_id, row.attempt, row.seq, row.char, row.ids, row.text) for row in rows]
-    request_ids, attempts, seqs, chars, ids, texts = (
-        zip(*columns, strict=True) if columns else _NO_COLUMNS
-    )
+    lists = map(list, zip(*columns, strict=True)) if columns else ([],) * 6
+    request_ids, attempts, seqs, chars, ids, texts = lists
     return TokenFrame(
         worker_id=worker_id,
         at_ms=now_ms,

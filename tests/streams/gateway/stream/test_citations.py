@@ -1,9 +1,10 @@
 """What answers say of the passages in their prompt, whole and streamed, and to whom resumes."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
-from schemas.records import Citation, Request, StreamRetrieved, TokenFrame, WireError
+from schemas.records import Citation, Request, StreamRetrieved, WireError
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import chat, ended, events_of, frame, text_of
 
@@ -32,9 +33,7 @@ def answering(gateway: InProcessGateway, retrieved: Any, repeats: int = 1) -> No
 
     def answer(request: Request) -> None:
         told = StreamRetrieved(request_id=request.request_id, collection="town", **retrieved)
-        empty = frame(request.request_id, [])
-        rows: dict[str, Any] = {name: getattr(empty, name) for name in empty.__slots__}
-        frames = [TokenFrame(**{**rows, "retrieved": [told]}) for _ in range(repeats)]
+        frames = [replace(frame(request.request_id, []), retrieved=[told]) for _ in range(repeats)]
         end = ended(request.request_id, ["Pier", " 7"])
         frames.append(frame(request.request_id, ["Pier", " 7"], end=end))
         gateway.log.frames += frames
