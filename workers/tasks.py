@@ -51,6 +51,10 @@ class Tasks:
         finally:
             await cancel(aim)
 
+    async def watch(self) -> None:
+        """Until cancelled; raises what ended one of the tasks."""
+        await self.until(asyncio.Event().wait())
+
     async def cancel(self) -> None:
         """End all tasks."""
         await cancel(*self._tasks.values())

@@ -151,7 +151,7 @@ class EmbeddingWorker:
 
     def _serve(self) -> None:
         group = self._intake.group
-        self._tasks.spawn("steady", self._steady.until(_for_ever()))
+        self._tasks.spawn("steady", self._steady.watch())
         self._tasks.spawn("declarations", self._declarations.run())
         self._tasks.spawn("watchdog", watch(self._log_settings, group, _STALL_MS))
         self._tasks.spawn("failure", group.failure())
@@ -209,7 +209,3 @@ class EmbeddingWorker:
         await tasks.close("membership", self.membership.leave(), close_ms)
         closing = self._producer.stop() if self._drained else self._producer.discard()
         await tasks.close("producer", closing, close_ms)
-
-
-async def _for_ever() -> None:
-    await asyncio.Event().wait()

@@ -74,19 +74,6 @@ class _Row:
 class Columns:
     """The rows of one gateway partition since its last frame."""
 
-    __slots__ = (
-        "_closed",
-        "_ends",
-        "_first",
-        "_frames",
-        "_later",
-        "_reports",
-        "_starts",
-        "dirty",
-        "partition",
-        "urgent",
-    )
-
     def __init__(self, partition: int, frames: "Frames") -> None:
         self.partition = partition
         self._frames = frames

@@ -14,7 +14,7 @@ vLLM says nothing when it hangs, so the adapter must tell a hang from a queue. T
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from workers.llm.engine import Job, Output
@@ -137,16 +137,11 @@ class Mailbox:
 
 
 def _joined(first: Output, second: Output) -> Output:
-    return Output(
-        request_id=first.request_id,
+    return replace(
+        second,
         token_ids=(*first.token_ids, *second.token_ids),
         text=first.text + second.text,
         logprobs=(*first.logprobs, *second.logprobs),
-        finish_reason=second.finish_reason,
-        stop_reason=second.stop_reason,
-        error=second.error,
-        kv=second.kv,
-        cached_tokens=second.cached_tokens,
         kv_bytes=first.kv_bytes + second.kv_bytes,
         transfer_ms=first.transfer_ms + second.transfer_ms,
     )

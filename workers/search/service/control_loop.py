@@ -5,8 +5,6 @@ worker's own searches since the last look.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import Protocol
 
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
@@ -14,20 +12,9 @@ from schemas.log.membership import Membership
 from schemas.records import ControlMoved
 from workers.search.engine import control
 from workers.search.engine.control import ControlSettings, Move, Signals
+from workers.search.engine.engine import SearchEngine
 from workers.search.index.kinds import Kind
 from workers.search.service.fleet_figures import FleetFigures, stalled_share
-
-
-class ControlledEngine(Protocol):
-    """The engine as the loop sees it."""
-
-    def set_share(self, share: float, flush_ms: float) -> None:
-        """Use these from now on."""
-
-    def waits_ms(
-        self, kind: Kind, shares: Sequence[float], now_ms: float, window_ms: float = ...
-    ) -> list[float] | None:
-        """Waits for a slot below which these shares of a class lie."""
 
 
 class ControlLoop:
@@ -36,7 +23,7 @@ class ControlLoop:
     def __init__(
         self,
         settings: ControlSettings,
-        engine: ControlledEngine,
+        engine: SearchEngine,
         share: float,
         flush_ms: float,
         figures: FleetFigures,

@@ -4,13 +4,14 @@ Every retrieval gets its hits, failed ones too; nothing that is asked ends the w
 """
 
 import logging
-from typing import Any, Protocol
+from typing import Any
 
 from schemas.errors import DeadlineExceeded, EngineFailed, InvalidRequest, TriviumError
 from schemas.log.clock import wall_ms
 from schemas.records import Hits, RetrievalRequest, WireError
 from schemas.retrieval import pack_vector, unpack_vector
 from schemas.rules.sizes import SEEDS_MAX
+from workers.search.engine.engine import SearchEngine
 from workers.search.index import expressions
 from workers.search.index.index import Index
 from workers.search.index.kinds import Kind
@@ -21,19 +22,12 @@ from workers.search.service.settings import RetrievalSettings, ShardPlace
 log = logging.getLogger("trivium.retrieval")
 
 
-class Searcher(Protocol):
-    """The engine as retrievals need it."""
-
-    async def search(self, index: Index, query: Query) -> Answer:
-        """The answer; raises a TriviumError."""
-
-
 class Responder:
     """Answers retrievals from the collections of one shard."""
 
     def __init__(
         self,
-        engine: Searcher,
+        engine: SearchEngine,
         collections: Collections,
         settings: RetrievalSettings,
         *,

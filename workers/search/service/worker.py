@@ -196,7 +196,7 @@ class RetrievalWorker:
     def _serve(self) -> None:
         self._tasks.spawn("documents", self._documents.run())
         self._tasks.spawn("refusals", self._documents.refusals.run())
-        self._tasks.spawn("steady", self._steady.until(_for_ever()))
+        self._tasks.spawn("steady", self._steady.watch())
         self._tasks.spawn("control", self._control.run())
         group = self._intake.group
         self._tasks.spawn("watchdog", watch(self._log_settings, group, _STALL_MS))
@@ -264,7 +264,3 @@ class RetrievalWorker:
         closing = self._producer.stop() if self._drained else self._producer.discard()
         await tasks.close("producer", closing, close_ms)
         self._left_ms = wall_ms()
-
-
-async def _for_ever() -> None:
-    await asyncio.Event().wait()
