@@ -1,7 +1,7 @@
 """The vector engine: searches of any indexes, one by one, batched extend by extend on all cores.
 
 `search` is for callers that come one at a time: whatever runs is advanced together, an arrival
-joins at the next extend, and its result is what it would be alone. `search_many` is for arrays.
+joins at the next extend, and its result is what it would be alone. `neighbours` links new rows.
 Each core has a lane (`core_lanes.py`); a search goes to the lane with the least to do and stays
 there (`dispatcher.py`). Bounds: places and slots of a lane, `inbox_max` searches that wait
 (QueueFull beyond), k and top_m.
@@ -36,8 +36,6 @@ from workers.search.kernels.parallel import thread_count
 from workers.search.limits import K_MAX, PLACES, SCANNED_ROWS_MAX, SLOTS, TOP_M_MAX
 from workers.search.walk.slots import SlotRows, Slots
 
-_CHUNK_MAX = 64  # queries of a bulk call that a slot takes one after the other
-_CHUNKS_PER_PLACE = 2
 _LINKED_TOGETHER = 8  # rows that are linked in one place before it is somebody else's turn
 
 
@@ -115,28 +113,18 @@ class SearchEngine:
             raise
         return answer
 
-    async def search_many(
-        self, index: Index, queries: Any, effort: Effort | None = None, *,
-        kind: Kind = Kind.DECODE, deadline_ms: int | None = None,
-    ) -> tuple[Array, Array]:  # fmt: skip
-        """Rows and distances of the nearest to each query, shapes (queries, k).
-
-        Places beyond the last hit hold row -1 at infinity. All see one view. Raises what
-        `search` does; then the rest of the queries is given up.
-        """
-        view, effort = index.view(), effort or Effort()
-        ways.way(effort, view, self._limits)  # raises
-        prepared = inputs.prepared(queries, view.dim, view.metric)
-        rows, distances = await self._found(view, prepared, effort, kind, deadline_ms)
-        return rows, view.metric.shown(distances)
-
     async def neighbours(self, view: IndexView, queries: Array, effort: Effort) -> Array:
         """Rows nearest to prepared queries, shape (queries, k), for `Index.link`: the lowest class.
 
-        One place a lane at most, and none while other searches lack one. Raises what `search` does.
+        Places beyond the last hit hold -1. One place a lane at most, and none while other searches
+        lack one. Raises what `search` does; then the rest of the queries is given up.
         """
-        ways.way(effort, view, self._limits)  # raises
-        return (await self._found(view, queries, effort, Kind.LINK, None))[0]
+        way = ways.way(effort, view, self._limits)
+        rows = await self._rows(way, view, queries)
+        if len(short := way.too_short(rows)):
+            scan = ways.way(effort, view, self._limits._replace(scanned_rows_max=view.count))
+            rows[short] = await self._rows(scan, view, np.ascontiguousarray(queries[short]))
+        return rows
 
     def set_share(self, share: float, flush_ms: float) -> None:
         """What the control loop found: prefill's share of places, and its flush timeout."""
@@ -180,35 +168,18 @@ class SearchEngine:
         """`cpu` or `cuda`."""
         return self._dispatcher.lanes.backend
 
-    async def _found(
-        self, view: IndexView, prepared: Array, effort: Effort, kind: Kind, deadline_ms: int | None
-    ) -> tuple[Array, Array]:
-        way = ways.way(effort, view, self._limits)
-        rows, distances = await self._many(way, view, prepared, kind, deadline_ms)
-        if len(short := way.too_short(rows)):
-            scan = ways.way(effort, view, self._limits._replace(scanned_rows_max=view.count))
-            rows[short], distances[short] = await self._many(
-                scan, view, np.ascontiguousarray(prepared[short]), kind, deadline_ms
-            )
-        return rows, distances
-
-    async def _many(
-        self, way: ways.Way, view: IndexView, queries: Array, kind: Kind, deadline_ms: int | None
-    ) -> tuple[Array, Array]:
+    async def _rows(self, way: ways.Way, view: IndexView, queries: Array) -> Array:
         search = ways.new_search(view, way, queries)
         rows = np.empty((len(queries), way.k), np.int64)
         distances = np.empty((len(queries), way.k), np.float32)
-        size = min(_CHUNK_MAX, -(-len(queries) // self._places))
-        room = asyncio.Semaphore(self._places * _CHUNKS_PER_PLACE)
-        if kind is Kind.LINK:
-            size, room = _LINKED_TOGETHER, asyncio.Semaphore(self._lanes)
+        room = asyncio.Semaphore(self._lanes)
 
         async def chunk(first: int) -> None:
-            last = min(len(queries), first + size)
+            last = min(len(queries), first + _LINKED_TOGETHER)
             async with room:
                 source = bulk.feed(queries, rows, distances, first, last)
                 keeps = (queries, rows, distances)
-                ticket = self._asked(search, kind, deadline_ms, last - first, source, keeps)
+                ticket = self._asked(search, Kind.LINK, None, last - first, source, keeps)
                 try:
                     await ticket.reply
                 except asyncio.CancelledError:
@@ -217,11 +188,11 @@ class SearchEngine:
 
         try:
             async with asyncio.TaskGroup() as together:
-                for first in range(0, len(queries), max(1, size)):
+                for first in range(0, len(queries), _LINKED_TOGETHER):
                     together.create_task(chunk(first))
         except* TriviumError as errors:
             raise errors.exceptions[0] from None
-        return rows, distances
+        return rows
 
     def _asked(
         self, search: ways.Search, kind: Kind, deadline_ms: int | None, searches: int = 1,

@@ -13,6 +13,7 @@ from tests.workers.search.engine.test_engine import assert_nothing_is_left
 from workers.search.cuda.device import Device
 from workers.search.engine import backend
 from workers.search.engine.engine import EngineSettings, SearchEngine
+from workers.search.index import inputs
 from workers.search.index.filters import Equal
 from workers.search.index.index import Index
 from workers.search.index.kinds import Kind
@@ -75,9 +76,9 @@ async def test_bulk_calls_equal_the_cpus(
     engine: SearchEngine, cpu: SearchEngine, index: Index
 ) -> None:
     effort = Effort(k=7, top_m=32)
-    ours, theirs = [await each.search_many(index, QUERIES, effort) for each in (engine, cpu)]
-    assert ours[0].tobytes() == theirs[0].tobytes()
-    assert ours[1].tobytes() == theirs[1].tobytes()
+    view, given = index.view(), inputs.prepared(QUERIES, 20, index.metric)
+    ours, theirs = [await each.neighbours(view, given, effort) for each in (engine, cpu)]
+    assert ours.tobytes() == theirs.tobytes()
     assert_nothing_is_left(engine)
 
 
@@ -112,7 +113,8 @@ async def test_searches_that_are_given_up_leave_nothing(engine: SearchEngine, in
         asyncio.ensure_future(engine.search(index, Query(vector=vector, k=5, top_m=64)))
         for vector in QUERIES
     ]
-    bulk = asyncio.ensure_future(engine.search_many(index, QUERIES, Effort(k=5)))
+    given = inputs.prepared(QUERIES, 20, index.metric)
+    bulk = asyncio.ensure_future(engine.neighbours(index.view(), given, Effort(k=5)))
     await asyncio.gather(*searches[:3])
     for each in (*searches[3:], bulk):
         each.cancel()

@@ -16,11 +16,11 @@ import pytest
 from schemas.errors import DeadlineExceeded, EngineDead, InvalidRequest, QueueFull, WrongDimension
 from tests.waiting import until
 from tests.workers.search.data import clustered_index, gaussian, nearest, recall
-from workers.search.engine import engine as module
 from workers.search.engine.core_lanes import CoreLanes
 from workers.search.engine.engine import EngineSettings, SearchEngine
+from workers.search.engine.lane_loop import END, RUN
 from workers.search.engine.scheduler import SchedulerSettings
-from workers.search.index import view
+from workers.search.index import inputs, view, ways
 from workers.search.index.filters import Equal, OneOf, Range, compiled
 from workers.search.index.index import Index
 from workers.search.index.kinds import Kind
@@ -49,11 +49,16 @@ def assert_nothing_is_left(engine: SearchEngine) -> None:
     assert sorted(sum(dispatcher._free, [])) == list(range(dispatcher._slots.count))
 
 
+async def linked(engine: SearchEngine, index: Index, queries: Any, effort: Effort) -> Any:
+    """Rows that the engine finds for an array of queries."""
+    view = index.view()
+    given = inputs.prepared(queries, view.dim, view.metric)
+    return await engine.neighbours(view, given, effort)
+
+
 async def test_single_and_bulk_searches_agree(engine: SearchEngine, index: Index) -> None:
     rows, distances = index.search(QUERIES, Effort(k=5))
-    many = await engine.search_many(index, QUERIES, Effort(k=5))
-    assert many[0].tobytes() == rows.tobytes()
-    assert many[1].tobytes() == distances.tobytes()
+    assert (await linked(engine, index, QUERIES, Effort(k=5))).tobytes() == rows.tobytes()
     answers = await asyncio.gather(
         *(
             engine.search(index, Query(vector=query, k=5, kind=list(Kind)[i % 3]))
@@ -110,7 +115,7 @@ async def test_bad_requests_are_refused_at_once(engine: SearchEngine, index: Ind
         await engine.search(index, Query(vector=[1.0]))
     with pytest.raises(InvalidRequest, match="expected top_m from 1 to 512, found 513"):
         await engine.search(index, Query(vector=QUERIES[0], top_m=513))
-    assert (await engine.search_many(index, np.empty((0, 20))))[0].shape == (0, 10)
+    assert (await linked(engine, index, np.empty((0, 20)), Effort())).shape == (0, 10)
     assert_nothing_is_left(engine)
 
 
@@ -123,27 +128,36 @@ class Clock:
         return self.now_ms
 
 
-def long_index() -> Index:
-    """Scanned whole by each search: without edges."""
-    index = Index(64)
-    index.upsert(range(50_000), np.zeros((50_000, 64)))
-    return index
-
-
-LONG = np.zeros((20_000, 64), np.float32)
-
-
 @pytest.fixture
-def one_ticket(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LONG is one search, that of all its queries: it takes half a minute unless it is ended."""
-    monkeypatch.setattr(module, "_CHUNK_MAX", len(LONG))
+def held_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The slot of the first search that a lane is given: it stands still until it is given up."""
+    slots: list[int] = []
+    start, tell = CoreLanes.start, CoreLanes.tell
+
+    def started(lanes: CoreLanes, slot: int, search: ways.Search) -> None:
+        if slots:
+            start(lanes, slot, search)
+        else:
+            slots.append(slot)
+            search.enter(lanes._slots, slot)
+
+    def told(lanes: CoreLanes, slot: int, kind: int) -> None:
+        if slots == [slot] and kind == END:
+            slots[0] = -1
+            tell(lanes, slot, RUN)
+        tell(lanes, slot, kind)
+
+    monkeypatch.setattr(CoreLanes, "start", started)
+    monkeypatch.setattr(CoreLanes, "tell", told)
+    return slots
 
 
-@pytest.mark.usefixtures("one_ticket")
-async def test_a_deadline_ends_a_search_that_runs_and_one_that_waits(index: Index) -> None:
+async def test_a_deadline_ends_a_search_that_runs_and_one_that_waits(
+    index: Index, held_up: list[int]
+) -> None:
     clock = Clock()
     engine = SearchEngine(EngineSettings(lanes=1, places=1, slots=1), clock_ms=clock)
-    long = asyncio.create_task(engine.search_many(long_index(), LONG, deadline_ms=2))
+    long = asyncio.create_task(engine.search(index, Query(vector=QUERIES[0], deadline_ms=2)))
     await until(lambda: engine.load().running == 1)
     behind = asyncio.create_task(engine.search(index, Query(vector=QUERIES[0])))
     last = asyncio.create_task(engine.search(index, Query(vector=QUERIES[0], deadline_ms=1)))
@@ -156,24 +170,24 @@ async def test_a_deadline_ends_a_search_that_runs_and_one_that_waits(index: Inde
     clock.now_ms = 2.0
     with pytest.raises(DeadlineExceeded, match="during the search"):
         await long
-    assert len((await behind).rows) == 10
+    assert len((await behind).rows) == 10 and held_up == [-1]
     with pytest.raises(DeadlineExceeded, match="before the search had a slot"):
         await engine.search(index, Query(vector=QUERIES[0], deadline_ms=0))
     assert_nothing_is_left(engine)
     await engine.close()
 
 
-@pytest.mark.usefixtures("one_ticket")
-async def test_cancelling_the_caller_frees_the_slot(index: Index) -> None:
+async def test_cancelling_the_caller_frees_the_slot(index: Index, held_up: list[int]) -> None:
     engine = SearchEngine(EngineSettings(lanes=1, places=1, slots=1))
-    searched = long_index()
-    many = [asyncio.create_task(engine.search_many(searched, LONG)) for _ in range(3)]
+    query = Query(vector=QUERIES[0])
+    many = [asyncio.create_task(engine.search(index, query)) for _ in range(3)]
     await until(lambda: engine.load().running == 1 and engine.load().waiting[Kind.DECODE] == 2)
-    last = asyncio.create_task(engine.search(searched, Query(vector=LONG[0])))
+    last = asyncio.create_task(engine.search(index, query))
     await asyncio.sleep(0)
     for task in many:
         task.cancel()
-    assert (await last).rows.tolist() == list(range(10))
+    assert (await last).rows.tolist() == index.search(QUERIES[:1])[0][0].tolist()
+    assert held_up == [-1]
     assert all(isinstance(each, asyncio.CancelledError)
                for each in await asyncio.gather(*many, return_exceptions=True))  # fmt: skip
     assert engine.load().searches_total == 1
@@ -259,7 +273,7 @@ async def test_nothing_leaks_over_many_searches() -> None:
     queries = gaussian(24_800, 8, seed=3)
     for turn in range(4):
         effort = Effort(k=3, top_m=8, where=Equal("even", True) if turn % 2 else None)
-        await engine.search_many(index, queries, effort)
+        await linked(engine, index, queries, effort)
         await asyncio.gather(*(engine.search(index, Query(vector=q)) for q in queries[:200]))
         index.upsert([turn], queries[turn : turn + 1], [{"even": True}])
     assert_nothing_is_left(engine)
