@@ -61,7 +61,10 @@ def optimised(keys: Array, degree: int, *, threads: int = 0) -> Array:
 
 @kernel
 def _lists(first: int, last: int, keys: Array, lists: Array) -> None:
-    """Rows of keys, NOWHERE for empty ones. Of rows `first` to `last`, as all kernels here."""
+    """Rows of `keys`, uint64, to `lists`, uint32 of the same shape, NOWHERE for empty ones.
+
+    Of rows `first` to `last`, as all kernels here.
+    """
     for row in range(first, last):
         for rank in range(keys.shape[1]):
             key = keys[row, rank]
@@ -116,7 +119,11 @@ def _reverse(forward: Array, backward: Array, counts: Array) -> None:
 def _merged(
     first: int, last: int, forward: Array, backward: Array, counts: Array, graph: Array
 ) -> None:
-    """Half of the forward edges, then reverse edges, then what is left of the forward ones."""
+    """Half of the forward edges, then reverse edges, then what is left of the forward ones.
+
+    From `forward` and `backward`, uint32 (rows, degree), the latter with `counts` edges, int64
+    (rows,), to `graph` of the same shape. Places that are left hold the row.
+    """
     degree = graph.shape[1]
     owner = np.full(len(graph), -1, np.int32)
     for row in range(first, last):
@@ -137,7 +144,10 @@ def _merged(
 
 @kernel
 def components(graph: Array) -> Array:
-    """The smallest row of each row's weak component: shape (rows,), int64 (union-find)."""
+    """The smallest row of each row's weak component: shape (rows,), int64 (union-find).
+
+    `graph` is uint32 (rows, degree).
+    """
     parent = np.arange(len(graph))
     for row in range(len(graph)):
         for other in graph[row]:

@@ -62,7 +62,10 @@ def _covering(chosen: Array, graph: Array) -> Array:
 
 @kernel
 def _farthest(vectors: Array, sampled: Array, wanted: int, metric: int, stored: int) -> Array:
-    """Of the rows `sampled`, int64, those `wanted` that are farthest apart: int64 (wanted,)."""
+    """Of the rows `sampled`, int64, those `wanted` that are farthest apart: int64 (wanted,).
+
+    `vectors` are stored bits, shape (rows, padded dim). At least `wanted` rows are sampled.
+    """
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     nearest = np.full(len(sampled), np.inf, np.float32)
     chosen = np.empty(wanted, np.int64)

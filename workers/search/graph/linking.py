@@ -45,7 +45,11 @@ def extended(
 
 @kernel
 def _forward(first: int, last: int, keys: Array, graph: Array, linked: int) -> None:
-    """The candidates with the fewest detours, as edges; ties stay in order of distance."""
+    """The candidates with the fewest detours, as edges; ties stay in order of distance.
+
+    Of new rows `first` to `last`: from `keys`, uint64 (new rows, list length), to rows of `graph`,
+    uint32 (linked + new rows, degree), from row `linked` on. Places that are left hold the row.
+    """
     size, degree = keys.shape[1], graph.shape[1]
     detours = np.empty(size, np.int64)
     for i in range(first, last):
@@ -77,7 +81,10 @@ def _forward(first: int, last: int, keys: Array, graph: Array, linked: int) -> N
 
 @kernel
 def _backward(graph: Array, linked: int) -> None:
-    """Push each new row into its neighbours' lists, worst edges first: the best stay longest."""
+    """Push each new row into its neighbours' lists, worst edges first: the best stay longest.
+
+    In place, in `graph`, uint32 (linked + new rows, degree).
+    """
     degree = graph.shape[1]
     middle = degree // 2
     for place in range(middle - 1, -1, -1):
@@ -128,7 +135,11 @@ def _mend(
     first: int, last: int, graph: Array, vectors: Array, live: Array, renumbered: Array,
     out: Array, metric: int, stored: int,
 ) -> None:  # fmt: skip
-    """Edges of live rows `first` to `last`; `renumbered`, int64 (rows,), is -1 for deleted rows."""
+    """Edges of live rows `first` to `last`, to `out`, uint32 (live rows, degree).
+
+    From `graph`, uint32 (rows, degree), and `vectors`, stored bits. `live` is int64, ascending, and
+    `renumbered`, int64 (rows,), is -1 for deleted rows.
+    """
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     degree = graph.shape[1]
     query, spare = np.empty(length, np.float32), np.empty(degree, np.uint64)

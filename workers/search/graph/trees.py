@@ -18,6 +18,7 @@ def leaves(vectors: Array, stored: int, random: np.random.Generator) -> tuple[Ar
     """Rows in an order in which near ones stand together, and where each group begins and ends.
 
     int64, shapes (rows,) and (groups + 1,): group i has places bounds[i] to bounds[i + 1].
+    `vectors` are stored bits, shape (rows, padded dim), and `stored` says of what.
     """
     rows = len(vectors)
     order = np.arange(rows)
@@ -35,7 +36,11 @@ def leaves(vectors: Array, stored: int, random: np.random.Generator) -> tuple[Ar
 
 @kernel
 def _split(vectors: Array, stored: int, order: Array, bounds: Array, pairs: Array) -> None:
-    """Cut each group in two halves along the line between two of its rows."""
+    """Cut each group in two halves along the line between two of its rows.
+
+    `vectors` are stored bits; `order`, int64 (rows,), is sorted within each group of `bounds`,
+    int64 (groups + 1,). `pairs`, float64 (groups, 2) from 0 to 1, says which two rows.
+    """
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     line, far = np.empty(length, np.float32), np.empty(length, np.float32)
     for group in range(len(bounds) - 1):

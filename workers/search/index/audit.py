@@ -55,7 +55,11 @@ def tried(
 
 @kernel
 def _missed(vectors: Array, rows: Array, found: Array, metric: int, stored: int) -> Array:
-    """Whether a row is nearer to itself than what was found for it."""
+    """Of each of `rows` whether it is nearer to itself than what was found for it, or nothing was.
+
+    `vectors` are stored bits; `rows` and `found` are int64 (searched,), -1 where nothing was found.
+    Returns bool (searched,).
+    """
     start, row_bytes, length = address(vectors), vectors.strides[0], vectors.shape[1]
     query, out = np.empty(length, np.float32), np.empty(len(rows), np.bool_)
     for i in range(len(rows)):

@@ -89,7 +89,10 @@ class Columns:
         return out
 
     def equal(self, field: str, values: Sequence[Value], count: int) -> Array:
-        """Which of the first `count` rows have one of these values: shape (count,), bool."""
+        """Which of the first `count` rows have one of these values: shape (count,), bool.
+
+        Raises UnknownFilterField where no row has the field, or it holds values of another kind.
+        """
         if field in self.numbers:
             wanted = [v for v in values if self._fits(field, v, number=True)]
             return np.isin(_first(self.numbers[field], count, np.nan), wanted)
@@ -102,7 +105,10 @@ class Columns:
         return np.isin(_first(self.label_codes[field], count, _NONE), codes)
 
     def between(self, field: str, low: float | None, high: float | None, count: int) -> Array:
-        """Which of the first `count` rows are in [low, high]; None leaves a side open."""
+        """Which of the first `count` rows are in [low, high]; None leaves a side open.
+
+        Shape (count,), bool. Raises what `equal` does.
+        """
         if field not in self.numbers:
             self._labels(field)
             raise UnknownFilterField(f"field {field!r} holds labels; a range needs numbers")

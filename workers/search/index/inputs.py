@@ -73,6 +73,6 @@ def _check(given: Array, squares: Array, metric: Metric) -> None:
 
 @kernel
 def _squares(row: Array) -> Any:
-    """Their sum over a matrix of one padded row."""
+    """Their sum over a matrix of one padded row, float32 (1, padded dim); float32."""
     at = address(row)
     return -distance(at, at, row.shape[1], INNER_PRODUCT, SINGLE)

@@ -108,7 +108,7 @@ class IndexView:
         return where.values_count * self.count > LONG and repr(where) not in self._filters
 
     def allowed(self, where: Filter) -> Allowed:
-        """A filter compiled for these rows."""
+        """A filter compiled for these rows; raises UnknownFilterField."""
         key = repr(where)  # equal values of different kinds, as 1 and True, are different filters
         if (known := self._filters.get(key)) is None:
             known = compiled(where, self.columns, self.alive, self.count)

@@ -57,7 +57,10 @@ class Codes:
 
 
 def coded(vectors: Array, metric: int, *, threads: int = 0) -> Codes | None:
-    """Codes of `vectors`, shape (rows, padded dim); None where they would not help."""
+    """Codes of `vectors`, float32 or float16 (rows, padded dim); None where they would not help.
+
+    `metric` is a number of `metrics.py`; `threads` 0: all cores.
+    """
     rows, length = vectors.shape
     if not rows or vectors.strides[0] < _CODED_BYTES_MIN or length > CODED_DIM_MAX:
         return None
@@ -111,7 +114,11 @@ def _coded(vectors: Array, ruler: Array, known: Codes | None, metric: int, threa
 
 
 def _encode(vectors: Array, codes: Array, ruler: Array, first: int, last: int) -> Array:
-    """The largest error, distance of a code from the least values, and length of a vector."""
+    """Write codes of rows `first` to `last`, uint8; `ruler` has the least values and the step.
+
+    Returns the largest error, distance of a code from the least values, and length of a vector:
+    float64 (3,).
+    """
     length = vectors.shape[1]
     exact = vectors[first:last].astype(np.float32)
     size = np.einsum("ij,ij->i", exact, exact, dtype=np.float64).max()

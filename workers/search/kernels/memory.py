@@ -63,12 +63,12 @@ def prefetch(builder: Any, place: Any) -> None:
 
 @inlined
 def prefetch_row(row: int, row_bytes: int) -> None:
-    """Ask for all cache lines of a row."""
+    """Ask for all cache lines of a row of `row_bytes` bytes at an address."""
     for offset in range(0, row_bytes, 64):
         prefetch(row + offset)
 
 
 @inlined
 def address(array: Any) -> Any:
-    """Where an array begins."""
+    """Where an array begins; the kernel keeps the array alive while it uses the number."""
     return np.intp(array.ctypes.data)

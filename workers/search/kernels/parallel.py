@@ -21,7 +21,10 @@ def over_rows(
     kernel: Callable[..., Any], rows: int, *args: Any, threads: int = 0,
     chunks_per_thread: int = CHUNKS_PER_THREAD,
 ) -> list[Any]:  # fmt: skip
-    """`kernel(first, last, *args)` over all rows; the results in order of rows."""
+    """`kernel(first, last, *args)` over all rows; the results in order of rows.
+
+    `threads` 0: all cores. Raises what the kernel raises, when all chunks have ended.
+    """
     count = min(thread_count(threads), max(1, rows))
     if count == 1:
         return [kernel(0, rows, *args)]
