@@ -1,0 +1,80 @@
+"""Queues of waiting searches: who comes first, and what has left by another way."""
+
+from typing import Any
+
+from workers.deadlines import NEVER_MS
+from workers.search.engine.queues import BySlack, InOrder, QueuedSearch, Waiting
+from workers.search.index.kinds import Kind
+
+
+def search(name: Any, kind: Kind = Kind.PREFILL, *, by_ms: float = NEVER_MS, extends: int = 1,
+           arrived_ms: float = 0) -> QueuedSearch:  # fmt: skip
+    return QueuedSearch(
+        kind=kind,
+        extends=extends,
+        arrived_ms=arrived_ms,
+        deadline_ms=by_ms,
+        search=name,
+        waits=True,
+    )
+
+
+def test_the_least_slack_changes_with_the_time_of_an_extend() -> None:
+    queue = BySlack()
+    short, long = search("short", by_ms=10, extends=1), search("long", by_ms=12, extends=9)
+    queue.add(short)
+    queue.add(long)
+    assert queue.head(0.1) is short  # 9.9 before 11.1
+    assert queue.head(1.0) is long  # 3 before 9
+    assert long.slack_ms(now_ms=1, ms_per_extend=1.0) == 2
+
+
+def test_equal_slack_goes_by_arrival_and_what_has_left_is_skipped() -> None:
+    queue, items = BySlack(), [search(i, by_ms=5) for i in range(4)]
+    for item in items:
+        queue.add(item)
+    items[0].waits = False
+    head = queue.head(1.0)
+    assert head is items[1]
+    queue.pop(head)
+    items[2].waits = False
+    queue.sweep()
+    assert list(queue) == [items[3]]
+
+
+def test_first_in_first_out_without_what_has_left() -> None:
+    items = [search(i) for i in range(3)]
+    queue = InOrder(items)
+    items[0].waits = False
+    assert queue.first() is items[1] and len(queue) == 2
+    items[2].waits = False
+    queue.sweep()
+    assert list(queue) == [items[1]]
+
+
+def test_each_class_waits_in_its_queue_until_it_is_taken() -> None:
+    waiting = Waiting()
+    items = {kind: search(kind, kind, by_ms=9 + i) for i, kind in enumerate(Kind)}
+    for item in items.values():
+        item.waits = False
+        waiting.add(item)
+    assert len(waiting) == 3 and waiting.deadlines.next_ms() == 9
+    assert waiting.take(waiting.decode) is items[Kind.DECODE]
+    assert waiting.take(waiting.decode) is None
+    assert waiting.take_prefill(1.0) is items[Kind.PREFILL]
+    assert waiting.counts == {Kind.PREFILL: 0, Kind.DECODE: 0, Kind.LINK: 1}
+    assert waiting.cleared() == [items[Kind.LINK]] and not len(waiting)
+    assert waiting.deadlines.next_ms() == NEVER_MS, "who waits no longer has none"
+
+
+def test_the_oldest_may_be_a_late_one() -> None:
+    waiting = Waiting()
+    assert waiting.oldest_ms() == (NEVER_MS, NEVER_MS)
+    late, decode = search("late", arrived_ms=3), search("d", Kind.DECODE, arrived_ms=2)
+    for item in (late, decode):
+        waiting.add(item)
+    waiting.prefill.pop(late)
+    waiting.late.append(late)
+    assert waiting.oldest_ms() == (3, 2)
+    waiting.cancel(decode)
+    assert waiting.oldest_ms() == (3, 3)
