@@ -251,14 +251,14 @@ class Codec:
 
     def _frame(self, value: bytes) -> tuple[str, Schema, int]:
         if value[:2] == SINGLE_OBJECT_MARKER and len(value) >= 10:
-            found = self._by_fingerprint.get(value[2:10])
-            if found is None:
+            known = self._by_fingerprint.get(value[2:10])
+            if known is None:
                 raise RecordError(f"unknown schema fingerprint {value[2:10].hex()}")
-            return *found, 10
+            return *known, 10
         if value[0] == CONFLUENT_MAGIC and len(value) >= 5:
             (schema_id,) = struct.unpack_from(">I", value, 1)
-            found = self._by_id.get(schema_id)
-            if found is None:
+            known = self._by_id.get(schema_id)
+            if known is None:
                 raise RecordError(f"unknown schema id {schema_id}")
-            return *found, 5
+            return *known, 5
         raise RecordError(f"expected an Avro framing marker (c301 or 00), found {value[:2].hex()}")

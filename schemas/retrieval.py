@@ -69,17 +69,17 @@ def layout_of(view: FleetView, now_ms: int) -> Layout:
     """What the fleet serves. While shards are changed in number, the layout with fewer gaps counts,
     of equal ones that with more shards.
     """
-    found: dict[int, set[int]] = {}
+    by_count: dict[int, set[int]] = {}
     for member in view.living(MemberKind.WORKER, now_ms):
         search = member.registration.search
         if search is None or not 0 <= search.shard < search.shards <= SHARDS_MAX:
             continue  # nobody can mean it, and whoever is asked of it would never be done
         if member.state is MemberState.READY:
-            found.setdefault(search.shards, set()).add(search.shard)
-    if not found:
+            by_count.setdefault(search.shards, set()).add(search.shard)
+    if not by_count:
         return Layout(0, frozenset())
-    shards = min(found, key=lambda count: (count - len(found[count]), -count))
-    return Layout(shards, frozenset(found[shards]))
+    shards = min(by_count, key=lambda count: (count - len(by_count[count]), -count))
+    return Layout(shards, frozenset(by_count[shards]))
 
 
 def embedding_workers(view: FleetView, now_ms: int) -> list[Member]:

@@ -162,9 +162,9 @@ def _from_file(place: str, path: Any, *, is_list: bool) -> str | tuple[str, ...]
         lines = Path(path).read_text().splitlines()
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{place}: expected a file with the secret: {error}") from error
-    found = tuple(line.strip() for line in lines if line.strip())
+    texts = tuple(line.strip() for line in lines if line.strip())
     if is_list:
-        return found
-    if len(found) != 1:
-        raise ConfigError(f"{place}: expected one line, found {len(found)} in {path}")
-    return found[0]
+        return texts
+    if len(texts) != 1:
+        raise ConfigError(f"{place}: expected one line, found {len(texts)} in {path}")
+    return texts[0]

@@ -112,8 +112,8 @@ def _cpu_model() -> str:
 def commit() -> str:
     """The checkout's commit, with `-dirty` where tracked files differ from it."""
     try:
-        found = _git("rev-parse", "HEAD")
-        return found + ("-dirty" if _git("status", "--porcelain", "-uno") else "")
+        head = _git("rev-parse", "HEAD")
+        return head + ("-dirty" if _git("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

@@ -201,9 +201,9 @@ class Broker:
         host, port = self._settings.host, self._settings.port
         if port and port_is_taken(host, port):
             is_broker = broker_answers(f"{host}:{port}", timeout_s=_TOLD_APART_S)
-            found = "another Kafka broker" if is_broker else "another program"
+            holder = "another Kafka broker" if is_broker else "another program"
             raise BrokerUnavailable(
-                f"broker.port {port} on {host} is taken by {found}; stop it, choose another port "
+                f"broker.port {port} on {host} is taken by {holder}; stop it, choose another port "
                 f"(TRIVIUM_BROKER_PORT, or 0 for a free one), or use what is there with --bootstrap"
             )
         free, free_for_controller = free_ports(host, "127.0.0.1")

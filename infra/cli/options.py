@@ -48,15 +48,15 @@ def settings_of_running(config: Path | None, bootstrap: str | None = None) -> Se
     if bootstrap is not None:
         return settings
     if (stack := read_state()) is not None:
-        found = stack.bootstrap
+        address = stack.bootstrap
     else:
         from infra.broker.node import Broker
 
         broker = Broker(settings.broker).status()
         if not broker.running:
             return settings
-        found = broker.bootstrap
-    return dataclasses.replace(settings, log=dataclasses.replace(settings.log, bootstrap=found))
+        address = broker.bootstrap
+    return dataclasses.replace(settings, log=dataclasses.replace(settings.log, bootstrap=address))
 
 
 def roles_from(names: list[str], option: str) -> "list[Role]":
@@ -65,8 +65,8 @@ def roles_from(names: list[str], option: str) -> "list[Role]":
 
     other = (Role.UNKNOWN, Role.RETRIEVAL, Role.EMBEDDING)  # commands of their own run the latter
     expected = [known.value for known in Role if known not in other]
-    found = [name.strip() for value in names for name in value.split(",")]
-    for name in found:
+    wanted = [name.strip() for value in names for name in value.split(",")]
+    for name in wanted:
         if name not in expected:
             raise ConfigError(f"{option}: expected {', '.join(expected)}, found {name!r}")
-    return [Role(name) for name in dict.fromkeys(found)]
+    return [Role(name) for name in dict.fromkeys(wanted)]

@@ -69,20 +69,21 @@ def identify(pid: int) -> Identity | None:
 
 def this_process() -> Identity:
     """The identity of the process that asks."""
-    found = identify(os.getpid())
-    assert found is not None, "it runs"
-    return found
+    own = identify(os.getpid())
+    assert own is not None, "it runs"
+    return own
 
 
 def children(pid: int) -> dict[int, str]:
     """The living children of a process, with their command lines."""
-    found = {}
+    commands = {}
     for entry in Path("/proc").iterdir():
         fields = _stat(int(entry.name)) if entry.name.isdecimal() else None
         if fields and int(fields[_PARENT_FIELD]) == pid and fields[_STATE_FIELD] not in "ZX":
             with contextlib.suppress(OSError):
-                found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ").strip()
-    return found
+                words = (entry / "cmdline").read_text().replace("\0", " ")
+                commands[int(entry.name)] = words.strip()
+    return commands
 
 
 def _stat(pid: int) -> list[str] | None:

@@ -97,12 +97,12 @@ def dump(settings: Settings) -> str:
 
 def secrets_environ(settings: Settings) -> dict[str, str]:
     """The secrets as variables, for processes that read what `dump` wrote."""
-    found = {}
+    variables = {}
     for name in _SECTIONS:
         for field_name, value in secrets_of(getattr(settings, name)).items():
             text = value if isinstance(value, str) else ",".join(value)
-            found[f"{ENV_PREFIX}{name}_{field_name}".upper()] = text
-    return found
+            variables[f"{ENV_PREFIX}{name}_{field_name}".upper()] = text
+    return variables
 
 
 def without_sections(environ: Mapping[str, str]) -> dict[str, str]:

@@ -35,15 +35,15 @@ async def answers(
 
     Raises EngineFailed where it gives none.
     """
-    found = [LoneAnswer() for _ in asked]
-    coming = zip(asked, found, strict=True)
+    given = [LoneAnswer() for _ in asked]
+    coming = zip(asked, given, strict=True)
     running: dict[str, LoneAnswer] = {}
     while True:
         for (prompt, sampling), answer in itertools.islice(coming, at_once - len(running)):
             running[name := f"alone-{next(_NUMBERS)}"] = answer
             engine.add(_job(name, prompt, sampling))
         if not running:
-            return found
+            return given
         for output in await engine.outputs():
             if output.error is not None:
                 raise EngineFailed(f"the engine alone: {output.error.message}")

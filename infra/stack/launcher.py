@@ -211,10 +211,10 @@ class Stack:
     def rows(self) -> list[ProcessRow]:
         """Every process of the plan, for display."""
         members = self._fleet.view.members if self._fleet else {}
-        found = []
+        rows = []
         for name, kind in self.plan.names().items():
             process, member = self.processes.get(name), members.get(name)
-            found.append(
+            rows.append(
                 ProcessRow(
                     name=name,
                     kind=kind.value,
@@ -225,7 +225,7 @@ class Stack:
                     log_file=str(process.spec.log_file) if process else "",
                 )
             )
-        return found
+        return rows
 
     def _raise_failed(self) -> None:
         for task in self._tasks:

@@ -54,14 +54,14 @@ class StackPlan:
 
     def names(self) -> dict[str, MemberKind]:
         """Member ids in the order of starting, with their kinds."""
-        found = {f"router-{number}": MemberKind.ROUTER for number in range(self.routers)}
+        kinds = {f"router-{number}": MemberKind.ROUTER for number in range(self.routers)}
         for role in _WORKER_ROLES:
             for number in range(getattr(self, role)):
-                found[f"{role}-{number}"] = MemberKind.WORKER
-        found.update({f"retrieval-{n}": MemberKind.WORKER for n in range(self.retrieval)})
-        found.update({f"embedding-{n}": MemberKind.WORKER for n in range(self.embedding)})
-        found.update({f"gateway-{n}": MemberKind.GATEWAY for n in range(self.gateways)})
-        return found
+                kinds[f"{role}-{number}"] = MemberKind.WORKER
+        kinds.update({f"retrieval-{n}": MemberKind.WORKER for n in range(self.retrieval)})
+        kinds.update({f"embedding-{n}": MemberKind.WORKER for n in range(self.embedding)})
+        kinds.update({f"gateway-{n}": MemberKind.GATEWAY for n in range(self.gateways)})
+        return kinds
 
 
 def check_wishes(plan: StackPlan, settings: Settings) -> None:

@@ -120,10 +120,10 @@ def _binding(topic: Topic, name: str, log: LogSettings, configuration: Json) -> 
 
 
 def _operations(topic: Topic) -> Json:
-    found: Json = {}
+    operations: Json = {}
     for action, actors in (("send", topic.written_by), ("receive", topic.read_by)):
         for actor in actors:
-            found[f"{actor}.{action}.{topic.name}"] = {
+            operations[f"{actor}.{action}.{topic.name}"] = {
                 "action": action,
                 "channel": {"$ref": f"#/channels/{topic.name}"},
                 "title": f"{actor} {'writes' if action == 'send' else 'reads'} {topic.name}",
@@ -132,7 +132,7 @@ def _operations(topic: Topic) -> Json:
                 ],
                 "tags": [{"name": actor}],
             }
-    return found
+    return operations
 
 
 def _message(name: str) -> Json:

@@ -162,10 +162,10 @@ def _some(names: Sequence[str]) -> str:
 
 
 async def _partition_counts(client: AIOKafkaAdminClient, names: Iterable[str]) -> dict[str, int]:
-    found = await client.describe_topics(list(names))
+    described = await client.describe_topics(list(names))
     return {
         topic["topic"]: len(topic["partitions"])
-        for topic in found
+        for topic in described
         if not topic["error_code"] and all(p["leader"] >= 0 for p in topic["partitions"])
     }
 

@@ -247,35 +247,37 @@ class AssignedReader:
 
     async def _unread(self, consumer: AIOKafkaConsumer, error: KafkaError) -> TriviumError:
         """Why nothing can be read: aiokafka has one word for a missing topic and for silence."""
-        found = f"{self.topic}: cannot be read: {type(error).__name__}"
+        trouble = f"{self.topic}: cannot be read: {type(error).__name__}"
         try:
             async with asyncio.timeout(self._stop_s):
                 known = await consumer.topics()
         except (KafkaError, TimeoutError):
-            return BrokerUnavailable(f"{found}; no broker answers at {self._bootstrap}")
+            return BrokerUnavailable(f"{trouble}; no broker answers at {self._bootstrap}")
         if self.topic in known:
-            return BrokerUnavailable(f"{found}; its broker is away")
-        return TopicError(f"{found}; create the topics with `trivium topics create`")
+            return BrokerUnavailable(f"{trouble}; its broker is away")
+        return TopicError(f"{trouble}; create the topics with `trivium topics create`")
 
     async def offsets_at(self, timestamp_ms: int) -> dict[int, int]:
         """The first offset at or after a time, of each partition; its end where nothing is that
         late.
         """
         ends = await self.end_offsets()  # first, or what comes in between is passed over
-        found = await self._started.offsets_for_times(dict.fromkeys(self._partitions, timestamp_ms))
+        offsets = await self._started.offsets_for_times(
+            dict.fromkeys(self._partitions, timestamp_ms)
+        )
         return {
             tp.partition: at.offset if at is not None else ends[tp.partition]
-            for tp, at in found.items()
+            for tp, at in offsets.items()
         }
 
     async def batch(
         self, *, max_records: int = 500, timeout_ms: int = 60_000
     ) -> list[ConsumerRecord]:
         """Wait for records and return what is there; empty only after the timeout."""
-        found = await self._started.getmany(timeout_ms=timeout_ms, max_records=max_records)
-        if len(found) == 1:
-            return list(next(iter(found.values())))
-        return [record for records in found.values() for record in records]
+        batches = await self._started.getmany(timeout_ms=timeout_ms, max_records=max_records)
+        if len(batches) == 1:
+            return list(next(iter(batches.values())))
+        return [record for records in batches.values() for record in records]
 
     async def read_to_end(self) -> list[ConsumerRecord]:
         """Everything between the present position and the end as of this call."""
@@ -299,10 +301,10 @@ class AssignedReader:
             dry = [tp for tp, records in held.items() if not records]
             if any([await self._position(tp) < ends[tp.partition] for tp in dry]):
                 wanted = [tp for tp, records in held.items() if len(records) < _HELD_MAX]
-                found = await self._started.getmany(
+                batches = await self._started.getmany(
                     *wanted, timeout_ms=1_000, max_records=_HELD_MAX
                 )
-                for tp, records in found.items():
+                for tp, records in batches.items():
                     held[tp].extend(records)
                 continue
             heads = [(records[0].timestamp, tp) for tp, records in held.items() if records]

@@ -69,9 +69,9 @@ async def asking_client(
 def no_broker(bootstrap: str, error: KafkaError) -> BrokerUnavailable:
     """What a client raises that could not start; aiokafka's own words name its addresses only."""
     silent = isinstance(error, KafkaConnectionError)
-    found = "nobody answers there as Kafka does" if silent else error
+    why = "nobody answers there as Kafka does" if silent else error
     return BrokerUnavailable(
-        f"no broker at {bootstrap}: {found}; start one with `trivium broker start` or "
+        f"no broker at {bootstrap}: {why}; start one with `trivium broker start` or "
         "`trivium up`, or name another with --bootstrap"
     )
 

@@ -304,22 +304,22 @@ class Membership:
         if record.value is None:
             return
         try:
-            found = self._codec.decode(record.value)
-            if not isinstance(found, Registration | Heartbeat):
-                raise RecordError(f"fleet carries Registration or Heartbeat, found {type(found)}")
-            check_leases(found, self._settings)
+            decoded = self._codec.decode(record.value)
+            if not isinstance(decoded, Registration | Heartbeat):
+                raise RecordError(f"fleet carries Registration or Heartbeat, found {type(decoded)}")
+            check_leases(decoded, self._settings)
         except RecordError as error:
             if self._running:  # those read while joining were buried by whoever read them first
                 await bury(self._producer, record, error)
             return
-        if not self.view.apply(found, record.offset, now_ms, record.timestamp):
-            if (found.member_id, found.epoch) == (self.member_id, self.epoch):
+        if not self.view.apply(decoded, record.offset, now_ms, record.timestamp):
+            if (decoded.member_id, decoded.epoch) == (self.member_id, self.epoch):
                 raise LeaseError(f"{self.member_id}: silent for more than {LEASE_MS} ms; fenced")
             return
-        if isinstance(found, Heartbeat) and found.member_id == self.member_id:
-            self._read_back(found)
+        if isinstance(decoded, Heartbeat) and decoded.member_id == self.member_id:
+            self._read_back(decoded)
         if self._on_record is not None:
-            self._on_record(found, record.offset, now_ms)
+            self._on_record(decoded, record.offset, now_ms)
 
     def set_state(self, state: MemberState) -> None:
         """State from the next beat on."""

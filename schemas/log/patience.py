@@ -52,8 +52,8 @@ async def outlive(member_id: str, life: Callable[[], Awaitable[None]], stop: asy
             if stop.is_set():  # it could not be drained
                 raise
             pause_s = pauses.after(loop.time() - began_s)
-            found = f"{type(error).__name__}: {error}"
-            log.warning("%s: %s; joins again in %g s", member_id, found, pause_s)
+            why = f"{type(error).__name__}: {error}"
+            log.warning("%s: %s; joins again in %g s", member_id, why, pause_s)
         if await stopped_within(stop, pause_s):
             return
 

@@ -49,18 +49,18 @@ class Registry:
 
     def fetch(self, schema_id: int) -> Schema:
         """The schema that an id stands for."""
-        found = self._call("GET", f"/schemas/ids/{schema_id}", None, f"schema id {schema_id}")
-        return cast(Schema, json.loads(found["schema"]))
+        answer = self._call("GET", f"/schemas/ids/{schema_id}", None, f"schema id {schema_id}")
+        return cast(Schema, json.loads(answer["schema"]))
 
     def versions(self, subject: str) -> dict[int, Schema]:
         """Every version that the registry holds of a subject, by schema id."""
         what = f"versions of {subject}"
         path = f"/subjects/{urllib.parse.quote(subject, safe='')}/versions"
-        found = {}
+        schemas = {}
         for number in self._call("GET", path, None, what):
             version = self._call("GET", f"{path}/{number}", None, what)
-            found[int(version["id"])] = cast(Schema, json.loads(version["schema"]))
-        return found
+            schemas[int(version["id"])] = cast(Schema, json.loads(version["schema"]))
+        return schemas
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None, what: str) -> Any:
         data = None if body is None else json.dumps(body).encode()

@@ -50,17 +50,17 @@ async def run(options: Options, console: Console) -> Findings:
     console.print(f"Starting {len(PLAN.names())} processes and a broker in {folder} ...")
     try:
         await stack.start()
-        found = await _hurt(stack, options, console)
+        seen_run = await _hurt(stack, options, console)
         console.print("Reading the log, and asking one engine alone ...")
         await settled(stack.settings.log)
-        found.audit = await read_audit(stack.settings.log)
-        found.expected = await alone(stack.settings, found.audit.requests.values())
+        seen_run.audit = await read_audit(stack.settings.log)
+        seen_run.expected = await alone(stack.settings, seen_run.audit.requests.values())
     finally:
         await stack.stop(grace_s=10)
-    show(found, console)
+    show(seen_run, console)
     return Findings(
-        figures=figures(found),
-        bars=bars(found),
+        figures=figures(seen_run),
+        bars=bars(seen_run),
         load={"plan": asdict(PLAN), "sim": SIM},
         beside=f"; the processes' logs are in {folder / 'logs'}",
     )
@@ -104,11 +104,11 @@ async def _hurt(stack: Stack, options: Options, console: Console) -> ChaosRun:
 
 
 def _clients(stack: Stack, options: Options) -> list[Client]:
-    found: list[Client] = []
+    clients: list[Client] = []
     for number in range(options.streams):
         kind = Resuming if number % 2 else Plain
-        found.append(kind(urls(stack), MODEL, random.Random(f"{options.seed}-{number}")))
-    return found
+        clients.append(kind(urls(stack), MODEL, random.Random(f"{options.seed}-{number}")))
+    return clients
 
 
 async def _back(stack: Stack) -> dict[str, str]:

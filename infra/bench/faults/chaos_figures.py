@@ -36,15 +36,15 @@ class ChaosRun:
 
     def lost(self) -> dict[str, str]:
         """Accepted requests that nobody answered, each with how it ended."""
-        found = {}
+        lost = {}
         for request_id in self.audit.requests:
             outcome = counting(self.audit.outcomes.get(request_id, ()))
             if outcome is None:
-                found[request_id] = "no outcome"
+                lost[request_id] = "no outcome"
             elif outcome.kind not in _FINE:
                 error = outcome.error
-                found[request_id] = f"{outcome.kind}: {error.message if error else ''}"
-        return found
+                lost[request_id] = f"{outcome.kind}: {error.message if error else ''}"
+        return lost
 
     def wrong(self) -> list[str]:
         """Answers that are not what one engine alone says."""
@@ -110,8 +110,8 @@ def _by_name(dealt: Counter[tuple[str, str]], how: str) -> dict[str, int]:
 
 def _own_ends(run: ChaosRun) -> dict[str, int]:
     """Ends of processes that nobody killed: of leases lost while frozen, or of a mistake."""
-    found = {name: n - run.dealt[name, KILL] for name, n in run.restarts.items()}
-    return {name: count for name, count in found.items() if count}
+    by_themselves = {name: n - run.dealt[name, KILL] for name, n in run.restarts.items()}
+    return {name: count for name, count in by_themselves.items() if count}
 
 
 def _pauses(run: ChaosRun, client: str) -> list[float]:

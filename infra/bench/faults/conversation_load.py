@@ -71,31 +71,31 @@ class Talks:
 
     def counts(self) -> dict[str, Counter[str]]:
         """How questions ended, by client."""
-        found: dict[str, Counter[str]] = {}
+        endings: dict[str, Counter[str]] = {}
         for seen in self.seen:
-            found.setdefault(seen.client, Counter())[seen.ended] += 1
-        return found
+            endings.setdefault(seen.client, Counter())[seen.ended] += 1
+        return endings
 
 
 def wrong(seen: Sequence[Seen], expected: Mapping[str, LoneAnswer]) -> list[str]:
     """Answers, or beginnings of answers, that are not what the engine alone says."""
-    found = []
+    sentences = []
     for each in seen:
         if not each.request_id:
             continue
         if (answer := expected.get(each.request_id)) is None:
-            found.append(f"{each.request_id}: answered, but not on the log")
+            sentences.append(f"{each.request_id}: answered, but not on the log")
             continue
         is_right = answer.text == each.text
         if each.ended != WHOLE:
             is_right = answer.text.startswith(each.text)
         if not is_right:
             place = _same(answer.text, each.text)
-            found.append(
+            sentences.append(
                 f"{each.request_id}: {each.client} saw {each.text[place : place + 30]!r} after "
                 f"{place} characters, expected {answer.text[place : place + 30]!r}"
             )
-    return found
+    return sentences
 
 
 def _same(left: str, right: str) -> int:

@@ -46,20 +46,20 @@ def draw(
 
     Of the broker's kills the middle one keeps it away.
     """
-    found, at_s = [], rng.uniform(*PAUSE_S)
+    blows, at_s = [], rng.uniform(*PAUSE_S)
     while at_s < seconds:
         name = rng.choice(names)
         if rng.random() < FREEZE_SHARE:
-            found.append(Blow(at_s=at_s, name=name, how=FREEZE, lasts_s=rng.uniform(*FREEZE_S)))
+            blows.append(Blow(at_s=at_s, name=name, how=FREEZE, lasts_s=rng.uniform(*FREEZE_S)))
         else:
-            found.append(Blow(at_s=at_s, name=name, how=KILL))
+            blows.append(Blow(at_s=at_s, name=name, how=KILL))
         at_s += rng.uniform(*PAUSE_S)
     kills = int(seconds / broker_every_s - 1e-9) if broker_every_s else 0
     for number in range(1, kills + 1):
         away_s = broker_away_s if number == (kills + 1) // 2 else 0.0
         at_s = number * broker_every_s
-        found.append(Blow(at_s=at_s, name=BROKER, how=KILL, lasts_s=away_s))
-    return sorted(found, key=lambda blow: blow.at_s)
+        blows.append(Blow(at_s=at_s, name=BROKER, how=KILL, lasts_s=away_s))
+    return sorted(blows, key=lambda blow: blow.at_s)
 
 
 class Killer:

@@ -146,34 +146,34 @@ def _question(rng: random.Random) -> Question:
 
 def figures(seen: Sequence[Seen], options: Options, scenario: Scenario) -> dict[str, Any]:
     """One scenario."""
-    found: dict[str, Any] = {"of": options.clients * options.requests}
+    row: dict[str, Any] = {"of": options.clients * options.requests}
     for kind in (Once, Resuming):
         mine = [each for each in seen if each.client == kind.name]
         failed = [each for each in mine if each.ended != WHOLE]
         took_s = [each.ended_s - each.asked_s for each in mine if each.ended == WHOLE]
-        found[kind.name] = {
+        row[kind.name] = {
             "failed": len(failed),
             "answer_s_p50": round(statistics.median(took_s), 2) if took_s else None,
             "answer_s_max": round(max(took_s), 2) if took_s else None,
             "resumes": sum(each.resumes for each in mine),
             "why": sorted({f"{each.ended}: {each.detail}"[:200] for each in failed})[:5],
         }
-    found["published"] = scenario.published
-    found["published_max"] = scenario.published_max
-    return found
+    row["published"] = scenario.published
+    row["published_max"] = scenario.published_max
+    return row
 
 
 def bars(rows: dict[str, dict[str, Any]]) -> list[Bar]:
     """Nobody who resumes fails; of the others no more than are published."""
-    found = [
+    judged = [
         at_most(f"failed, {name}: with Last-Event-ID", row[Resuming.name]["failed"], 0, "")
         for name, row in rows.items()
     ]
     for name, row in rows.items():
         if row["published_max"] is not None:
             most = row["published_max"]
-            found.append(at_most(f"failed, {name}: one try", row[Once.name]["failed"], most, ""))
-    return found
+            judged.append(at_most(f"failed, {name}: one try", row[Once.name]["failed"], most, ""))
+    return judged
 
 
 def table(rows: dict[str, dict[str, Any]]) -> Table:

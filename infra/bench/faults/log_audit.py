@@ -56,11 +56,11 @@ async def read_topic(log: LogSettings, topic: str) -> list[Any]:
 
 async def with_offsets(log: LogSettings, topic: str) -> list[tuple[int, Any]]:
     """The same, each with its offset; what cannot be decoded is left out."""
-    codec, found = await asyncio.to_thread(make_codec, log), []
+    codec, decoded = await asyncio.to_thread(make_codec, log), []
     for record in await read_raw(log, topic):
         with contextlib.suppress(RecordError):  # what a test poisoned
-            found.append((record.offset, codec.decode(record.value)))
-    return found
+            decoded.append((record.offset, codec.decode(record.value)))
+    return decoded
 
 
 @dataclass
@@ -162,10 +162,10 @@ def _counting(outcomes: Collection[Outcome]) -> int:
 
 
 def _named(what: str, request_ids: Iterable[str]) -> Iterator[str]:
-    found = sorted(request_ids)
-    if found:
-        more = ", ..." if len(found) > _NAMED_MAX else ""
-        yield f"{len(found)} {what}: {', '.join(found[:_NAMED_MAX])}{more}"
+    named = sorted(request_ids)
+    if named:
+        more = ", ..." if len(named) > _NAMED_MAX else ""
+        yield f"{len(named)} {what}: {', '.join(named[:_NAMED_MAX])}{more}"
 
 
 async def settled(log: LogSettings, *, seconds: float = SETTLE_S) -> bool:
@@ -199,6 +199,6 @@ async def read_audit(log: LogSettings) -> Audit:
 async def audit(log: LogSettings) -> Audit:
     """Read the log once every accepted request has its outcome, or after a while, and check it."""
     await settled(log)
-    found = await read_audit(log)
-    found.check()
-    return found
+    said = await read_audit(log)
+    said.check()
+    return said

@@ -34,7 +34,7 @@ def measure(
     options: Options, names: Sequence[str], progress: Progress
 ) -> tuple[dict[str, Any], list[Bar]]:
     """Figures by part, in the order of `PARTS`, and the bars."""
-    found: dict[str, tuple[Any, list[Bar]]] = {}
+    by_part: dict[str, tuple[Any, list[Bar]]] = {}
     parts = options.parts
     if set(parts) - {"scheduler"}:
         progress("kernels are compiled")
@@ -44,20 +44,20 @@ def measure(
         if {"speed", "build"} & set(parts):
             curves = index_alone.curves(scene)
         if "speed" in parts:
-            found["speed"] = index_alone.speed(scene, curves)
+            by_part["speed"] = index_alone.speed(scene, curves)
         if "build" in parts:
-            found["build"] = index_alone.build_times(scene, curves)
+            by_part["build"] = index_alone.build_times(scene, curves)
         if "mixed" in parts:
-            found["mixed"] = mixed_traffic.mixed(scene)
+            by_part["mixed"] = mixed_traffic.mixed(scene)
         if "warm" in parts:
-            found["warm"] = warm_probes.warm(scene)
+            by_part["warm"] = warm_probes.warm(scene)
     if "clusters" in parts:
-        found["clusters"] = index_alone.clusters(options, names, progress)
+        by_part["clusters"] = index_alone.clusters(options, names, progress)
     if "kafka" in parts:
-        found["kafka"] = through_the_log.kafka(options, progress)
+        by_part["kafka"] = through_the_log.kafka(options, progress)
     if "scheduler" in parts:
-        found["scheduler"] = scheduling.ablation(options, progress)
-    ordered = {part: found[part] for part in PARTS if part in found}
+        by_part["scheduler"] = scheduling.ablation(options, progress)
+    ordered = {part: by_part[part] for part in PARTS if part in by_part}
     bars = [bar for _figures, each in ordered.values() for bar in each]
     return {part: figures for part, (figures, _bars) in ordered.items()}, bars
 

@@ -21,8 +21,8 @@ def plot(figures: dict[str, Any], path: Path) -> None:
         axes[0][1].set_yscale("log")
         _loads(axes[1][0], servers, "occupancy", "share of places in use")
     if "scheduler" in figures:
-        step, found = next(iter(figures["scheduler"]["at"].items()))
-        _misses(axes[1][1], {name: found["variants"][name] for name in found["shown"]}, step)
+        step, of_step = next(iter(figures["scheduler"]["at"].items()))
+        _misses(axes[1][1], {name: of_step["variants"][name] for name in of_step["shown"]}, step)
     for axis in axes.flat:
         axis.grid(alpha=0.3)
         if axis.get_legend_handles_labels()[0]:

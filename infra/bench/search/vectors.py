@@ -60,14 +60,14 @@ def drifting(start: Array, probes: int, *, drift: float = 0.1, seed: int = 0) ->
 def truth(vectors: Array, queries: Array, k: int) -> Array:
     """The true k nearest rows by squared distance: shape (queries, k); blocks of the product."""
     norms = np.einsum("ij,ij->i", vectors, vectors)
-    found = np.empty((len(queries), k), np.int64)
+    nearest = np.empty((len(queries), k), np.int64)
     for first in range(0, len(queries), 256):
         block = queries[first : first + 256]
         scores = norms - 2 * (block @ vectors.T)
         near = np.argpartition(scores, min(k + 8, len(vectors)) - 1, axis=1)[:, : k + 8]
         exact = ((vectors[near].astype(np.float64) - block[:, None]) ** 2).sum(2)
-        found[first : first + 256] = np.take_along_axis(near, np.argsort(exact, 1), 1)[:, :k]
-    return found
+        nearest[first : first + 256] = np.take_along_axis(near, np.argsort(exact, 1), 1)[:, :k]
+    return nearest
 
 
 def recall(found: Array, expected: Array) -> float:

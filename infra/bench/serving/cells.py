@@ -75,8 +75,8 @@ class Generator:
         line = await stdout.readline()
         if not line:
             raise RuntimeError("the load generator ended; its message is above")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        measured: dict[str, Any] = json.loads(line)
+        return measured
 
     async def stop(self) -> None:
         """End it."""

@@ -135,8 +135,8 @@ async def _trivium(
                 (port,) = free_ports(HOST)
                 settings = _settings(name, bootstrap, port, model)
                 plan = dataclasses.replace(plan, broker=False)
-                found = await stack.enter_async_context(Stack(settings, plan, folder=folder / name))
-                peers[name] = Peer(name=name, port=port, pids=_pids(found, broker.status().pid))
+                made = await stack.enter_async_context(Stack(settings, plan, folder=folder / name))
+                peers[name] = Peer(name=name, port=port, pids=_pids(made, broker.status().pid))
             yield peers
     finally:
         broker.stop()
@@ -144,8 +144,8 @@ async def _trivium(
 
 def _pids(stack: Stack, broker_pid: int) -> Callable[[], dict[str, int]]:
     def pids() -> dict[str, int]:
-        found = {name.rpartition("-")[0]: p.pid for name, p in stack.processes.items()}
-        return {**found, "broker": broker_pid}
+        by_kind = {name.rpartition("-")[0]: p.pid for name, p in stack.processes.items()}
+        return {**by_kind, "broker": broker_pid}
 
     return pids
 

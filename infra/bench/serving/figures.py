@@ -33,11 +33,11 @@ def closed_figures(cells: Cells) -> dict[str, Any]:
 
 def open_figures(cells: Cells, keeps_up: Callable[[float, Cell], bool]) -> dict[str, Any]:
     """The same by rate, and the highest rate that a peer kept up with in every repeat."""
-    found = closed_figures(cells)
+    rows = closed_figures(cells)
     for name, by_rate in cells.items():
         kept = [r for r, got in by_rate.items() if all(keeps_up(r, cell) for cell in got)]
-        found[name]["kept_up_to_per_s"] = max(kept, default=0)
-    return found
+        rows[name]["kept_up_to_per_s"] = max(kept, default=0)
+    return rows
 
 
 def _figures(cells: Sequence[Cell]) -> dict[str, Any]:

@@ -215,8 +215,8 @@ class Cell:
     def _texts(self, good: Sequence[StreamedAnswer]) -> list[str]:
         if self._expected:
             return []
-        found = {answer.prompt: answer.text.decode() for answer in good}
-        return [found.get(number, "") for number in range(len(self._requests))]
+        said = {answer.prompt: answer.text.decode() for answer in good}
+        return [said.get(number, "") for number in range(len(self._requests))]
 
 
 def _gaps_ms(answer: StreamedAnswer) -> list[float]:

@@ -52,13 +52,13 @@ def take_apart(answer: StreamedAnswer, times: list[float], parts: list[bytes]) -
 def whole_text(parts: list[bytes]) -> bytes:
     """The answer's text where events were cut by chunks or reads; slow and exact."""
     head, _, body = b"".join(parts).partition(b"\r\n\r\n")
-    found = []
+    chunks = []
     while body:
         size, _, rest = body.partition(b"\r\n")
         length = int(size, 16)
-        found.append(rest[:length])
+        chunks.append(rest[:length])
         body = rest[length + 2 :]
-    return b"".join(_CONTENT.findall(b"".join(found)))
+    return b"".join(_CONTENT.findall(b"".join(chunks)))
 
 
 class Connection(asyncio.Protocol):

@@ -133,10 +133,10 @@ async def measure(log: LogSettings, traffic: Traffic, console: Console) -> dict[
     figures = {}
     for name, offsets in (("young", ended), ("hour", dict.fromkeys(ended, 0))):
         await mark(log, offsets)
-        found = figures[name] = await take_over(log)
+        taken = figures[name] = await take_over(log)
         console.print(
-            f"{name}: {found['records']:.0f} records in {found['seconds']:.2f} s, "
-            f"{found['live']:.0f} requests live."
+            f"{name}: {taken['records']:.0f} records in {taken['seconds']:.2f} s, "
+            f"{taken['live']:.0f} requests live."
         )
     return figures
 

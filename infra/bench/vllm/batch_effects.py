@@ -61,7 +61,7 @@ async def run(options: Options, console: Console) -> Findings:
         worker_id="attempts",
         worker_epoch=1,
     )
-    found: dict[str, dict[str, Any]] = {}
+    by_way: dict[str, dict[str, Any]] = {}
     try:
         with counting(console, 24) as progress:
             for kind, temperature in KINDS.items():
@@ -71,10 +71,10 @@ async def run(options: Options, console: Console) -> Findings:
                 for size in (1, *options.batches):
                     name = "alone again" if size == 1 else f"batch of {size}"
                     again = await _answers(engine, asked, size, f"{kind}, {name}", progress)
-                    found[f"{kind}, {name}"] = compared(alone, again)
+                    by_way[f"{kind}, {name}"] = compared(alone, again)
     finally:
         await engine.close()
-    return Findings(figures=found, shown=[table(found)])
+    return Findings(figures=by_way, shown=[table(by_way)])
 
 
 async def _answers(

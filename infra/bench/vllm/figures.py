@@ -26,7 +26,7 @@ def rate(found: Measured) -> float:
 
 def bars(cells: Cells) -> list[Bar]:
     """Geometric means over the cells with so many streams."""
-    found = []
+    judged = []
     for streams in sorted({cell.streams for cell in cells.get(PAIR, {})}):
         for name, target, ratio in (
             ("1P+1D, of vLLM's rate", PAIR_RATIO, _of(PAIR, VLLM_PAIR)),
@@ -34,10 +34,10 @@ def bars(cells: Cells) -> list[Bar]:
             ("both roles, of the best of all", BOTH_RATIO, _of_best),
         ):
             value = _mean([ratio(cells, cell) for cell in cells[PAIR] if cell.streams == streams])
-            found.append(at_least(f"{name}: {streams} streams", value, target, ""))
+            judged.append(at_least(f"{name}: {streams} streams", value, target, ""))
     ours = [each for name in (PAIR, BOTH, REPLICAS) for each in _all(cells.get(name, {}))]
     errors = sum(sum(each["errors"].values()) for each in ours)
-    return [*found, at_most("Trivium's errors", errors, 0, "")]
+    return [*judged, at_most("Trivium's errors", errors, 0, "")]
 
 
 def _of(name: str, other: str) -> Callable[[Cells, Cell], float | None]:
@@ -79,13 +79,13 @@ def figures(cells: Cells) -> dict[str, Any]:
 
 def equal_answers(said: Mapping[str, Mapping[str, tuple[int, ...]]]) -> dict[str, Any]:
     """Answers of peers to the same conversations: how many there were, and how many were equal."""
-    found = {}
+    pairs = {}
     for left, right in itertools.combinations(said, 2):
         both = said[left].keys() & said[right].keys()
         if both:
             equal = sum(said[left][asked] == said[right][asked] for asked in both)
-            found[f"{left} and {right}"] = {"answers": len(both), "equal": equal}
-    return found
+            pairs[f"{left} and {right}"] = {"answers": len(both), "equal": equal}
+    return pairs
 
 
 def table(cells: Cells) -> Table:

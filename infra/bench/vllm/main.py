@@ -97,10 +97,10 @@ class Comparison:
                     said = f"{name}: {peer.name}, {cell.name}"
                     self._progress.update(task, description=said)
                     seed = f"{self._options.seed} {name} {repeat}"
-                    found = await self._run(peer, cell, seed)
-                    self.said.setdefault(peer.name, {}).update(found.pop("said"))
+                    measured = await self._run(peer, cell, seed)
+                    self.said.setdefault(peer.name, {}).update(measured.pop("said"))
                     by_cell = self.cells.setdefault(peer.name, {})
-                    by_cell.setdefault(cell, []).append(found)
+                    by_cell.setdefault(cell, []).append(measured)
                     self._progress.advance(task)
 
     async def _run(self, peer: Peer, cell: Cell, seed: str) -> dict[str, Any]:
@@ -141,9 +141,9 @@ async def _compare(
 ) -> None:
     async def opened(stack: AsyncExitStack, name: str, opening: Any) -> Any:
         task = progress.add_task(f"starting {name}", total=1)
-        found = await stack.enter_async_context(opening)
+        entered = await stack.enter_async_context(opening)
         progress.update(task, completed=1)
-        return found
+        return entered
 
     def ours(name: str, plan: StackPlan) -> Any:
         return trivium(name, plan, bootstrap, model, folder)

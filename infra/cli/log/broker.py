@@ -40,19 +40,19 @@ def stop(config: Config = None, as_json: AsJson = False, quiet: Quiet = False) -
 @app.command(epilog="Example: trivium broker status --json | jq -r .bootstrap")
 def status(config: Config = None, as_json: AsJson = False) -> None:
     """Say whether it runs, where, and how much it holds; exit code 1 if it does not run."""
-    found = Broker(settings_from(config).broker).status()
+    broker = Broker(settings_from(config).broker).status()
     if as_json:
-        print_json(asdict(found))
-    elif found.running:
-        state = "answers" if found.answers else "does not answer yet"
-        size_mb = found.data_bytes / 1e6
-        print(f"Kafka at {found.bootstrap} {state}; pid {found.pid}, {size_mb:.1f} MB of data")
-        print(f"in {found.folder}")
-    elif found.answers:
-        print(f"Trivium's own Kafka does not run, but another one answers at {found.bootstrap}")
+        print_json(asdict(broker))
+    elif broker.running:
+        state = "answers" if broker.answers else "does not answer yet"
+        size_mb = broker.data_bytes / 1e6
+        print(f"Kafka at {broker.bootstrap} {state}; pid {broker.pid}, {size_mb:.1f} MB of data")
+        print(f"in {broker.folder}")
+    elif broker.answers:
+        print(f"Trivium's own Kafka does not run, but another one answers at {broker.bootstrap}")
     else:
         print("Kafka does not run here; start it with `trivium broker start`")
-    if not found.running:
+    if not broker.running:
         raise typer.Exit(1)
 
 

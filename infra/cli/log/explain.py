@@ -56,12 +56,12 @@ def explain(
 
 def duration_ms(text: str) -> int:
     """A duration such as 30m; raises ConfigError."""
-    found = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text.strip())
-    if found is None:
+    duration = re.fullmatch(r"([1-9][0-9]{0,5})([smhd])", text.strip())
+    if duration is None:
         raise ConfigError(
             f"--since: expected a duration such as 90s, 30m, 2h or 1d, found {text!r}"
         )
-    return int(found[1]) * _UNITS_MS[found[2]]
+    return int(duration[1]) * _UNITS_MS[duration[2]]
 
 
 async def _read(log: LogSettings, name: str, since_ms: int) -> "Story":

@@ -57,8 +57,8 @@ def describe(config: Config = None, bootstrap: Bootstrap = None, as_json: AsJson
         return
     table = Table("topic", "records", "partitions", "cleanup", "kept", box=None)
     for row in rows:
-        found = "missing" if not row.found else str(row.found)
-        partitions = found if row.fits else f"[red]{found}, expected {row.expected}[/red]"
+        there = "missing" if not row.found else str(row.found)
+        partitions = there if row.fits else f"[red]{there}, expected {row.expected}[/red]"
         kept = "-" if row.cleanup == "compact" else f"{row.retention_ms / 3_600_000:g} h"
         table.add_row(row.name, row.records, partitions, row.cleanup, kept)
     stdout_console().print(table)

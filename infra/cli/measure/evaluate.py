@@ -126,13 +126,13 @@ def _simulated(
 def _live(engine: str, loads: "list[LiveLoad]", only: list[str], out: Path, as_json: bool) -> Path:
     from infra.evaluate.live import comparison
 
-    found = asyncio.run(comparison.run(engine, loads, Console(stderr=True), only))
-    page = comparison.write(engine, loads, found, out)
+    measured = asyncio.run(comparison.run(engine, loads, Console(stderr=True), only))
+    page = comparison.write(engine, loads, measured, out)
     if as_json:
-        print(json.dumps(found, indent=1))
+        print(json.dumps(measured, indent=1))
         return page
     console = stdout_console()
-    for name, rows in found.items():
+    for name, rows in measured.items():
         console.print(comparison.table(name, rows))
     console.print(f"report: {page}")
     return page

@@ -91,7 +91,7 @@ def members(fleet: "FleetWatch") -> list[dict[str, Any]]:
     from schemas.log.clock import wall_ms
     from schemas.records import MemberState
 
-    now_ms, found = wall_ms(), []
+    now_ms, rows = wall_ms(), []
     for member in fleet.view.members.values():
         if member.state is MemberState.GONE:
             continue
@@ -99,7 +99,7 @@ def members(fleet: "FleetWatch") -> list[dict[str, Any]]:
         credits: dict[str, int] = {}
         for (_router, role), count in member.credits.items():
             credits[role.value] = credits.get(role.value, 0) + count
-        found.append(
+        rows.append(
             {
                 "member_id": member.member_id,
                 "kind": registration.kind.value,
@@ -123,7 +123,7 @@ def members(fleet: "FleetWatch") -> list[dict[str, Any]]:
                 "silent_ms": max(0, now_ms - member.seen_ms),
             }
         )
-    return sorted(found, key=lambda each: (each["kind"] == "worker", each["member_id"]))
+    return sorted(rows, key=lambda each: (each["kind"] == "worker", each["member_id"]))
 
 
 def _abilities(capability: "Capability | None") -> dict[str, Any]:

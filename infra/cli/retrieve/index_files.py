@@ -56,8 +56,8 @@ def build(
             snapshot.save(index, path)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error}") from error
-    found = {"path": str(path), "rows": len(index), "dim": index.dim}
-    _tell({**found, "took_s": round(time.monotonic() - began_s, 3)}, as_json)
+    told = {"path": str(path), "rows": len(index), "dim": index.dim}
+    _tell({**told, "took_s": round(time.monotonic() - began_s, 3)}, as_json)
 
 
 @app.command(epilog="Example: trivium index info books.index --json | jq .live")
@@ -83,8 +83,8 @@ def verify(path: Target, as_json: AsJson = False) -> None:
 
     index = _read(snapshot.load, path)
     missed = index.missed_share()
-    found = {"path": str(path), "rows": len(index), "sums": "good", "found_itself": 1 - missed}
-    _tell({**found, "missed_share": missed}, as_json)
+    told = {"path": str(path), "rows": len(index), "sums": "good", "found_itself": 1 - missed}
+    _tell({**told, "missed_share": missed}, as_json)
 
 
 def _read(reader: Any, path: Path) -> Any:

@@ -61,11 +61,11 @@ def measure_point(
 ) -> OperatingPoint:
     """One call for all queries."""
     began_s, began_cpu_s = time.perf_counter(), time.process_time()
-    found = system.search(queries, truth.shape[1], effort, threads)
+    rows = system.search(queries, truth.shape[1], effort, threads)
     took_s, took_cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
     return OperatingPoint(
         effort=effort,
-        recall=vectors.recall(found, truth),
+        recall=vectors.recall(rows, truth),
         queries_per_s=len(queries) / took_s,
         queries_per_cpu_s=len(queries) / max(took_cpu_s, 1e-9),
     )
@@ -150,8 +150,8 @@ def clusters(options: Options, names: Sequence[str], progress: Progress) -> tupl
         progress(f"{options.clusters} separated clusters: {name}")
         system = build(name, rows, _BUILD_THREADS, options.seed)
         figures[name] = asdict(measure_point(system, queries, truth, 64))
-    found = figures[OURS]["recall"]
-    return figures, [at_least(f"recall on {options.clusters} separated clusters", found, 0.99, "")]
+    ours = figures[OURS]["recall"]
+    return figures, [at_least(f"recall on {options.clusters} separated clusters", ours, 0.99, "")]
 
 
 def build_times(scene: Scene, measured: Curves) -> tuple[dict[str, Any], list[Bar]]:

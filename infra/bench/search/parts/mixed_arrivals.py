@@ -61,8 +61,8 @@ def in_all(cells: Sequence[Cell]) -> dict[str, Any]:
     runs = [cell.figures() for cell in cells]
     row: dict[str, Any] = {"runs": runs}
     for key in runs[0]:
-        found = [run[key] for run in runs]
-        row[key] = sum(found) if key in _SUMMED else median(found)
+        values = [run[key] for run in runs]
+        row[key] = sum(values) if key in _SUMMED else median(values)
     return row
 
 

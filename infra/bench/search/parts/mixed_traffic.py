@@ -50,12 +50,12 @@ def mixed(scene: Scene) -> tuple[dict[str, Any], list[Bar]]:
 def _equal_efforts(scene: Scene) -> dict[Kind, int]:
     """The least effort with which hnswlib finds about as much as we do, by class."""
     queries, truth = scene.queries[:500], scene.truth[:500]
-    found = {}
+    efforts = {}
     for kind, top_m in TOP_M.items():
         wanted = measure_point(scene.system(OURS), queries, truth, top_m).recall - 0.005
         points = (measure_point(scene.system("hnswlib"), queries, truth, e) for e in _LADDER)
-        found[kind] = next((p.effort for p in points if p.recall >= wanted), _LADDER[-1])
-    return found
+        efforts[kind] = next((p.effort for p in points if p.recall >= wanted), _LADDER[-1])
+    return efforts
 
 
 async def _measure(scene: Scene, makers: dict[str, Callable[[], Server]]) -> dict[str, Any]:

@@ -99,7 +99,7 @@ class Result:
 
 def arrivals(seed: int, duration_ms: float, step: str) -> list[QueuedSearch]:
     """Searches in order of arrival: Poisson, equally long in each phase of the load step."""
-    random, found = np.random.default_rng(seed), []
+    random, items = np.random.default_rng(seed), []
     phases = STEPS[step]
     phase_ms = duration_ms / len(phases)
     for number, loads in enumerate(phases):
@@ -107,7 +107,7 @@ def arrivals(seed: int, duration_ms: float, step: str) -> list[QueuedSearch]:
             mean_ms = EXTENDS[kind] * STEP_MS / (load * PLACES)
             gaps = random.exponential(mean_ms, int(2 * phase_ms / mean_ms) + 20)
             times = number * phase_ms + np.cumsum(gaps)
-            found += [
+            items += [
                 QueuedSearch(kind=kind, extends=EXTENDS[kind], arrived_ms=at_ms,
                      deadline_ms=at_ms + wait if kind is Kind.PREFILL else math.inf)
                 for at_ms, wait in zip(
@@ -115,7 +115,7 @@ def arrivals(seed: int, duration_ms: float, step: str) -> list[QueuedSearch]:
                 )
                 if at_ms < (number + 1) * phase_ms
             ]  # fmt: skip
-    return sorted(found, key=lambda item: item.arrived_ms)
+    return sorted(items, key=lambda item: item.arrived_ms)
 
 
 class Simulation:

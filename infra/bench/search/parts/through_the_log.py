@@ -155,12 +155,12 @@ async def _play(scene: Scene, way: str, cell: Cell, rate_per_s: int, count: int,
 
     async def one(counted_s: float, query: int) -> None:
         try:
-            found = await ask(scene.queries[query])
+            rows = await ask(scene.queries[query])
         except TriviumError:
             cell.errors += 1
             return
         taken.append((time.perf_counter() - counted_s) * 1_000)
-        cell.recalls.append(len(set(found) & set(scene.truth[query].tolist())) / K)
+        cell.recalls.append(len(set(rows) & set(scene.truth[query].tolist())) / K)
 
     began_s = time.perf_counter()
     async with asyncio.TaskGroup() as under_way:
@@ -177,18 +177,18 @@ async def _play(scene: Scene, way: str, cell: Cell, rate_per_s: int, count: int,
 def _in_process(engine: SearchEngine, index: Index) -> Ask:
     async def ask(vector: Array) -> list[int]:
         query = Query(vector=vector, k=K, top_m=TOP_M, deadline_ms=wall_ms() + DEADLINE_MS)
-        found: list[int] = (await engine.search(index, query)).rows.tolist()
-        return found
+        rows: list[int] = (await engine.search(index, query)).rows.tolist()
+        return rows
 
     return ask
 
 
 def _through(asker: Asker) -> Ask:
     async def ask(vector: Array) -> list[int]:
-        found = await asker.search(
+        answer = await asker.search(
             vector, collection=_COLLECTION, k=K, top_m=TOP_M, deadline_ms=wall_ms() + DEADLINE_MS
         )
-        return [int(hit.document_id) for hit in found.hits]
+        return [int(hit.document_id) for hit in answer.hits]
 
     return ask
 

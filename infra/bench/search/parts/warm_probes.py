@@ -41,10 +41,10 @@ async def _warm(index: Index, probes: Array, engine: SearchEngine) -> tuple[Arra
     rows, computed = [], []
     for vectors_now in probes:
         pairs = zip(vectors_now, tops, strict=True)
-        found = await asyncio.gather(*[one(vector, seeds) for vector, seeds in pairs])
-        rows.append([each[0] for each in found])
-        tops = [each[1] for each in found]
-        computed.append(float(np.mean([each[2] for each in found])))
+        answered = await asyncio.gather(*[one(vector, seeds) for vector, seeds in pairs])
+        rows.append([each[0] for each in answered])
+        tops = [each[1] for each in answered]
+        computed.append(float(np.mean([each[2] for each in answered])))
     await engine.close()
     return np.array(rows), np.array(computed)
 
@@ -83,9 +83,9 @@ def _cold(index: Index, queries: Array, truth: Array) -> list[dict[str, float]]:
     prepared = inputs.prepared(queries, view.dim, view.metric)
     out = []
     for top_m in _COLD:
-        found = bulk.search_all(Effort(k=K, top_m=top_m), prepared, view)
-        recall = vectors.recall(found.rows, truth)
-        out.append({"top_m": top_m, "recall": recall, "distances": found.computed / len(prepared)})
+        hits = bulk.search_all(Effort(k=K, top_m=top_m), prepared, view)
+        recall = vectors.recall(hits.rows, truth)
+        out.append({"top_m": top_m, "recall": recall, "distances": hits.computed / len(prepared)})
     return out
 
 
