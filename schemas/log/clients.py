@@ -245,6 +245,22 @@ class AssignedReader:
             raise await self._unread(consumer, error) from error
         return {tp.partition: offset for tp, offset in offsets.items()}
 
+    async def reaches(self, offsets: dict[int, int]) -> bool:
+        """Whether the topic has these partitions and offsets; to be asked before `start`."""
+        await self.start("latest")
+        try:
+            ends = await self.end_offsets()
+        finally:
+            await self.stop()
+        return offsets.keys() == ends.keys() and all(offsets[p] <= end for p, end in ends.items())
+
+    def behind(self, offsets: dict[int, int]) -> int:
+        """Records after these offsets, as far as the broker has told."""
+        if self._consumer is None:
+            return 0
+        ends = {tp.partition: self._consumer.highwater(tp) or 0 for tp in self._partitions}
+        return sum(max(0, end - offsets.get(partition, 0)) for partition, end in ends.items())
+
     async def _unread(self, consumer: AIOKafkaConsumer, error: KafkaError) -> TriviumError:
         """Why nothing can be read: aiokafka has one word for a missing topic and for silence."""
         trouble = f"{self.topic}: cannot be read: {type(error).__name__}"

@@ -8,7 +8,16 @@ from pathlib import Path
 import workers.search
 
 SEARCH = Path(workers.search.__file__).parent
-ROOMS = ("kernels", "walk", "graph", "index", "cuda", "engine", "service")  # each sees those before
+ROOMS = (
+    "kernels",
+    "walk",
+    "graph",
+    "index",
+    "words",
+    "cuda",
+    "engine",
+    "service",
+)  # each sees those before
 
 
 def imports(path: Path) -> Iterator[str]:

@@ -45,6 +45,7 @@ class Ticket(QueuedSearch):
     source: Array | None = None  # a feed: several queries, one after the other
     keeps: Any = None  # what the feed points to
     slot: int = -1
+    waited_ms: float = 0.0  # for that slot
     was_parked: bool = False
     is_over: bool = False  # nobody wants its outcome any more
 
@@ -236,7 +237,8 @@ class Dispatcher:
         ticket.slot = slot = free[lane].pop()
         self._tickets[slot] = ticket
         active[lane] += 1
-        self.waits.append((ticket.kind, now_ms - ticket.arrived_ms, now_ms))
+        ticket.waited_ms = now_ms - ticket.arrived_ms
+        self.waits.append((ticket.kind, ticket.waited_ms, now_ms))
         self._deadlines.add(ticket.deadline_ms, ticket)
         if ticket.source is None:
             self.lanes.start(slot, ticket.search)
@@ -260,6 +262,7 @@ class Dispatcher:
             if outcome is None:
                 self._run_again(ticket)
                 return
+            outcome.waited_ms = ticket.waited_ms
         self.searches += 1
         _settle(ticket, outcome)
         self._release(ticket, ticket.source is None)

@@ -17,6 +17,7 @@ Value = str | bool | int | float
 
 _NONE = -1  # the code of rows that have no label
 COLUMNS_MAX = 64
+TENANT = "$tenant"  # a column of ours; no filter expression can name it
 _EXACT_MAX = 2**53
 
 
@@ -120,9 +121,18 @@ class Columns:
             inside &= values <= high
         return inside
 
+    def unset(self, field: str, count: int) -> Array:
+        """Which of the first `count` rows have no label: shape (count,), bool."""
+        if field not in self.label_codes:
+            return np.ones(count, np.bool_)
+        codes = _first(self.label_codes[field], count, _NONE)
+        is_none: Array = codes == _NONE
+        return is_none
+
     def _labels(self, field: str) -> dict[str | bool, int]:
         if field not in self.label_codes:
-            known = ", ".join(sorted([*self.numbers, *self.label_codes])) or "none"
+            named = [*self.numbers, *self.label_codes]
+            known = ", ".join(sorted(each for each in named if each != TENANT)) or "none"
             raise UnknownFilterField(f"no row has a field {field!r}; fields are: {known}")
         return self.labels[field]
 

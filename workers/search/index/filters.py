@@ -82,6 +82,16 @@ class Range(Filter):
 
 
 @dataclass(frozen=True, slots=True)
+class Unset(Filter):
+    """A field of labels has no value, if there is such a field."""
+
+    field: str
+
+    def mask(self, columns: Columns, count: int) -> Array:
+        return columns.unset(self.field, count)
+
+
+@dataclass(frozen=True, slots=True)
 class Joined(Filter):
     """Two filters hold, or one of them, as `join` says: `operator.and_` or `operator.or_`."""
 

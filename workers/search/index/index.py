@@ -87,16 +87,24 @@ class Index:
     def upsert(
         self, ids: Sequence[ExternalId], vectors: Any,
         metadata: Sequence[Mapping[str, Value]] | None = None,
+        payloads: Sequence[bytes] | None = None, gone: Sequence[ExternalId] = (),
     ) -> None:  # fmt: skip
-        """Add rows, in place of those that have these ids; all or, on an error, none."""
+        """Add rows, in place of those that have these ids; all or, on an error, none.
+
+        A payload is whatever the caller keeps beside a row. Rows that are `gone` go in the same
+        step: no view has these and the new ones, or neither.
+        """
         stored = inputs.prepared(vectors, self.dim, self.metric, self.storage)
         check_ids(ids, len(stored))
         given = [{}] * len(stored) if metadata is None else metadata
         if len(given) != len(stored):
             raise InvalidRequest(f"expected {len(stored)} metadata, found {len(given)}", "metadata")
+        assert payloads is None or len(payloads) == len(stored), "a payload for each row"
         with self._lock:
             self.rows.columns.check(given)
-            self.rows.append(stored, ids, given)
+            for external in gone:
+                self.rows.delete(external)
+            self.rows.append(stored, ids, given, payloads)
             self._changed()
 
     def delete(self, ids: Sequence[ExternalId]) -> int:
@@ -117,7 +125,7 @@ class Index:
                     dim=self.dim, metric=self.metric, storage=self.storage, count=rows.count,
                     linked=len(self.graph), live=len(self), vectors=rows.vectors, graph=self.graph,
                     alive=rows.alive(), entries=self.entries, ids=rows.ids, columns=rows.columns,
-                    epoch=self.epoch, codes=self.codes, audit=self.audit,
+                    epoch=self.epoch, codes=self.codes, audit=self.audit, payloads=rows.payloads,
                 )  # fmt: skip
             return self._view
 
@@ -206,12 +214,15 @@ class Index:
         late = np.arange(view.count, old.count)
         kept = np.concatenate([live, late])
         ids = [old.ids[row] for row in kept.tolist()]
-        rows = Rows(vectors, ids[: len(live)], old.columns.taken(kept))
+        payloads = [old.payloads[row] for row in kept.tolist()]
+        columns = old.columns.taken(kept)
+        rows = Rows(vectors, ids[: len(live)], columns, payloads=payloads[: len(live)])
         gone = [i for i, row in enumerate(live.tolist()) if since.get(ids[i]) != row]
         for i in gone:
             rows.delete(ids[i])
         if len(late):
-            rows.append(old.vectors[late], ids[len(live) :], [{}] * len(late))
+            metadata: list[Mapping[str, Value]] = [{}] * len(late)
+            rows.append(old.vectors[late], ids[len(live) :], metadata, payloads[len(live) :])
         for external in ids[len(live) :]:
             if external not in since:
                 rows.delete(external)

@@ -48,6 +48,7 @@ class Answer:
     exact: bool  # every row that may be returned was looked at
     top_keys: Array  # the whole routing list, as keys
     names: list[ExternalId]  # of all rows, in the view that was searched
+    waited_ms: float = 0.0  # for a slot
 
     @property
     def ids(self) -> list[ExternalId]:

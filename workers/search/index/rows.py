@@ -1,4 +1,4 @@
-"""Rows of an index: vectors, external ids, metadata, and which rows are deleted.
+"""Rows of an index: vectors, external ids, metadata, payloads, and which rows are deleted.
 
 Rows are numbers that count up; a row never changes once it is appended, only its bit in `dead`, so
 views share this memory. Not safe for several threads: `Index` holds its lock.
@@ -28,10 +28,13 @@ class Rows:
         ids: Sequence[ExternalId],
         columns: Columns,
         dead: Sequence[int] = (),
+        payloads: Sequence[bytes] | None = None,
     ) -> None:
         """`vectors` is stored as it is and may be read-only; the first append then copies it."""
         self.vectors, self.columns = vectors, columns
         self.ids: list[ExternalId] = list(ids)
+        self.payloads = [b""] * len(self.ids) if payloads is None else list(payloads)
+        assert len(self.payloads) == len(self.ids), "a payload for each row"
         self.dead = list(dead)
         gone = set(self.dead)
         self.row_of = {name: row for row, name in enumerate(self.ids) if row not in gone}
@@ -43,7 +46,11 @@ class Rows:
         return len(self.ids)
 
     def append(
-        self, vectors: Array, ids: Sequence[ExternalId], metadata: Sequence[Mapping[str, Value]]
+        self,
+        vectors: Array,
+        ids: Sequence[ExternalId],
+        metadata: Sequence[Mapping[str, Value]],
+        payloads: Sequence[bytes] | None = None,
     ) -> None:
         """Add rows; those that had these ids before are deleted."""
         first, count = self.count, self.count + len(ids)
@@ -56,6 +63,7 @@ class Rows:
             self.vectors = grown
         self.vectors[first:count] = vectors
         self.columns.append(first, metadata, len(self.vectors))
+        self.payloads += [b""] * len(ids) if payloads is None else payloads
         for row, external in enumerate(ids, first):
             self.delete(external)
             self.row_of[external] = row

@@ -31,7 +31,7 @@ from workers.search.kernels.arrays import Array
 from workers.search.kernels.metrics import Metric, Storage
 
 MAGIC = b"TRIVIDX\n"
-VERSION = 1
+VERSION, _READ = 2, (1, 2)  # 1 had no payloads
 _HEAD = struct.Struct("<8sII32s")
 _PAGE = snapshot_checks.PAGE
 _CRAFTED = (KeyError, TypeError, ValueError, AttributeError, RecursionError, InvalidRequest)
@@ -95,6 +95,9 @@ def _arrays(view: IndexView) -> dict[str, Array]:
         "ids": ids,
         "id_bytes": blob,
     }
+    if any(payloads := view.payloads[: view.count]):
+        arrays["payload_ends"] = np.cumsum([len(each) for each in payloads])
+        arrays["payload_bytes"] = np.frombuffer(b"".join(payloads), np.uint8)
     for name, columns in (("number", view.columns.numbers), ("code", view.columns.label_codes)):
         for field, column in columns.copy().items():
             arrays[f"{name}:{field}"] = column[: view.count]
@@ -131,6 +134,13 @@ def _unpacked_ids(table: Array, blob: Array) -> list[ExternalId]:
     return ids
 
 
+def _unpacked_payloads(arrays: dict[str, Array]) -> list[bytes] | None:
+    if "payload_ends" not in arrays:
+        return None
+    data, ends = arrays["payload_bytes"].tobytes(), arrays["payload_ends"].tolist()
+    return [data[first:end] for first, end in zip([0, *ends], ends, strict=False)]
+
+
 def _write(path: Path, header: bytes, arrays: list[Array]) -> None:
     """All of it beside its place, then in its place in one step."""
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
@@ -162,7 +172,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
             raise _refused(path, f"it does not begin with {MAGIC!r}")
         _, version, length, digest = _HEAD.unpack(head)
         length = min(length, path.stat().st_size)
-        if version != VERSION:
+        if version not in _READ:
             raise _refused(path, f"expected format version {VERSION}, found {version}")
         text = file.read(length)
     if len(text) < length or hashlib.sha256(text).digest() != digest:
@@ -209,7 +219,8 @@ def _index(header: dict[str, Any], arrays: dict[str, Array], threads: int) -> In
     ids = _unpacked_ids(arrays["ids"], arrays["id_bytes"])
     dead = arrays["dead"].tolist()
     snapshot_checks.ids(ids, dead)
-    index.rows = Rows(arrays["vectors"], ids, columns, dead)
+    payloads = _unpacked_payloads(arrays)
+    index.rows = Rows(arrays["vectors"], ids, columns, dead, payloads)
     index.graph, index.entries = arrays["graph"], arrays["entries"]
     linked = index.rows.vectors[: len(index.graph)]
     index.codes = codes.coded(linked, index.metric.number, threads=threads)

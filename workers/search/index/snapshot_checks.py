@@ -20,7 +20,8 @@ PAGE = 4_096
 _BLOCK_ROWS = 4_096
 _DTYPES = {  # of sections, and how many axes they have
     "graph": ("<u4", 2), "entries": ("<i8", 1), "dead": ("<i8", 1), "ids": ("<i8", 2),
-    "id_bytes": ("|u1", 1), "number": ("<f8", 1), "code": ("<i4", 1),
+    "id_bytes": ("|u1", 1), "payload_ends": ("<i8", 1), "payload_bytes": ("|u1", 1),
+    "number": ("<f8", 1), "code": ("<i4", 1),
 }  # fmt: skip
 _VECTORS = {"float32": "<f4", "float16": "<f2"}
 
@@ -76,6 +77,9 @@ def arrays(header: Mapping[str, Any], found: Mapping[str, Array]) -> None:
     dead = np.unique(found["dead"])
     expect(len(dead) == len(found["dead"]) == rows - header["live"], "each dead row once", dead)
     _ids(found["ids"][0], found["ids"][1], len(found["id_bytes"]))
+    if "payload_ends" in found:
+        _shape(found, "payload_ends", (rows,))
+        _ends(found["payload_ends"], len(found["payload_bytes"]), "payloads")
     for name, column in found.items():
         kind, _, field = name.partition(":")
         if kind in ("number", "code"):
@@ -105,9 +109,14 @@ def expect(holds: bool, expected: str, found: Any) -> None:
 def _ids(kinds: Array, ends: Array, size: int) -> None:
     lengths = np.diff(ends, prepend=0)
     expect(bool(np.isin(kinds, (0, 1, 2)).all()), "ids of kind 0, 1 or 2", kinds)
-    expect(bool((lengths >= 0).all()), "ids one after the other", ends)
-    expect((int(ends[-1]) if len(ends) else 0) == size, "ids that use all their bytes", size)
+    _ends(ends, size, "ids")
     expect(bool((lengths[kinds == 0] == 8).all()), "8 bytes of each number", lengths)
+
+
+def _ends(ends: Array, size: int, name: str) -> None:
+    lengths = np.diff(ends, prepend=0)
+    expect(bool((lengths >= 0).all()), f"{name} one after the other", ends)
+    expect((int(ends[-1]) if len(ends) else 0) == size, f"{name} that use all their bytes", size)
 
 
 def _shape(found: Mapping[str, Array], name: str, shape: tuple[int, ...]) -> None:

@@ -56,6 +56,7 @@ class IndexView:
     epoch: int
     codes: Codes | None = None  # of the linked rows
     audit: Audit | None = None  # of the entry points; None: not made yet
+    payloads: list[bytes] = field(default_factory=list)  # of all rows
     ways: dict[Any, Any] = field(default_factory=dict)  # of `ways.py`
     _filters: dict[str, Allowed] = field(default_factory=dict)
 
@@ -101,6 +102,7 @@ class IndexView:
         return replace(
             self, count=len(graph), linked=len(graph), live=len(graph), graph=graph, alive=None,
             entries=entries, ids=[], columns=Columns(), codes=coded, ways={}, _filters={},
+            payloads=[],
         )  # fmt: skip
 
     def takes_long(self, where: Filter) -> bool:

@@ -1,32 +1,42 @@
-"""The collections of one shard: an index each, made by the first document and fed with changes."""
+"""The collections of one shard: an index each, made by the first document and fed with changes.
 
-import json
+A row is a document that came with a vector, or a passage of one that came as text. All passages of
+a document change in one step. What operators declared is kept here: who may search a collection,
+and by which model its passages are to be embedded.
+"""
+
+import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from schemas.errors import InvalidRequest, TriviumError, UnknownCollection
-from schemas.records import CollectionMade, CollectionState, Document
+import numpy as np
+
+from schemas.errors import InvalidRequest, InvalidVector, TriviumError, UnknownCollection
+from schemas.records import CollectionDeclared, CollectionMade, CollectionState
 from schemas.retrieval import unpack_vector
 from schemas.rules.sizes import DIM_MAX, FLEET_BYTES_MAX
-from workers.search.index.columns import Value
+from workers.search.index.columns import TENANT
+from workers.search.index.filters import Equal, Filter, Unset
 from workers.search.index.index import Index
+from workers.search.index.query import ExternalId
 from workers.search.kernels.metrics import Metric
+from workers.search.service.declared import Declarations
 from workers.search.service.settings import RetrievalSettings
+from workers.search.words.changes import (
+    AnyChange,
+    Change,
+    Failed,
+    PassagesChange,
+    grouped,
+    metadata_of,
+    texts_of,
+)
+from workers.search.words.index import WordIndex
+from workers.search.words.shelf import Shelf
 
 NAME_CHARS_MAX = 128
-METADATA_CHARS_MAX = 65_536
 _TOLD_BYTES, _STATE_BYTES = FLEET_BYTES_MAX * 3 // 4, 64  # of a heartbeat; of each beside its name
 _DIMS_MAX = 10_000  # remembered of collections, most of which may have no documents
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What happened to a document; none is left of it where `document` is None."""
-
-    collection: str
-    document_id: str
-    document: Document | None
 
 
 class Collections:
@@ -35,8 +45,23 @@ class Collections:
     def __init__(self, settings: RetrievalSettings) -> None:
         self._settings = settings
         self.indexes: dict[str, Index] = {}
+        self.shelves: dict[str, Shelf] = {}
+        self.declared = Declarations()
+        self.turn = asyncio.Lock()  # of those who change something
+        self.since: dict[str, dict[str, dict[int, int]]] = {}  # by collection and topic
         self._dims: dict[str, int] = {}  # as this shard has told them
         self._dims_elsewhere: dict[str, int] = {}
+
+    def clear(self) -> None:
+        """Forget all documents, and what was declared."""
+        self.indexes.clear()
+        self.shelves.clear()
+        self.since.clear()
+        self.declared.clear()
+
+    def has(self, topic: str, name: str, partition: int, offset: int) -> bool:
+        """Whether a snapshot of the collection holds a record already."""
+        return offset < self.since.get(name, {}).get(topic, {}).get(partition, 0)
 
     def learn(self, made: CollectionMade, *, here: bool) -> None:
         """What the log says of a collection; of this shard, or of another or a former one."""
@@ -45,8 +70,20 @@ class Collections:
         if len(dims) > _DIMS_MAX:
             del dims[next(iter(dims))]
 
+    def declare(self, name: str, declared: CollectionDeclared | None) -> None:
+        """What an operator says; passages by another model than that go. Blocks."""
+        self.declared.set(name, declared)
+        bound = self.declared.embedder(name)
+        shelf = self.shelves.get(name)
+        if shelf is not None and bound and shelf.embedder not in ("", bound):
+            for document_id in shelf.with_passages():
+                self.indexes[name].delete(shelf.rows(document_id))
+                shelf.drop(document_id)
+            shelf.flush()
+
     def settle(self) -> None:
         """All that there was is read: from now on what has no documents binds nobody."""
+        self.since.clear()
         self._dims_elsewhere.clear()
         for name in [name for name in self._dims if not self.indexes.get(name)]:
             del self._dims[name]
@@ -56,64 +93,187 @@ class Collections:
         held = {name: index.dim for name, index in list(self.indexes.items()) if len(index)}
         return {name: dim for name, dim in held.items() if self._dims.get(name) != dim}
 
-    def get(self, name: str) -> Index:
-        """The index of a collection; raises UnknownCollection naming those there are."""
-        index = self.indexes.get(name)
+    def get(self, name: str, tenant: str = "") -> Index:
+        """The index of a collection; raises UnknownCollection naming those there are.
+
+        A tenant is told the same of a collection that is not for it as of one that is not there.
+        """
+        index = self.indexes.get(name) if self.declared.allows(name, tenant) else None
         if index is None:
-            known = ", ".join(sorted(self.indexes)[:10]) or "none yet"
+            mine = (each for each in sorted(self.indexes) if self.declared.allows(each, tenant))
+            known = ", ".join(list(mine)[:10]) or "none yet"
             raise UnknownCollection(
                 f"no collection {name!r:.200} on this shard; there are: {known}"
             )
         return index
 
+    def words(self, name: str) -> WordIndex:
+        """Of the collection's passages."""
+        return self.shelves.setdefault(name, Shelf()).words
+
+    @staticmethod
+    def rows_for(tenant: str, index: Index) -> Filter | None:
+        """Which rows a tenant may find, whatever it asks for; None: all."""
+        if not tenant or TENANT not in index.rows.columns.label_codes:
+            return None
+        return Unset(TENANT) | Equal(TENANT, tenant)
+
+    def check_embedder(self, name: str, embedder: str) -> None:
+        """Raise InvalidVector for a vector that is by another model than the collection's."""
+        bound = self.embedder_of(name)
+        if embedder and bound and embedder != bound:
+            raise InvalidVector(
+                f"collection {name!r:.200} is embedded by {bound}, found a vector by {embedder}; "
+                "declare the collection with that model, and its documents are embedded anew"
+            )
+
+    def embedder_of(self, name: str) -> str:
+        """The model that a collection is bound to, empty for none."""
+        shelf = self.shelves.get(name)
+        return self.declared.embedder(name) or (shelf.embedder if shelf else "")
+
     def states(self) -> tuple[CollectionState, ...]:
         """What is held, for the fleet: as much of it as a heartbeat has room for."""
         told, room = [], _TOLD_BYTES
         for name, index in sorted(self.indexes.items()):
-            room -= len(name.encode()) + _STATE_BYTES
+            embedder, shelf = self.embedder_of(name)[:128], self.shelves.get(name)
+            room -= len(name.encode()) + len(embedder.encode()) + _STATE_BYTES
             if room < 0:
                 break
+            passages = shelf.passages if shelf else 0
             state = CollectionState(
                 name=name,
                 dim=index.dim,
                 metric=index.metric.value,
-                documents=len(index),
+                documents=max(0, len(index) - passages) + (shelf.documents if shelf else 0),
                 missed_share=index.audit.missed_share if index.audit else 0.0,
+                passages=passages,
+                embedder=embedder,
             )  # fmt: skip
             told.append(state)
         return tuple(told)
 
-    def apply(self, changes: Iterable[Change]) -> list[tuple[Change, TriviumError]]:
+    def apply(self, changes: Iterable[Change]) -> Failed[Change]:
         """Bring the indexes up to date, and return what could not be done; the last change of a
         document counts. Blocks.
         """
-        last = {(each.collection, each.document_id): each for each in changes}
-        by_collection: dict[str, list[Change]] = {}
-        for change in last.values():
-            by_collection.setdefault(change.collection, []).append(change)
-        failed: list[tuple[Change, TriviumError]] = []
-        for name, group in by_collection.items():
-            gone = [each.document_id for each in group if each.document is None]
-            if gone and name in self.indexes:
-                self.indexes[name].delete(gone)
-            failed += self._upsert(name, [each for each in group if each.document is not None])
+        failed: Failed[Change] = []
+        for name, group in grouped(changes).items():
+            shelf = self.shelves.setdefault(name, Shelf())
+            self._delete(name, shelf, [each for each in group if each.document is None])
+            self._texts(name, shelf, [each for each in group if each.is_text])
+            with_vectors = [
+                each
+                for each in group
+                if each.document is not None
+                and not each.is_text
+                and not shelf.is_newer(each.document_id, each.offset)
+            ]
+            failed += self._tried(with_vectors, lambda some, name=name: self._add(name, some))
+            shelf.flush()
         return failed
 
-    def _upsert(self, name: str, group: Sequence[Change]) -> list[tuple[Change, TriviumError]]:
+    def apply_passages(self, changes: Iterable[PassagesChange]) -> Failed[PassagesChange]:
+        """The same for what the embedding pool made of documents."""
+        failed: Failed[PassagesChange] = []
+        for name, group in grouped(changes).items():
+            shelf = self.shelves.setdefault(name, Shelf())
+            counted = []
+            for each in group:
+                found = each.passages
+                if found is None:
+                    self._delete_rows(name, shelf.rows(each.document_id))
+                    shelf.drop(each.document_id)
+                elif shelf.takes(each.document_id, found.documents_offset, each.read_to) and not (
+                    self.declared.is_outdated(found)
+                ):
+                    counted.append(each)
+            failed += self._tried(counted, lambda some, name=name: self._shelve(name, some))
+            shelf.flush()
+        return failed
+
+    def _delete(self, name: str, shelf: Shelf, group: Sequence[Change]) -> None:
+        for each in group:
+            rows = (
+                []
+                if shelf.is_newer(each.document_id, each.offset)
+                else shelf.rows(each.document_id)
+            )
+            self._delete_rows(name, [each.document_id, *rows])
+            if not shelf.is_newer(each.document_id, each.offset):
+                shelf.ends(each.document_id, each.offset)
+
+    def _texts(self, name: str, shelf: Shelf, group: Sequence[Change]) -> None:
+        for each in group:
+            if each.floor >= 0 and not shelf.is_newer(each.document_id, each.floor):
+                self._delete_rows(name, shelf.rows(each.document_id))
+                shelf.ends(each.document_id, each.floor)
+            shelf.lives(each.document_id)
+        self._delete_rows(name, [each.document_id for each in group])
+
+    def _delete_rows(self, name: str, rows: Sequence[ExternalId]) -> None:
+        index = self.indexes.get(name)
+        if rows and index is not None:
+            index.delete(rows)
+
+    def _tried(self, group: Sequence[AnyChange], add: Any) -> Failed[AnyChange]:
         """All at once; one by one only where one of them is wrong."""
         if not group:
             return []
         try:
-            self._add(name, group)
+            add(group)
         except TriviumError as error:
             if len(group) == 1:
                 return [(group[0], error)]
-            return [each for change in group for each in self._upsert(name, [change])]
+            return [each for change in group for each in self._tried([change], add)]
         return []
 
     def _add(self, name: str, group: Sequence[Change]) -> None:
         documents = [each.document for each in group if each.document is not None]
         vectors = [unpack_vector(document.vector) for document in documents]
+        shelf = self.shelves[name]
+        index = self._index_for(name, vectors)
+        index.upsert(
+            [each.document_id for each in group],
+            vectors,
+            [metadata_of(document.metadata, document.tenant) for document in documents],
+            gone=[row for each in group for row in shelf.rows(each.document_id)],
+        )
+        self.indexes[name] = index
+        for each in group:
+            shelf.ends(each.document_id, each.offset)
+
+    def _shelve(self, name: str, group: Sequence[PassagesChange]) -> None:
+        shelf, bound = self.shelves[name], self.embedder_of(name)
+        records = [each.passages for each in group if each.passages is not None]
+        bound = bound or records[0].embedder
+        if wrong := next((each.embedder for each in records if each.embedder != bound), ""):
+            raise InvalidVector(
+                f"collection {name!r:.200} is embedded by {bound}, found passages by {wrong}"
+            )
+        texts = {each.document_id: texts_of(each) for each in records}
+        gone: list[ExternalId] = [each.document_id for each in records]
+        gone += [row for each in records for row in shelf.rows(each.document_id)]
+        if any(texts.values()):
+            vectors = [unpack_vector(chunk.vector) for each in records for chunk in each.chunks]
+            index = self._index_for(name, vectors)
+            flat = [text for each in records for text in texts[each.document_id]]
+            metadata = [
+                found
+                for each in records
+                for found in [metadata_of(each.metadata, each.tenant)] * len(each.chunks)
+            ]
+            ids, payloads = [each.row_id for each in flat], [each.packed() for each in flat]
+            index.upsert(ids, vectors, metadata, payloads, gone)
+            self.indexes[name] = index
+        else:
+            self._delete_rows(name, gone)
+        for each in records:
+            by_row = {text.row_id: text.text for text in texts[each.document_id]}
+            shelf.put(each.document_id, each.documents_offset, each.embedder, by_row)
+
+    def _index_for(self, name: str, vectors: Sequence[np.ndarray[Any, Any]]) -> Index:
+        """The collection's, or a new one that is not kept yet; raises where they do not fit."""
         index = self.indexes.get(name)
         if index is None:
             known = self._dims.get(name) or self._dims_elsewhere.get(name)
@@ -122,9 +282,7 @@ class Collections:
             index = self._make(name, len(vectors[0]))
         if any(len(vector) != index.dim for vector in vectors) and len(vectors) > 1:
             raise InvalidRequest("vectors of several dimensions")  # the caller goes one by one
-        metadata = [_metadata(document.metadata) for document in documents]
-        index.upsert([each.document_id for each in group], vectors, metadata)
-        self.indexes[name] = index
+        return index
 
     def _make(self, name: str, dim: int) -> Index:
         if not 0 < len(name) <= NAME_CHARS_MAX or "/" in name:
@@ -149,20 +307,3 @@ class Collections:
                 f"{len(others)} collections are held already; raise [retrieval] collections_max"
             )
         del self.indexes[empty]
-
-
-def _metadata(text: str) -> dict[str, Value]:
-    if not text:
-        return {}
-    if len(text) > METADATA_CHARS_MAX:
-        raise InvalidRequest(
-            f"metadata: expected at most {METADATA_CHARS_MAX} characters, found {len(text)}",
-            "metadata",
-        )
-    try:
-        found: Any = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"metadata: expected a JSON object: {error}", "metadata") from error
-    if not isinstance(found, dict):
-        raise InvalidRequest(f"metadata: expected a JSON object, found {found!r:.80}", "metadata")
-    return {name: value for name, value in found.items() if value is not None}

@@ -18,18 +18,19 @@ from aiokafka import ConsumerRecord
 from aiokafka.errors import KafkaError
 
 from schemas.codec import Codec
-from schemas.errors import RecordError, TriviumError
+from schemas.errors import InvalidRequest, RecordError, TriviumError
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
-from schemas.records import CollectionMade, Document
+from schemas.records import CollectionDeclared, CollectionMade, Document
 from schemas.retrieval import shard_of
-from schemas.rules.sizes import DIM_MAX
+from schemas.rules.sizes import DIM_MAX, REST_BYTES_MAX
 from schemas.settings import LogSettings
-from schemas.topics import check_record, collection_key, document_key
-from workers.search.service.collections import Change, Collections
+from schemas.topics import check_record, collection_key, declaration_key, document_key
+from workers.search.service.collections import Collections
 from workers.search.service.refusals import Refusals, is_first
 from workers.search.service.settings import ShardPlace
+from workers.search.words.changes import Change, names_of
 
 log = logging.getLogger("trivium.retrieval")
 _BATCH_MAX, _HISTORY_BATCH = 2_000, 5_000
@@ -63,11 +64,12 @@ class DocumentFollower:
             client_id=membership.member_id,
         )
         self._applying: asyncio.Future[Any] | None = None
+        self._is_live = False  # before, what was declared is learned ahead of the documents
         self.offsets: dict[int, int] = dict.fromkeys(partitions, 0)  # after the last one applied
 
     async def start(self, offsets: dict[int, int] | None = None) -> int:
         """Everything up to the end as of now, from `offsets` on; returns the number of records."""
-        started_ms, count = wall_ms(), 0
+        started_ms, count, self._is_live = wall_ms(), 0, False
         await self._learn_dimensions(offsets or {})
         batch: list[ConsumerRecord] = []
         await self._reader.start(offsets or "earliest")
@@ -81,18 +83,13 @@ class DocumentFollower:
                 batch = []
         count += len(batch)
         await self._apply(batch)
-        self._collections.settle()
+        self._is_live = True
         log.info("read %d documents in %d ms", count, wall_ms() - started_ms)
         return count
 
     async def fits(self, offsets: dict[int, int]) -> bool:
         """Whether the topic still holds everything from these offsets on."""
-        await self._reader.start("latest")
-        try:
-            ends = await self._reader.end_offsets()
-        finally:
-            await self._reader.stop()
-        return offsets.keys() == ends.keys() and all(offsets[p] <= end for p, end in ends.items())
+        return await self._reader.reaches(offsets)
 
     async def run(self) -> None:
         """Apply what comes."""
@@ -108,6 +105,11 @@ class DocumentFollower:
             await asyncio.wait([self._applying])
         await self.refusals.look()
         await self._reader.stop()
+
+    @property
+    def behind(self) -> int:
+        """Records that are not applied yet."""
+        return self._reader.behind(self.offsets)
 
     def _is_first(self) -> bool:
         member = self.membership
@@ -126,7 +128,11 @@ class DocumentFollower:
             await reader.stop()
         for record in reversed(made):  # of several the oldest counts: later ones follow in time
             with suppress(RecordError):  # buried where it is read with all others
-                self._learned(record)
+                if not _is_declaration(record):
+                    self._learned(record)
+        for record in filter(_is_declaration, made):  # of several the last counts
+            with suppress(TriviumError):
+                await self._declare(record)
 
     def _learned(self, record: ConsumerRecord) -> bool:
         """Whether a record is no document, but says what a collection is; raises RecordError."""
@@ -142,6 +148,25 @@ class DocumentFollower:
             here = (made.shard, made.shards) == (place.shard, place.shards)
             self._collections.learn(made, here=here)
         return True
+
+    async def _declare(self, record: ConsumerRecord) -> None:
+        """What an operator says of a collection; raises RecordError or InvalidRequest."""
+        try:
+            name, said = (record.key or b"").decode().removeprefix(declaration_key("")), None
+        except UnicodeDecodeError as error:
+            raise RecordError(f"documents: expected a key in UTF-8: {error}") from error
+        if record.value:
+            said = self._codec.decode(record.value)
+            if not isinstance(said, CollectionDeclared):
+                raise RecordError(f"documents: expected a declaration, found {said!r:.200}")
+            self._check_key(record, declaration_key(said.collection))
+            if len(record.value) > REST_BYTES_MAX:
+                raise RecordError(
+                    f"documents: expected a declaration of at most {REST_BYTES_MAX} bytes, found "
+                    f"{len(record.value)}"
+                )
+        async with self._collections.turn:
+            await asyncio.to_thread(self._collections.declare, name, said)
 
     async def _tell_dimensions(self) -> None:
         """Write down what new collections are; once more with the next documents if it fails."""
@@ -165,24 +190,32 @@ class DocumentFollower:
         changes: dict[tuple[str, str], tuple[Change, ConsumerRecord]] = {}
         for record in batch:
             try:
+                if _is_declaration(record):
+                    if self._is_live:
+                        await self._declare(record)
+                    continue
                 if self._learned(record):
                     continue
                 change = self._change(record)
-            except RecordError as error:
+            except (RecordError, InvalidRequest) as error:
                 if self._place.shard == 0:
                     await self.refusals.add(record, error)
                 continue
-            if shard_of(change.document_id, self._place.shards) == self._place.shard:
+            place = (record.partition, record.offset)
+            if shard_of(change.document_id, self._place.shards) == self._place.shard and (
+                not self._collections.has("documents", change.collection, *place)
+            ):
                 key = (change.collection, change.document_id)
-                changes.pop(key, None)  # it stands where it was written last
-                changes[key] = (change, record)
-        work = asyncio.to_thread(
-            self._collections.apply, [change for change, _ in changes.values()]
-        )
-        self._applying = asyncio.ensure_future(work)
-        failed = await asyncio.shield(self._applying)
-        for record in batch:
-            self.offsets[record.partition] = record.offset + 1
+                before = changes.pop(key, None)  # it stands where it was written last
+                changes[key] = (change.after(before and before[0]), record)
+        async with self._collections.turn:
+            work = asyncio.to_thread(
+                self._collections.apply, [change for change, _ in changes.values()]
+            )
+            self._applying = asyncio.ensure_future(work)
+            failed = await asyncio.shield(self._applying)
+            for record in batch:
+                self.offsets[record.partition] = record.offset + 1
         for change, wrong in failed:
             await self.refusals.add(changes[change.collection, change.document_id][1], wrong)
 
@@ -203,15 +236,10 @@ class DocumentFollower:
                     f"{document!r:.200}"
                 )
             self._check_key(record, document_key(document.collection, document.document_id))
-            embedded_elsewhere = document.text and not document.vector
-            kept = None if document.deleted or embedded_elsewhere else document
-            return Change(document.collection, document.document_id, kept)
-        try:
-            collection, slash, document_id = (record.key or b"").decode().partition("/")
-        except UnicodeDecodeError as error:
-            raise RecordError(f"documents: expected a key in UTF-8: {error}") from error
-        if not slash:
-            raise RecordError(
-                f"documents: expected the key collection/document_id, found {record.key!r:.200}"
-            )
-        return Change(collection, document_id, None)
+            kept = None if document.deleted else document
+            return Change(document.collection, document.document_id, kept, record.offset)
+        return Change(*names_of("documents", record.key), None, record.offset)
+
+
+def _is_declaration(record: ConsumerRecord) -> bool:
+    return bool((record.key or b"").startswith(declaration_key("").encode()))

@@ -38,11 +38,12 @@ class Refusals:
         *,
         is_first: Callable[[], bool],
         client_id: str,
+        topic: str = "documents",
     ) -> None:
         self._settings = settings
         self._producer = producer
         self._is_first = is_first
-        self._client_id = f"{client_id}-refusals"
+        self._client_id, self._topic = f"{client_id}-refusals", topic
         self._waiting: dict[_Origin, tuple[ConsumerRecord, TriviumError]] = {}
         self._added = asyncio.Event()
         self._looking = asyncio.Lock()
@@ -76,7 +77,8 @@ class Refusals:
                 if self._waiting:
                     await self._look()
             except (TriviumError, KafkaError) as error:
-                log.warning("%d refused documents are buried later: %s", len(self._waiting), error)
+                count = len(self._waiting)
+                log.warning("%d refused %s are buried later: %s", count, self._topic, error)
 
     async def _look(self) -> None:
         for buried in await self._buried():
@@ -88,7 +90,7 @@ class Refusals:
 
     async def _buried(self) -> list[ConsumerRecord]:
         """Dead letters that may be of what waits."""
-        topic = "documents" + DEAD_LETTER_SUFFIX
+        topic = self._topic + DEAD_LETTER_SUFFIX
         reader = AssignedReader(self._settings, topic, [0], client_id=self._client_id)
         await reader.start("earliest")
         try:

@@ -4,18 +4,19 @@ Every retrieval gets its hits, failed ones too; nothing that is asked ends the w
 """
 
 import logging
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from schemas.errors import DeadlineExceeded, EngineFailed, InvalidRequest, TriviumError
 from schemas.log.clock import wall_ms
 from schemas.records import Hits, RetrievalRequest, WireError
-from schemas.retrieval import pack_vector, unpack_vector
+from schemas.retrieval import unpack_vector
 from schemas.rules.sizes import SEEDS_MAX
 from workers.search.engine.engine import SearchEngine
-from workers.search.index import expressions
 from workers.search.index.index import Index
 from workers.search.index.kinds import Kind
-from workers.search.index.query import Answer, Query
+from workers.search.index.query import Answer, ExternalId, Query
+from workers.search.service.by_text import TextSearches, about, rows_allowed, texts_of
 from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 
@@ -35,6 +36,7 @@ class Responder:
         place: ShardPlace,
     ) -> None:
         self._engine = engine
+        self.texts = TextSearches(engine, settings.queue_max)
         self._collections = collections
         self._settings = settings
         self._worker_id, self._place = worker_id, place
@@ -51,8 +53,7 @@ class Responder:
                     f"the deadline passed {began_ms - request.deadline_ms} ms before the retrieval "
                     "was read; give it more time"
                 )
-            index = self._collections.get(request.collection)
-            answer = await self._engine.search(index, self._query(request, kind, index))
+            found = await self._found(request, kind)
         except TriviumError as error:
             self.misses_total += isinstance(error, DeadlineExceeded)
             return self._record(request, began_ms, error=error.to_wire())
@@ -60,7 +61,18 @@ class Responder:
             log.exception("retrieval %s failed", request.retrieval_id)
             broken = EngineFailed(f"the search failed; the log of {self._worker_id} says why")
             return self._record(request, began_ms, error=broken.to_wire())
-        return self._answered(request, began_ms, answer)
+        return self._record(request, began_ms, **found)
+
+    async def _found(self, request: RetrievalRequest, kind: Kind) -> dict[str, Any]:
+        """Fields of the hits; raises a TriviumError."""
+        collections, name = self._collections, request.collection
+        index = collections.get(name, request.tenant)
+        query = self._query(request, kind, index)
+        if request.vector:
+            collections.check_embedder(name, request.embedder)
+        if request.text:
+            return await self.texts.find(request, index, collections.words(name), query)
+        return _fields(request, index, await self._engine.search(index, query))
 
     def refused(self, request: RetrievalRequest, error: TriviumError) -> Hits:
         """In place of hits that nobody can send."""
@@ -71,29 +83,17 @@ class Responder:
             raise InvalidRequest(
                 f"expected at most {SEEDS_MAX} seeds, found {len(request.seeds)}", "seeds"
             )
-        row_of = index.rows.row_of
+        tenants = self._collections.rows_for(request.tenant, index)
         return Query(
             vector=unpack_vector(request.vector),
             k=request.k,
             top_m=request.top_m or self._settings.top_m,
             width=request.width or self._settings.width,
             patience=request.patience or self._settings.patience,
-            where=expressions.parse(request.filter) if request.filter else None,
-            seeds=[row for seed in request.seeds if (row := row_of.get(seed)) is not None],
+            where=rows_allowed(request, tenants),
+            seeds=_rows(request.seeds, index.rows.row_of),
             kind=kind,
             deadline_ms=request.deadline_ms,
-        )
-
-    def _answered(self, request: RetrievalRequest, began_ms: int, answer: Answer) -> Hits:
-        return self._record(
-            request,
-            began_ms,
-            document_ids=tuple(map(str, answer.ids)),
-            distances=pack_vector(answer.distances),
-            seeds=tuple(map(str, answer.top_ids())) if request.wants_seeds else (),
-            exact=answer.exact,
-            extends=answer.extends,
-            distances_computed=answer.computed,
         )
 
     def _record(
@@ -115,5 +115,21 @@ class Responder:
             error=error,
             took_ms=max(0, now_ms - began_ms),  # wall clocks are set back
             at_ms=now_ms,
+            embedded_ms=max(0.0, request.embedded_ms),
             **found,
         )
+
+
+def _fields(request: RetrievalRequest, index: Index, answer: Answer) -> dict[str, Any]:
+    """Of the hits of a search by a vector that the asker brought."""
+    found = about(request, answer)
+    if request.wants_passages:
+        row_of = index.rows.row_of
+        rows = {each: row_of[each] for each in answer.ids if each in row_of}
+        found["passages"] = texts_of(found["document_ids"], index.rows, rows)
+    return found
+
+
+def _rows(seeds: Sequence[str], row_of: Mapping[ExternalId, int]) -> list[int]:
+    found = (row_of.get(seed, row_of.get(seed.encode(errors="replace"))) for seed in seeds)
+    return [row for row in found if row is not None]

@@ -18,6 +18,8 @@ from workers.search.kernels.arrays import Array
 from workers.search.limits import SCANNED_ROWS_MAX
 from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings
+from workers.search.words.shelf import Shelf
+from workers.search.words.texts import passages_of
 
 log = logging.getLogger("trivium.retrieval")
 LOOSE_MIN = 256  # rows to link though more are coming
@@ -58,6 +60,10 @@ class Upkeep:
         if index.dead_share > self._settings.compact_share:
             await asyncio.to_thread(index.compact)
             log.info("%s: compacted from %d to %d rows", name, count, index.rows.count)
+        shelf = self._collections.shelves.get(name)
+        if shelf is not None and shelf.words.dead_share > self._settings.compact_share:
+            async with self._collections.turn:
+                await asyncio.to_thread(_compact_words, index, shelf)
 
     async def _link(self, name: str, index: Index) -> None:
         loop = asyncio.get_running_loop()
@@ -74,3 +80,7 @@ class Upkeep:
     @staticmethod
     def _needs_links(index: Index) -> bool:
         return index.loose > 0 and index.rows.count > SCANNED_ROWS_MAX
+
+
+def _compact_words(index: Index, shelf: Shelf) -> None:
+    shelf.words.compact({each.row_id: each.text for each in passages_of(index)})

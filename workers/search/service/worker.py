@@ -39,9 +39,10 @@ from workers.search.service.control_loop import ControlLoop
 from workers.search.service.documents import DocumentFollower
 from workers.search.service.fleet_figures import FleetFigures
 from workers.search.service.intake import TOPICS, Intake
+from workers.search.service.passages import PassageFollower
 from workers.search.service.responder import Responder
 from workers.search.service.settings import RetrievalSettings, ShardPlace
-from workers.search.service.snapshots import AGE_MAX_MS, Snapshots
+from workers.search.service.snapshots import AGE_MAX_MS, Offsets, Snapshots
 from workers.search.service.upkeep import Upkeep
 
 log = logging.getLogger("trivium.retrieval")
@@ -83,14 +84,16 @@ class RetrievalWorker:
         self.responder = Responder(
             self.engine, self.collections, settings, worker_id=worker_id, place=place
         )
-        self._snapshots = Snapshots(
-            settings, self.collections, place, worker_id, lambda: dict(self._documents.offsets)
-        )
+        self._snapshots = Snapshots(settings, self.collections, place, worker_id, self._offsets)
         self._upkeep = Upkeep(settings, self.collections, self.engine.neighbours)
         self.membership = self._new_membership()
         self._documents = DocumentFollower(
             log_settings, codec, self._producer, self.collections, place, self.membership
         )
+        self._passages = PassageFollower(
+            log_settings, codec, self._producer, self.collections, place, self.membership,
+            lambda: self._documents.offsets,
+        )  # fmt: skip
         self._steady = tasks.Tasks()  # what goes on from life to life
         self._left_ms = 0  # when the last life ended
         self._tasks = tasks.Tasks()
@@ -109,7 +112,8 @@ class RetrievalWorker:
 
     def _begin(self) -> None:
         """Make what belongs to one life."""
-        self.membership = self._documents.membership = self._new_membership(self.membership.epoch)
+        self.membership = self._new_membership(self.membership.epoch)
+        self._documents.membership = self._passages.membership = self.membership
         self._intake = Intake(
             self._log_settings,
             self._codec,
@@ -145,6 +149,7 @@ class RetrievalWorker:
             await outlive(self._worker_id, lambda: self._live(stop), stop)
         finally:
             await self._steady.cancel()
+            self.responder.texts.close()
             await tasks.close("engine", self.engine.close(), self._settings.close_timeout_ms)
 
     async def _live(self, stop: asyncio.Event) -> None:
@@ -176,26 +181,40 @@ class RetrievalWorker:
 
         Too long after a life the log may have forgotten what was deleted.
         """
-        offsets: dict[int, int] | None = dict(self._documents.offsets)
+        offsets: Offsets | None = self._offsets()
         if not any(self._documents.offsets.values()):
             offsets = await asyncio.to_thread(self._snapshots.load)
         elif wall_ms() - self._left_ms > AGE_MAX_MS:
             offsets = None
-        if offsets is not None and not await self._documents.fits(offsets):
-            log.warning("what is held is dropped: the topic `documents` is another one")
+        if offsets is not None and not (
+            await self._documents.fits(offsets["documents"])
+            and await self._passages.fits(offsets["passages"])
+        ):
+            log.warning("what is held is dropped: the topics of documents are other ones")
             offsets = None
         if offsets is None:
-            self.collections.indexes.clear()
-        await self._documents.start(offsets)
+            self.collections.clear()
+        await self._documents.start(offsets["documents"] if offsets else None)
+        await self._passages.start(offsets["passages"] if offsets else None)
+        self.collections.settle()
         if not self._steady.names:
             await self._upkeep.finish()
             self._steady.spawn("snapshots", self._snapshots.run())
             self._steady.spawn("upkeep", self._upkeep.run())
         await group.begin(self._log_settings, self._place)
 
+    def _offsets(self) -> Offsets:
+        """Up to where both topics are in the collections."""
+        return {
+            "documents": dict(self._documents.offsets),
+            "passages": dict(self._passages.offsets),
+        }
+
     def _serve(self) -> None:
         self._tasks.spawn("documents", self._documents.run())
         self._tasks.spawn("refusals", self._documents.refusals.run())
+        self._tasks.spawn("passages", self._passages.run())
+        self._tasks.spawn("refused passages", self._passages.refusals.run())
         self._tasks.spawn("steady", self._steady.watch())
         self._tasks.spawn("control", self._control.run())
         group = self._intake.group
@@ -242,6 +261,7 @@ class RetrievalWorker:
             searches_total=self.responder.searches_total,
             misses_total=self.responder.misses_total,
             collections=self.collections.states(),
+            behind=self._documents.behind + self._passages.behind,
         )
 
     async def _drain(self) -> None:
@@ -260,6 +280,7 @@ class RetrievalWorker:
         await self._intake.cancel()
         await self._tasks.cancel()
         await tasks.close("reader of documents", self._documents.stop(), close_ms)
+        await tasks.close("reader of passages", self._passages.stop(), close_ms)
         await tasks.close("membership", self.membership.leave(), close_ms)
         closing = self._producer.stop() if self._drained else self._producer.discard()
         await tasks.close("producer", closing, close_ms)

@@ -70,7 +70,7 @@ def test_damage_is_refused(tmp_path: Path) -> None:
     pages = len(whole) // 4_096
     cases = {
         "does not begin with": [b"", whole[:20], b"x" + whole[1:], b"\x93NUMPY" + whole],
-        "expected format version 1, found 0": [whole[:8] + bytes(4) + whole[12:]],
+        "expected format version 2, found 0": [whole[:8] + bytes(4) + whole[12:]],
         "header is damaged or cut off": [
             whole[:60], whole[:100] + b"!" + whole[101:], whole[:16] + bytes(32) + whole[48:],
         ],

@@ -8,8 +8,9 @@ from schemas.records import (
     Document,
 )
 from schemas.retrieval import pack_vector
-from workers.search.service.collections import Change, Collections
+from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings
+from workers.search.words.changes import Change
 
 
 def change(name: str, vector: Any, collection: str = "c", **fields: Any) -> Change:

@@ -18,9 +18,10 @@ from schemas.retrieval import pack_vector
 from schemas.settings import LogSettings
 from schemas.topics import collection_key, document_key
 from workers.search.service import documents as module
-from workers.search.service.collections import Change, Collections
+from workers.search.service.collections import Collections
 from workers.search.service.documents import DocumentFollower
 from workers.search.service.settings import RetrievalSettings, ShardPlace
+from workers.search.words.changes import Change
 
 CODEC = Codec()
 SETTINGS = LogSettings(document_partitions=3)

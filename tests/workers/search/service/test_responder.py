@@ -20,9 +20,10 @@ from schemas.retrieval import pack_vector, unpack_vector
 from tests.workers.search.data import gaussian, nearest
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.kinds import Kind
-from workers.search.service.collections import Change, Collections
+from workers.search.service.collections import Collections
 from workers.search.service.responder import Responder
 from workers.search.service.settings import RetrievalSettings, ShardPlace
+from workers.search.words.changes import Change
 
 SETTINGS = RetrievalSettings(metrics=("books=sqeuclidean", "films=inner_product"))
 BOOKS, FILMS = gaussian(1_400, 6), gaussian(30, 11, seed=1)

@@ -11,9 +11,10 @@ from schemas.retrieval import pack_vector
 from tests.waiting import until
 from tests.workers.search.data import gaussian
 from workers.search.engine.engine import EngineSettings, SearchEngine
-from workers.search.service.collections import Change, Collections
+from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings
 from workers.search.service.upkeep import Upkeep
+from workers.search.words.changes import Change
 
 
 def change(name: str, vector: Any, collection: str = "c", **fields: Any) -> Change:

@@ -1,0 +1,242 @@
+"""From documents in words to answers, over a real broker and with a real embedding worker."""
+
+import asyncio
+import dataclasses
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import ConsumerRecord
+
+from schemas.errors import UnknownCollection
+from schemas.log.clock import wall_ms
+from schemas.records import Chunk, CollectionDeclared
+from schemas.retrieval import Found, embedding_workers
+from schemas.settings import LogSettings
+from schemas.topics import declaration_key, document_key
+from tests.waiting import until
+from tests.workers.embed.bookshelf import CODEC, Bookshelf, bookshelf
+from tests.workers.embed.bookshelf import worker as embedder
+from tests.workers.search.service.library import (
+    SETTINGS,
+    Library,
+    buried,
+    calm,
+    library,
+    ready,
+    worker,
+)
+from tests.workers.search.words.shelves import record
+from workers.search.service.worker import RetrievalWorker
+
+
+@pytest.fixture(autouse=True)
+async def _calm() -> AsyncIterator[None]:
+    async with calm():
+        yield
+
+
+async def ask(books: Library, text: str, **fields: Any) -> Found:
+    known = {"collection": "books", "deadline_ms": wall_ms() + 60_000, **fields}
+    return await books.asker.search_text(text, **known)
+
+
+async def finds(books: Library, query: str, *texts: str, **fields: Any) -> None:
+    """Wait until a search finds just these texts, in this order."""
+
+    async def it_does() -> bool:
+        try:
+            found = await ask(books, query, **fields)
+        except UnknownCollection:
+            return not texts
+        return [each.text for each in found.passages] == list(texts)
+
+    await until(it_does)
+
+
+async def embeds(books: Library) -> None:
+    await until(lambda: bool(embedding_workers(books.asker.membership.view, wall_ms())))
+
+
+def contents(running: RetrievalWorker) -> dict[bytes | int | str, bytes]:
+    """Rows with all that lies beside them, less where in the log their document stood."""
+    rows = running.collections.indexes["books"].rows
+    words = running.collections.shelves["books"].words
+    assert len(words) == len(rows.row_of)
+    return {each: rows.payloads[row][8:] for each, row in rows.row_of.items()}
+
+
+async def test_a_text_is_found_by_vector_and_words_changed_and_gone(kafka: LogSettings) -> None:
+    async with (
+        bookshelf(kafka) as shelf,
+        library(kafka) as books,
+        embedder(kafka, "e"),
+        worker(kafka, "r0", "0/2"),
+        worker(kafka, "r1", "1/2"),
+    ):
+        await ready(books, 2)
+        await embeds(books)
+        await shelf.put("ferry", "The Ondry ferry leaves from pier 7.", metadata='{"title": "F"}')
+        await shelf.put("cat", "猫は桟橋で眠る。")
+        await shelf.put("hidden", "Pier 9 is secret.", tenant="t1")
+        await finds(books, "桟橋", "猫は桟橋で眠る。", mode="words")
+        await finds(books, "ferry", "The Ondry ferry leaves from pier 7.", mode="words")
+        await finds(books, "secret pier", "Pier 9 is secret.", mode="words", k=1, tenant="t1")
+        found = await ask(books, "The Ondry ferry leaves from pier 7.", tenant="t2")
+        assert found.mode == "hybrid" and found.degraded == "" and found.is_complete
+        assert found.hits[0].document_id == "ferry#0" and found.hits[0].score > 0.99
+        assert found.passages[0].title == "F" and found.embedded_ms >= 0
+        assert "hidden#0" not in {hit.document_id for hit in found.hits}
+        await shelf.put("ferry", "It leaves from pier 8 now.")
+        await finds(books, "pier 8", "It leaves from pier 8 now.", mode="words", k=1)
+        assert all("pier 7" not in each.text for each in (await ask(books, "pier 7")).passages)
+        await shelf.drop("ferry")
+        await finds(books, "leaves", mode="words")
+        await books.put({"cat": [1.0, 2.0]}, collection="vectors")
+        await declare(
+            shelf, CollectionDeclared(collection="books", tenants=["t1"], at_ms=wall_ms())
+        )
+
+        async def is_hidden() -> bool:
+            try:
+                await ask(books, "pier", tenant="t2")
+            except UnknownCollection:
+                return True
+            return False
+
+        await until(is_hidden)
+        assert (await ask(books, "pier", tenant="t1")).passages
+
+
+async def declare(shelf: Bookshelf, declared: CollectionDeclared) -> None:
+    await shelf.send("documents", declared, declaration_key(declared.collection), 0)
+
+
+async def test_edits_with_restarts_between_give_what_a_fresh_build_gives(
+    kafka: LogSettings, tmp_path: Path
+) -> None:
+    """Texts, vectors, deletions and metadata; each restart is a snapshot plus the tail."""
+    saving = dataclasses.replace(SETTINGS, snapshot_folder=str(tmp_path))
+    drawn = random.Random(5)
+    words = "pier ferry noon harbour gull rope tide lamp".split()
+    async with bookshelf(kafka) as shelf, library(kafka) as books, embedder(kafka, "e"):
+        await declare(shelf, CollectionDeclared(collection="books", tenants=["t"], at_ms=wall_ms()))
+
+        async def edit() -> None:
+            for _ in range(25):
+                name = f"d{drawn.randrange(12)}"
+                kind = drawn.randrange(5)
+                if kind == 0:
+                    await shelf.drop(name)
+                elif kind == 1:
+                    await books.put({name: [drawn.random() for _ in range(384)]})
+                else:
+                    count = drawn.randrange(1, 4)
+                    text = ". ".join(" ".join(drawn.choices(words, k=6)) for _ in range(count))
+                    await shelf.put(name, text, metadata=f'{{"n": {kind}}}')
+
+        async def same_as(fresh: RetrievalWorker, running: RetrievalWorker) -> None:
+            ends = await _ends(shelf)
+            await until(lambda: running._offsets() == ends == fresh._offsets())
+            assert contents(running) == contents(fresh)
+
+        for life in range(3):
+            async with worker(kafka, "r", settings=saving) as running:
+                assert running.collections.declared.allows("books", "t")
+                await edit()
+                if life:
+                    assert running.collections.since == {}
+                async with worker(kafka, f"fresh{life}") as fresh:
+                    await edit()
+                    await _embedded(shelf)
+                    await same_as(fresh, running)
+                running._snapshots.save()
+                await edit()  # into the tail
+                await _embedded(shelf)
+        async with worker(kafka, "r", settings=saving) as running, worker(kafka, "new") as fresh:
+            await same_as(fresh, running)
+            await ready(books, 1)
+            assert not running.collections.declared.allows("books", "other")
+            found = await ask(books, "ferry noon", mode="words", k=30)
+            assert found.passages and all(hit.words for hit in found.hits)
+
+
+async def _ends(shelf: Bookshelf) -> dict[str, dict[int, int]]:
+    found: dict[str, dict[int, int]] = {}
+    for topic in ("documents", "passages"):
+        records = await shelf.records(topic)
+        ends = dict.fromkeys(range(shelf.log.document_partitions), 0)
+        found[topic] = ends | {each.partition: each.offset + 1 for each in records}
+    return found
+
+
+async def _embedded(shelf: Bookshelf) -> None:
+    """Wait until the passages are those of the documents."""
+
+    async def all_is() -> bool:
+        wanted, found = {}, await shelf.passages()
+        for each in await shelf.records("documents"):
+            key = each.key.decode()
+            if not key.startswith("/"):
+                wanted[key] = each
+        texts = {key for key, each in wanted.items() if each.value and _is_text(each)}
+        offsets = {key: each.offset for key, each in wanted.items()}
+        return texts == found.keys() and all(
+            found[key].documents_offset == offsets[key] for key in texts
+        )
+
+    await until(all_is)
+
+
+def _is_text(found: ConsumerRecord) -> bool:
+    document: Any = CODEC.decode(found.value)
+    return bool(document.text) and not document.vector
+
+
+async def test_what_no_embedding_worker_can_mean_is_buried_once(kafka: LogSettings) -> None:
+    async with (
+        bookshelf(kafka) as shelf,
+        library(kafka) as books,
+        worker(kafka, "r0"),
+        worker(kafka, "r1"),
+    ):
+        await ready(books, 1)
+        for name in ("a", "b", "c", "d", "many"):
+            await shelf.put(name, "text", collection="c")
+        key = document_key("c", "good")
+        await shelf.put("good", "text", collection="c")
+        await shelf.send("passages", record("good", "It is good.", offset=9), key)
+        await finds(books, "good", "It is good.", mode="words", collection="c")
+        wrong = {
+            "a": record("a", "x", embedder="other@1"),
+            "b": record("b", chunks=(Chunk(text="x", start=0, vector=b"123"),)),
+            "c": record("c", chunks=(Chunk(text="x", start=0, vector=bytes(12)),)),
+            "d": record("d", chunks=(Chunk(text="x", start=0, vector=b"", tokens=b""),)),
+            "many": record("many", chunks=(Chunk(text="", start=0, vector=bytes(4)),) * 5_000),
+        }
+        for name, each in wrong.items():
+            await shelf.send("passages", each, document_key("c", name))
+        await shelf.send("passages", wrong["a"], "c/another")
+        await shelf.raw(b"no record", "c/x", "passages")
+        await shelf.raw(None, "no slash", "passages")
+
+        async def all_are_buried() -> bool:
+            return len(await buried(kafka, "passages")) >= 8
+
+        await until(all_are_buried)
+        reasons = await buried(kafka, "passages")
+        assert len(reasons) == len({*reasons}) == 8
+        await finds(books, "good", "It is good.", mode="words", collection="c")
+
+
+async def test_the_index_keeps_pace_and_says_how_far_behind_it_is(kafka: LogSettings) -> None:
+    async with bookshelf(kafka) as shelf, worker(kafka, "r") as running:
+        await asyncio.gather(*[shelf.put(f"d{at}", "text", collection="c") for at in range(200)])
+        for at in range(200):
+            await shelf.send("passages", record(f"d{at}", "x y"), document_key("c", f"d{at}"))
+        await until(lambda: len(running.collections.indexes.get("c", ())) == 200)
+        await until(lambda: running._load_now().behind == 0)
+        (state,) = running.collections.states()
+        assert (state.documents, state.passages, state.embedder) == (200, 200, "hash@1")

@@ -1,0 +1,78 @@
+"""Documents and passages as they stand on the log, and what collections make of them."""
+
+from typing import Any
+
+import numpy as np
+
+from schemas.records import Chunk, CollectionDeclared, Document, DocumentPassages
+from schemas.retrieval import pack_vector
+from workers.search.service.collections import Collections
+from workers.search.service.settings import RetrievalSettings
+from workers.search.words.changes import Change, PassagesChange
+
+EMBEDDER = "hash@1"
+
+
+def vector_of(text: str, dim: int = 8) -> Any:
+    """Not a model: equal texts have equal vectors."""
+    drawn = np.random.default_rng(list(text.encode()) or [0])
+    return drawn.standard_normal(dim).astype(np.float32)
+
+
+def document(name: str, offset: int = 0, *, vector: Any = None, **fields: Any) -> Change:
+    fields = {"collection": "c", "at_ms": 0, **fields}
+    data = b"" if vector is None else pack_vector(vector)
+    found = Document(document_id=name, vector=data, **fields)
+    return Change(fields["collection"], name, found, offset)
+
+
+def text(name: str, offset: int = 0, **fields: Any) -> Change:
+    return document(name, offset, text="some text", **fields)
+
+
+def gone(name: str, offset: int = 0, collection: str = "c") -> Change:
+    return Change(collection, name, None, offset)
+
+
+def chunks(*texts: str, dim: int = 8) -> tuple[Chunk, ...]:
+    return tuple(
+        Chunk(text=each, start=10 * at, vector=pack_vector(vector_of(each, dim)),
+              tokens=np.arange(len(each), dtype="<i4").tobytes())
+        for at, each in enumerate(texts)
+    )  # fmt: skip
+
+
+def record(name: str, *texts: str, offset: int = 0, **fields: Any) -> DocumentPassages:
+    known = {
+        "collection": "c", "content_hash": "", "embedder": EMBEDDER, "chunks": chunks(*texts),
+        "documents_offset": offset, "document_ms": 0, "at_ms": 0,
+    }  # fmt: skip
+    return DocumentPassages(document_id=name, **{**known, **fields})
+
+
+def passages(
+    name: str, *texts: str, offset: int = 0, read_to: int = 0, **fields: Any
+) -> PassagesChange:
+    found = record(name, *texts, offset=offset, **fields)
+    return PassagesChange(found.collection, name, found, read_to)
+
+
+def no_passages(name: str, read_to: int = 0, collection: str = "c") -> PassagesChange:
+    return PassagesChange(collection, name, None, read_to)
+
+
+def declared(name: str = "c", **fields: Any) -> CollectionDeclared:
+    return CollectionDeclared(collection=name, **{"at_ms": 0, **fields})
+
+
+def collections(**settings: Any) -> Collections:
+    return Collections(RetrievalSettings(**settings))
+
+
+def rows(held: Collections, collection: str = "c") -> set[str]:
+    """Ids of all rows, as the log has them; the words must agree."""
+    index, shelf = held.indexes.get(collection), held.shelves.get(collection)
+    found = set(index.rows.row_of) if index is not None else set()
+    by_words = set(shelf.words._state.number_of) if shelf is not None else set()
+    assert {each for each in found if isinstance(each, bytes)} == by_words
+    return {each.decode() if isinstance(each, bytes) else str(each) for each in found}

@@ -1,0 +1,38 @@
+"""Terms of many scripts."""
+
+from workers.search.words.terms import TERM_CHARS_MAX, terms_asked, terms_of
+
+
+def test_words_are_folded_and_cut_at_what_is_no_letter() -> None:
+    assert terms_of("The pier-7 ferry, PIER_7!") == ["the", "pier", "7", "ferry", "pier", "7"]
+    assert terms_of("Die Straße STRASSE, Öl und ŒUVRE") == [
+        "die", "strasse", "strasse", "öl", "und", "œuvre"
+    ]  # fmt: skip
+    assert terms_of("ﬁne ２０２６") == ["fine", "2026"]
+    assert terms_of("") == terms_of(" .,;\n—") == []
+
+
+def test_marks_stay_with_their_letters_and_unwritten_vowels_go() -> None:
+    assert terms_of("हिन्दी भाषा") == ["हिन्दी", "भाषा"]
+    assert terms_of("كِتَابٌ") == terms_of("كتاب") == terms_of("كتـــاب") == ["كتاب"]
+    assert terms_of("cafe\u0301 CAFÉ") == ["café", "café"]
+
+
+def test_scripts_without_spaces_become_pairs() -> None:
+    assert terms_of("渡轮码头") == ["渡轮", "轮码", "码头", "渡", "轮", "码", "头"]
+    assert terms_asked("渡轮码头") == ["渡轮", "轮码", "码头"]
+    assert terms_asked("猫") == ["猫"] and "猫" in terms_of("黒い猫です")
+    assert terms_asked("7号码头 ferry") == ["7", "号码", "码头", "ferry"]
+    assert set(terms_asked("ท่าเรือ")) <= set(terms_of("ไปท่าเรือ"))
+
+
+def test_an_emoji_is_a_term() -> None:
+    assert terms_of("ferry⛴️ 👍🏽!") == ["ferry", "⛴", "👍"]
+    assert terms_asked("⛴") == ["⛴"]
+
+
+def test_what_is_long_is_cut_off_and_asked_for_once() -> None:
+    assert terms_of("é" + "a" * 99) == ["é" + "a" * (TERM_CHARS_MAX - 1)]
+    assert terms_of("a" * 99) == ["a" * TERM_CHARS_MAX]
+    assert terms_asked("b a b A") == ["b", "a"]
+    assert terms_of("\ud800 x") == ["x"], "half of a pair is no letter"

@@ -1,0 +1,113 @@
+"""Changes of documents and of their passages, read out of records, and what is wrong with them."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from schemas.errors import InvalidRequest, RecordError, TriviumError
+from schemas.records import Document
+from schemas.records import DocumentPassages as Passages
+from workers.search.index.columns import TENANT, Value
+from workers.search.words.texts import PassageText
+
+METADATA_CHARS_MAX = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What happened to a document; none is left of it where `document` is None."""
+
+    collection: str
+    document_id: str
+    document: Document | None
+    offset: int = 0
+    floor: int = -1  # where it was last no text, before it became text in the same batch
+
+    def after(self, before: "Change | None") -> "Change":
+        """The same, where another change of the document comes before it in a batch."""
+        if before is None or not self.is_text:
+            return self
+        return replace(self, floor=before.floor if before.is_text else before.offset)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its passages come on another topic."""
+        return self.document is not None and bool(self.document.text) and not self.document.vector
+
+
+@dataclass(frozen=True, slots=True)
+class PassagesChange:
+    """What the embedding pool made of a document; nothing is left of it where it is None."""
+
+    collection: str
+    document_id: str
+    passages: Passages | None
+    read_to: int = 0  # of `documents`, in the document's partition
+
+
+AnyChange = TypeVar("AnyChange", Change, PassagesChange)
+Failed = list[tuple[AnyChange, TriviumError]]
+
+
+def grouped(changes: Iterable[AnyChange]) -> Mapping[str, list[AnyChange]]:
+    """By collection; the last one of each document."""
+    last = {(each.collection, each.document_id): each for each in changes}
+    by_collection: dict[str, list[AnyChange]] = {}
+    for change in last.values():
+        by_collection.setdefault(change.collection, []).append(change)
+    return by_collection
+
+
+def texts_of(found: Passages) -> list[PassageText]:
+    """What is kept of each passage."""
+    named = metadata_of(found.metadata)
+    source = next((named[each] for each in ("source", "path", "url") if each in named), "")
+    return [
+        PassageText(
+            document_id=found.document_id,
+            number=number,
+            start=chunk.start,
+            text=chunk.text,
+            tokens=chunk.tokens,
+            title=str(named.get("title", "")),
+            source=str(source),
+            offset=found.documents_offset,
+        )
+        for number, chunk in enumerate(found.chunks)
+    ]
+
+
+def metadata_of(text: str, tenant: str = "") -> dict[str, Value]:
+    """Values by field, and the tenant as one that no filter can name."""
+    ours: dict[str, Value] = {TENANT: tenant} if tenant else {}
+    if not text:
+        return ours
+    if len(text) > METADATA_CHARS_MAX:
+        raise InvalidRequest(
+            f"metadata: expected at most {METADATA_CHARS_MAX} characters, found {len(text)}",
+            "metadata",
+        )
+    try:
+        found: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"metadata: expected a JSON object: {error}", "metadata") from error
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"metadata: expected a JSON object, found {found!r:.80}", "metadata")
+    if TENANT in found:
+        raise InvalidRequest(
+            f"metadata: {TENANT} is no name for a field; a document's tenant is a field of its own",
+            "metadata",
+        )
+    return {name: value for name, value in found.items() if value is not None} | ours
+
+
+def names_of(topic: str, key: bytes | None) -> tuple[str, str]:
+    """Of collection and document, by a record's key; raises RecordError."""
+    try:
+        collection, slash, document_id = (key or b"").decode().partition("/")
+    except UnicodeDecodeError as error:
+        raise RecordError(f"{topic}: expected a key in UTF-8: {error}") from error
+    if not slash:
+        raise RecordError(f"{topic}: expected the key collection/document_id, found {key!r:.200}")
+    return collection, document_id

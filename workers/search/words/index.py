@@ -1,0 +1,142 @@
+"""The words of one collection's passages: who has those that are searched for, by BM25.
+
+Tantivy keeps the lists and computes the scores (k1 1.2, b 0.75), in memory. It gets terms that
+`terms.py` has cut, and nothing else: texts, filters and tenants are the caller's. Changes come from
+one thread at a time and are found by every search that begins after them; searches may come from
+any thread. Passages that were deleted count in the statistics of terms until `compact`, as in every
+index of this kind, and are never found.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tantivy
+
+from workers.search.words.terms import terms_asked, terms_of
+
+TERMS_MAX = 64  # of a search: the rarest
+_HEAP_BYTES = 15_000_000  # of a writer, of which one is open only during a change
+_LISTED_MAX = 1_024  # rows that a filter allows, which are looked for and not passed over
+_DIGITS = 4  # of a score: the last bits depend on how the lists lie, and equal ones go by id
+_GROWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """Which passages may be found: by a test, and as a list where they are few."""
+
+    holds: Callable[[bytes], bool]
+    listed: Sequence[bytes] | None = None
+
+
+@dataclass(slots=True)
+class _State:
+    """Numbers count up and are never used twice; a new state begins anew."""
+
+    index: Any
+    ids: list[bytes] = field(default_factory=list)  # by number
+    number_of: dict[bytes, int] = field(default_factory=dict)
+
+
+def _schema() -> Any:
+    builder = tantivy.SchemaBuilder()
+    builder.add_integer_field("number", stored=False, indexed=True, fast=True)
+    builder.add_text_field(
+        "terms", stored=False, tokenizer_name="whitespace", index_option="freq"
+    )  # fmt: skip
+    return builder.build()
+
+
+class WordIndex:
+    """`change`, `search`, and now and then `compact`."""
+
+    def __init__(self) -> None:
+        self._schema = _schema()
+        self._state = _State(tantivy.Index(self._schema))
+
+    def __len__(self) -> int:
+        return len(self._state.number_of)
+
+    @property
+    def dead_share(self) -> float:
+        """Share of passages that are deleted and still counted."""
+        state = self._state
+        return 1 - len(state.number_of) / max(1, len(state.ids))
+
+    def change(self, gone: Iterable[bytes], texts: Mapping[bytes, str]) -> None:
+        """Take passages away and add others, in place of those that have these ids. Blocks."""
+        _write(self._state, gone, texts)
+
+    def compact(self, texts: Mapping[bytes, str]) -> None:
+        """Begin anew with these passages. Blocks; searches meanwhile find what there was."""
+        state = _State(tantivy.Index(self._schema))
+        _write(state, (), texts)
+        self._state = state
+
+    def search(
+        self, text: str, depth: int, allowed: Allowed | None = None
+    ) -> list[tuple[bytes, float]]:
+        """The best passages for a text and their scores, equal scores in order of ids."""
+        state = self._state
+        searcher = state.index.searcher()
+        query = self._query(searcher, text)
+        if query is None or not len(self):
+            return []
+        if allowed is not None and allowed.listed is not None:
+            query = self._within(query, state, allowed.listed)
+        limit = depth + 16
+        while True:
+            hits = searcher.search(query, limit, count=False).hits
+            numbers = searcher.fast_field_values("number", [place for _, place in hits])
+            found = [
+                (state.ids[number], round(score, _DIGITS))
+                for (score, _), number in zip(hits, numbers, strict=True)
+                if allowed is None or allowed.holds(state.ids[number])
+            ]
+            # What comes next may be as good as the last one that is wanted, with a smaller id.
+            if len(hits) < limit or (
+                len(found) > depth and found[depth - 1][1] > round(hits[-1][0], _DIGITS)
+            ):
+                return sorted(found, key=lambda each: (-each[1], each[0]))[:depth]
+            limit *= _GROWN
+
+    def _query(self, searcher: Any, text: str) -> Any:
+        terms = terms_asked(text)
+        if len(terms) > TERMS_MAX:
+            terms.sort(key=lambda term: (searcher.doc_freq("terms", term), term))
+        parts = [
+            tantivy.Query.term_query(self._schema, "terms", term, index_option="freq")
+            for term in terms[:TERMS_MAX]
+        ]
+        if not parts:
+            return None
+        return tantivy.Query.boolean_query([(tantivy.Occur.Should, part) for part in parts])
+
+    def _within(self, query: Any, state: _State, listed: Sequence[bytes]) -> Any:
+        numbers = [state.number_of[each] for each in listed if each in state.number_of]
+        inside = tantivy.Query.term_set_query(self._schema, "number", numbers)
+        must = [tantivy.Query.const_score_query(inside, 0.0), query]
+        return tantivy.Query.boolean_query([(tantivy.Occur.Must, each) for each in must])
+
+
+def listed_or_none(count: int, ids: Callable[[], Sequence[bytes]]) -> Sequence[bytes] | None:
+    """The ids that a filter allows, where so few are quicker to look for."""
+    return ids() if count <= _LISTED_MAX else None
+
+
+def _write(state: _State, gone: Iterable[bytes], texts: Mapping[bytes, str]) -> None:
+    dead = [state.number_of.pop(each) for each in {*gone, *texts} if each in state.number_of]
+    if not dead and not texts:
+        return
+    writer = state.index.writer(heap_size=_HEAP_BYTES, num_threads=1)
+    for number in dead:
+        writer.delete_documents_by_term("number", number)
+    for each, text in texts.items():
+        number = len(state.ids)
+        state.ids.append(each)
+        state.number_of[each] = number
+        writer.add_document(tantivy.Document(number=number, terms=" ".join(terms_of(text))))
+    writer.commit()
+    writer.wait_merging_threads()
+    state.index.reload()

@@ -1,0 +1,117 @@
+"""A collection's documents that came as text: whose passages are held, and which may come.
+
+Documents and passages come on two topics, and either may be ahead. `documents` is the truth: a
+document lives as text while its last record there is one with text. Passages carry the offset of
+their document, so it is known which are newer. Those of a document that does not live as text are
+not taken, unless they are ahead of what was read of `documents`; and what was deleted, or came with
+a vector, after them, takes them away. Pure but for the word index.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from workers.search.words.index import WordIndex
+from workers.search.words.texts import row_id
+
+_FLOORS_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The passages of a document."""
+
+    offset: int  # of the document on `documents`
+    count: int
+
+
+@dataclass(slots=True)
+class Shelf:
+    """Of one collection; rows are the index's."""
+
+    words: WordIndex = field(default_factory=WordIndex)
+    embedder: str = ""  # of the passages that are held
+    documents: int = 0  # of which passages are held
+    passages: int = 0
+    _live: dict[str, Held | None] = field(default_factory=dict)
+    _floors: dict[str, int] = field(default_factory=dict)  # offsets of what was no text
+    _gone: set[bytes] = field(default_factory=set)
+    _added: dict[bytes, str] = field(default_factory=dict)
+
+    def waiting(self) -> list[str]:
+        """Documents that live as text, and of which no row tells."""
+        live = list(self._live.items())
+        return [each for each, held in live if held is None or not held.count]
+
+    def held(self, document_id: str) -> Held | None:
+        """What is held of a document."""
+        return self._live.get(document_id)
+
+    def rows(self, document_id: str) -> list[bytes]:
+        """Ids of its passages."""
+        held = self._live.get(document_id)
+        return [row_id(document_id, number) for number in range(held.count if held else 0)]
+
+    def lives(self, document_id: str) -> None:
+        """It is text, by its last record."""
+        self._live.setdefault(document_id, None)
+
+    def is_newer(self, document_id: str, offset: int) -> bool:
+        """Whether passages are held that are newer than a record at this offset."""
+        held = self._live.get(document_id)
+        return held is not None and held.offset > offset
+
+    def ends(self, document_id: str, offset: int) -> None:
+        """It is no text any more, from this offset on; its passages are the caller's to drop."""
+        self._drop(document_id)
+        self._live.pop(document_id, None)
+        self._floors.pop(document_id, None)
+        self._floors[document_id] = offset
+        if len(self._floors) > _FLOORS_MAX:
+            del self._floors[next(iter(self._floors))]
+
+    def takes(self, document_id: str, offset: int, read_to: int) -> bool:
+        """Whether passages of this offset count; `documents` was read up to `read_to`."""
+        if offset <= self._floors.get(document_id, -1) or self.is_newer(document_id, offset):
+            return False
+        return offset >= read_to or document_id in self._live
+
+    def put(self, document_id: str, offset: int, embedder: str, texts: Mapping[bytes, str]) -> None:
+        """Its passages are these and no others."""
+        self._drop(document_id)
+        self._live[document_id] = Held(offset, len(texts))
+        self._count(1, len(texts))
+        self._added |= texts
+        self.embedder = embedder if self.passages else ""
+
+    def drop(self, document_id: str) -> None:
+        """Its passages are gone; new ones may come."""
+        self._drop(document_id)
+        if document_id in self._live:
+            self._live[document_id] = None
+
+    def _drop(self, document_id: str) -> None:
+        rows = self.rows(document_id)
+        for each in rows:
+            self._added.pop(each, None)
+        self._gone.update(rows)
+        self._count(-1, -len(rows))
+        self.embedder = self.embedder if self.passages else ""
+
+    def known(self, document_id: str, offset: int, count: int) -> None:
+        """As a snapshot tells; words are told on their own."""
+        self._live[document_id] = Held(offset, count)
+        self._count(1, count)
+
+    def _count(self, documents: int, passages: int) -> None:
+        self.documents += documents if passages else 0
+        self.passages += passages
+
+    def with_passages(self) -> Iterator[str]:
+        """Documents of which passages are held."""
+        return iter([each for each, held in self._live.items() if held is not None])
+
+    def flush(self) -> None:
+        """Words are found from now on as passages are. Blocks."""
+        gone, added = self._gone, self._added
+        self._gone, self._added = set(), {}
+        self.words.change(gone, added)
