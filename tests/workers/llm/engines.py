@@ -68,7 +68,7 @@ async def start_vllm(**changes: Any) -> Engine:
     """A vLLM engine of the tiny model; any field of VllmSettings, roles and max_model_len."""
     number = next(_numbers)
     roles = changes.pop("roles", (Role.PREFILL, Role.DECODE))
-    model = ModelSettings(max_model_len=changes.pop("max_model_len", 2_048))
+    model = ModelSettings(path="tiny", max_model_len=changes.pop("max_model_len", 2_048))
     cores = sorted(os.sched_getaffinity(0))
     small: dict[str, Any] = {
         "kv_cache_bytes": 64 << 20,
