@@ -172,9 +172,24 @@ def test_its_deadline_ends_it_while_it_waits() -> None:
 def test_a_worker_has_no_say_in_it() -> None:
     on = asking()
     work = builders_work(on)
-    forged = builders.phase(work, PhaseKind.FAILED, request_id="r1", attempt=0)
-    assert on.record(PhaseArrived(forged, PARTITION)) == []
-    assert state_of(on, "r1") is State.RETRIEVING
+    for kind, worker in ((PhaseKind.FAILED, "p0"), (PhaseKind.PREFILL_DONE, "")):
+        epoch = int(bool(worker))
+        said = {"request_id": "r1", "attempt": 0, "worker_id": worker, "worker_epoch": epoch}
+        forged = builders.phase(work, kind, on.now_ms, **said)
+        assert on.record(PhaseArrived(forged, PARTITION)) == []
+    live = on.router.tables.requests.by_id["r1"]
+    assert (live.state, live.sent_tokens) == (State.RETRIEVING, 0)
+
+
+def test_what_waits_for_a_worker_by_then_has_its_whole_time() -> None:
+    """The time of the search is not that of the request (issue 12, 3)."""
+    on = replicas(1, window=0)
+    ask(on, "r1")
+    on.retrieved("r1", passage(1))
+    on.pass_ms(20_000)
+    assert state_of(on, "r1") is State.QUEUED and not on.on_the_way
+    on.pass_ms(41_000)
+    assert on.outcomes["r1"].kind is OutcomeKind.EXPIRED
 
 
 # Takeovers
@@ -236,6 +251,12 @@ def test_a_request_of_an_older_router_that_searched_nothing_keeps_its_prompt() -
     on.log = [each for each in on.log if not isinstance(each, RetrievedArrived)]
     on.taken_over()
     assert state_of(on, "r1") is State.PREFILLING and len(on.asks) == 1
+    on.workers["p0"].window = 0
+    on.beat(on.workers["p0"])
+    on.phase(on.works[-1], PhaseKind.REFUSED)
+    on.log = [each for each in on.log if not isinstance(each, RetrievedArrived)]
+    on.taken_over()
+    assert state_of(on, "r1") is State.QUEUED and len(on.asks) == 1
 
 
 # Sessions
