@@ -14,7 +14,7 @@ from infra.cli import about, chat
 from infra.cli.log import broker, explain, tail, topics
 from infra.cli.measure import bench, evaluate, plan_tables
 from infra.cli.operate import pools, single_process, status, up_down
-from infra.cli.retrieve import documents, index_files, ingest, search
+from infra.cli.retrieve import collections, documents, index_files, ingest, search
 from schemas.errors import TriviumError
 
 EXIT_ERROR = 2
@@ -40,6 +40,7 @@ app.command("bench", rich_help_panel="Run", context_settings=bench.PASS_ON)(benc
 app.add_typer(evaluate.app, name="evaluate", rich_help_panel="Run")
 app.add_typer(plan_tables.app, name="plan", rich_help_panel="Run")
 app.add_typer(documents.app, name="documents", rich_help_panel="Log")
+app.add_typer(collections.app, name="collections", rich_help_panel="Log")
 app.add_typer(broker.app, name="broker", rich_help_panel="Log")
 app.add_typer(topics.app, name="topics", rich_help_panel="Log")
 app.command("tail", rich_help_panel="Log")(tail.tail)

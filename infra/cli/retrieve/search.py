@@ -1,6 +1,7 @@
-"""`trivium search`: one query through the retrieval pool."""
+"""`trivium search`: one query through the retrieval pool, in words or as a vector."""
 
 import asyncio
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,13 +16,23 @@ from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 
 if TYPE_CHECKING:
-    from schemas.retrieval import Found
+    from schemas.retrieval import Found, Hit
+
+_BY = {"hybrid": "vector and words", "vector": "vector", "words": "words"}
 
 
 def search(
     vector: Annotated[
         str | None, typer.Option(help="Numbers with commas: `--vector=0.1,-0.2`.")
     ] = None,
+    text: Annotated[str | None, typer.Option(help="Words to search for instead.")] = None,
+    mode: Annotated[
+        str, typer.Option(help="hybrid, vector or words: how a text is searched for.")
+    ] = "hybrid",
+    tenant: Annotated[str, typer.Option(help="Search as this tenant; else as the operator.")] = "",
+    min_score: Annotated[
+        float, typer.Option(min=-1, max=1, help="Leave out less similar passages: a cosine.")
+    ] = -1.0,
     file: Annotated[
         Path | None, typer.Option(help="A .npy file with one vector instead.", dir_okay=False)
     ] = None,
@@ -48,19 +59,27 @@ def search(
     bootstrap: Bootstrap = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the documents nearest to a vector, in all shards.
+    """Find passages for a text, or the documents nearest to a vector, in all shards.
 
-    Examples: `trivium search --vector=0.1,0.2 -c books -k 3`,
+    Examples: `trivium search --text "when does the ferry leave" -c handbook`,
     `trivium search --file q.npy -c books --filter '{"year": {"$gte": 2020}}' --json`
     """
-    values = vector_from(vector, file)
+    from schemas.retrieval import MODES
+
+    if mode not in MODES:
+        raise ConfigError(f"--mode: expected {', '.join(MODES)}, found {mode!r}")
+    values = text if text is not None else vector_from(vector, file)
+    if text is not None and (vector is not None or file is not None or not text.strip()):
+        raise ConfigError("expected one of --text, --vector and --file, and not an empty one")
     log = settings_of_running(config, bootstrap).log
     if kind not in ("prefill", "decode"):
         raise ConfigError(f"--class: expected prefill or decode, found {kind!r}")
     fields = {
-        "collection": collection, "k": k, "filter": where, "kind": kind, "top_m": top_m,
-        "patience": patience, "seeds": seed or (), "wants_seeds": wants_seeds,
+        "collection": collection, "k": k, "filter": where, "kind": kind, "tenant": tenant,
+        "seeds": seed or (), "wants_seeds": wants_seeds,
     }  # fmt: skip
+    of_vectors, of_texts = {"top_m": top_m, "patience": patience}, {"min_score": min_score}
+    fields |= of_vectors if text is None else {**of_texts, "mode": mode}
     found = asyncio.run(_search(log, values, deadline_ms, fields))
     if as_json:
         print_json(as_plain(found))
@@ -92,14 +111,16 @@ async def _search(
 
     codec = await asyncio.to_thread(make_codec, log)
     async with asking(log, codec, f"search-{os.getpid()}") as asker:
-        return await asker.search(values, deadline_ms=wall_ms() + deadline_ms, **fields)
+        search: Any = asker.search_text if isinstance(values, str) else asker.search
+        found: Found = await search(values, deadline_ms=wall_ms() + deadline_ms, **fields)
+        return found
 
 
 def as_plain(found: "Found") -> dict[str, Any]:
     """An answer as JSON shows it."""
     return {
         "retrieval_id": found.retrieval_id,
-        "hits": [{"id": hit.document_id, "distance": hit.distance} for hit in found.hits],
+        "hits": [_plain_hit(hit) for hit in found.hits],
         "shards": found.shards,
         "missing": {str(shard): error.message for shard, error in found.missing.items()},
         "exact": found.exact,
@@ -107,22 +128,73 @@ def as_plain(found: "Found") -> dict[str, Any]:
         "extends": found.extends,
         "distances_computed": found.distances_computed,
         "seeds": list(found.seeds),
+        "mode": found.mode,
+        "degraded": found.degraded,
+        "wait_ms": found.wait_ms,
+        "embedded_ms": found.embedded_ms,
     }
 
 
+def _plain_hit(hit: "Hit") -> dict[str, Any]:
+    plain: dict[str, Any] = {"id": hit.document_id}
+    if math.isfinite(hit.distance):
+        plain["distance"] = hit.distance
+    if hit.fused:
+        plain |= {"score": hit.score, "fused": hit.fused, "cosine": hit.cosine, "words": hit.words}
+    if (passage := hit.passage) is not None:
+        names = ("document_id", "title", "source", "start", "text")
+        plain["passage"] = {name: getattr(passage, name) for name in names}
+    return plain
+
+
 def _show(found: "Found") -> None:
+    from rich.text import Text
+
+    shown = stdout_console()
+    if found.mode:
+        _show_passages(found)
+    else:
+        _show_distances(found)
+    way = "exact" if found.exact else "approximate"
+    by = f", by {_BY[found.mode]}" if found.mode else ""
+    shown.print(f"{found.shards - len(found.missing)} of {found.shards} shards, {way}{by}")
+    if found.degraded:
+        shown.print(Text(printable(f"words alone: {found.degraded}"), style="yellow"))
+    if found.seeds:
+        shown.print(Text(printable(f"seeds: {' '.join(found.seeds)}")))
+    for shard, error in found.missing.items():
+        said = printable(f"shard {shard} is missing: {error.message}")
+        shown.print(Text(said, style="yellow"))
+
+
+def _show_passages(found: "Found") -> None:
+    """Each with where it is from, as a reader wants it."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    shown = stdout_console()
+    for rank, hit in enumerate(found.hits, 1):
+        passage, words = hit.passage, "" if hit.words is None else f"  words {hit.words:.2f}"
+        cosine = "" if hit.cosine is None else f"  cosine {hit.cosine:.3f}"
+        named = " · ".join(filter(None, [passage.title, passage.source])) if passage else ""
+        line = Text(f"{rank}  ").append(printable(hit.document_id), style="bold")
+        shown.print(line.append(f"{cosine}{words}  {printable(named)}".rstrip(), style="dim"))
+        if passage is not None and passage.text:
+            shown.print(Padding(Text(_in_lines(passage.text)), (0, 0, 1, 3)))
+    if not found.hits:
+        shown.print("nothing was found")
+
+
+def _in_lines(text: str) -> str:
+    """A text that nobody chose, safe to show; its lines stay."""
+    return "\n".join(printable(line) for line in text.splitlines())
+
+
+def _show_distances(found: "Found") -> None:
     from rich.table import Table
     from rich.text import Text
 
     table = Table("", "document", "distance", box=None, padding=(0, 1, 0, 0))
     for rank, hit in enumerate(found.hits, 1):
         table.add_row(str(rank), Text(printable(hit.document_id)), f"{hit.distance:.6g}")
-    shown = stdout_console()
-    shown.print(table if found.hits else "no document is allowed by the filter")
-    way = "exact" if found.exact else "approximate"
-    shown.print(f"{found.shards - len(found.missing)} of {found.shards} shards, {way}")
-    if found.seeds:
-        shown.print(Text(printable(f"seeds: {' '.join(found.seeds)}")))
-    for shard, error in found.missing.items():
-        said = printable(f"shard {shard} is missing: {error.message}")
-        shown.print(Text(said, style="yellow"))
+    stdout_console().print(table if found.hits else "no document is allowed by the filter")

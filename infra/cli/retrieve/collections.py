@@ -1,0 +1,242 @@
+"""`trivium collections`: what can be searched, by whom, and how far behind it is; declares it."""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.cli.options import AsJson, Bootstrap, Config, settings_of_running
+from infra.terminal.output import print_json, stdout_console
+from infra.terminal.printable import printable
+from schemas.errors import ConfigError
+from schemas.settings import LogSettings
+
+if TYPE_CHECKING:
+    from schemas.fleet import FleetView
+    from schemas.records import CollectionDeclared, CollectionState
+
+app = typer.Typer(help="Show collections, and declare who may search them.")
+Name = Annotated[str, typer.Argument(help="The collection.")]
+
+
+@dataclass(slots=True)
+class Row:
+    """A collection, over all shards; of a shard's replicas the one that holds most."""
+
+    name: str
+    by_shard: dict[int, "CollectionState"] = field(default_factory=dict)
+    shards: int = 0
+    declared: "CollectionDeclared | None" = None
+
+    def as_plain(self) -> dict[str, Any]:
+        states = list(self.by_shard.values())
+        said = self.declared
+        bound = next((each.embedder for each in states if each.embedder), "")
+        return {
+            "collection": self.name,
+            "documents": sum(each.documents for each in states),
+            "passages": sum(each.passages for each in states),
+            "dim": max((each.dim for each in states), default=0),
+            "metric": states[0].metric if states else "",
+            "embedder": (said.embedder if said else "") or bound,
+            "tenants": list(said.tenants) if said else [],
+            "declared": said is not None,
+            "shards": self.shards,
+            "shards_with_documents": len(self.by_shard),
+        }
+
+
+@app.callback(invoke_without_command=True)
+def main(
+    ctx: typer.Context,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show collections, and declare who may search them."""
+    if ctx.invoked_subcommand is None:
+        show(config, bootstrap, as_json)
+
+
+@app.command("list", epilog="Example: trivium collections list --json | jq .documents_waiting")
+def show(config: Config = None, bootstrap: Bootstrap = None, as_json: AsJson = False) -> None:
+    """Documents, passages, embedder and tenants of each, and what is still on its way."""
+    found = asyncio.run(_found(settings_of_running(config, bootstrap).log))
+    if as_json:
+        print_json(found)
+    else:
+        _show(found)
+
+
+@app.command(epilog="Example: trivium collections declare books --tenant shop --tenant depot")
+def declare(
+    name: Name,
+    tenant: Annotated[
+        list[str] | None, typer.Option(help="Who may search it, any number; none: everybody.")
+    ] = None,
+    embedder: Annotated[
+        str, typer.Option(help="NAME@VERSION of the only model for it; empty: its first text's.")
+    ] = "",
+    chunk_tokens: Annotated[
+        int, typer.Option(min=0, help="Tokens of a passage at most; 0: as configured.")
+    ] = 0,
+    chunk_overlap: Annotated[
+        int, typer.Option(min=-1, help="Tokens shared with the one before; -1: as configured.")
+    ] = -1,
+    withdraw: Annotated[
+        bool, typer.Option("--withdraw", help="Take back what was declared; documents stay.")
+    ] = False,
+    config: Config = None,
+    bootstrap: Bootstrap = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say who may search a collection and how it is embedded, in place of what was said before.
+
+    Workers enforce it for every search, whatever its filter. With another embedder the passages of
+    the former one are dropped, and documents have to be ingested again.
+    """
+    if not 0 < len(name) <= 128 or "/" in name:
+        raise ConfigError(f"expected a name of 1 to 128 characters without a slash, found {name!r}")
+    tenants = tuple(dict.fromkeys(tenant or ()))
+    if not all(tenants):
+        raise ConfigError("--tenant: expected a name, found an empty one")
+    fields = {
+        "collection": name, "tenants": tenants, "embedder": embedder,
+        "chunk_tokens": chunk_tokens, "chunk_overlap": chunk_overlap,
+    }  # fmt: skip
+    asyncio.run(_declare(settings_of_running(config, bootstrap).log, name, fields, withdraw))
+    if as_json:
+        print_json({**fields, "tenants": list(tenants), "declared": not withdraw})
+    elif withdraw:
+        print(f"collection {printable(name)}: nothing is declared any more")
+    else:
+        who = ", ".join(map(printable, tenants)) or "everybody"
+        print(f"collection {printable(name)}: may be searched by {who}")
+
+
+async def _declare(log: LogSettings, name: str, fields: dict[str, Any], withdraw: bool) -> None:
+    from schemas.log.clients import LogProducer
+    from schemas.log.clock import wall_ms
+    from schemas.log.registry import make_codec
+    from schemas.records import CollectionDeclared
+    from schemas.topics import declaration_key
+
+    codec = await asyncio.to_thread(make_codec, log)
+    producer = LogProducer(log, codec, durable=True, client_id="trivium-collections")
+    await producer.start()
+    key = declaration_key(name)
+    try:
+        if withdraw:
+            full = log.topic_prefix + "documents"
+            ack = await producer.send_raw(full, None, key=key.encode(), partition=0)
+        else:
+            said = CollectionDeclared(**fields, at_ms=wall_ms())
+            ack = await producer.send("documents", said, key=key, partition=0)
+        await ack
+    finally:
+        await producer.stop()
+
+
+async def _found(log: LogSettings) -> dict[str, Any]:
+    from infra.stack.fleet_watch import FleetWatch
+    from schemas.log.clock import wall_ms
+    from schemas.log.registry import make_codec
+    from schemas.records import MemberKind
+
+    codec = await asyncio.to_thread(make_codec, log)
+    fleet = FleetWatch(log, codec)
+    await fleet.start()
+    await fleet.stop()
+    rows = rows_of(fleet.view, wall_ms())
+    for said in await _declared(log, codec):
+        rows.setdefault(said.collection, Row(said.collection)).declared = said
+    living = list(fleet.view.living(MemberKind.WORKER, wall_ms()))
+    embeds = any(member.registration.embedding is not None for member in living)
+    return {
+        "collections": [row.as_plain() for _, row in sorted(rows.items())],
+        "documents_waiting": await _waiting(log) if embeds else None,
+        "records_behind": max([0, *[each.search.behind for each in living if each.search]]),
+    }
+
+
+def rows_of(view: "FleetView", now_ms: int) -> dict[str, Row]:
+    """What the living retrieval workers of the present layout hold, by collection."""
+    from schemas.records import MemberKind
+    from schemas.retrieval import layout_of
+
+    layout, rows = layout_of(view, now_ms), dict[str, Row]()
+    for member in view.living(MemberKind.WORKER, now_ms):
+        part, load = member.registration.search, member.search
+        if part is None or load is None or part.shards != layout.shards:
+            continue
+        for state in load.collections:
+            row = rows.setdefault(state.name, Row(state.name, shards=layout.shards))
+            known = row.by_shard.get(part.shard)
+            if known is None or known.documents < state.documents:
+                row.by_shard[part.shard] = state
+    return rows
+
+
+async def _declared(log: LogSettings, codec: Any) -> "Iterable[CollectionDeclared]":
+    """The last word on each collection. Reads a partition of `documents`; decodes little of it."""
+    from schemas.errors import RecordError
+    from schemas.log.clients import AssignedReader
+    from schemas.records import CollectionDeclared
+    from schemas.topics import declaration_key
+
+    reader = AssignedReader(log, "documents", [0], client_id="trivium-collections")
+    await reader.start("earliest")
+    said: dict[bytes, CollectionDeclared] = {}
+    try:
+        for record in await reader.read_to_end():
+            if not (record.key or b"").startswith(declaration_key("").encode()):
+                continue
+            said.pop(record.key, None)
+            try:
+                found = codec.decode(record.value) if record.value else None
+            except RecordError:
+                continue
+            if isinstance(found, CollectionDeclared):
+                said[record.key] = found
+    finally:
+        await reader.stop()
+    return said.values()
+
+
+async def _waiting(log: LogSettings) -> int:
+    """Records of `documents` that the embedding pool has not acknowledged."""
+    from aiokafka import TopicPartition
+
+    from schemas.log.connecting import asking_client
+    from workers.embed.worker import group_id
+
+    topic = log.topic_prefix + "documents"
+    places = [TopicPartition(topic, each) for each in range(log.document_partitions)]
+    async with asking_client(log, group_id(log)) as consumer:
+        consumer.assign(places)
+        ends = await consumer.end_offsets(places)
+        first = await consumer.beginning_offsets(places)
+        done = {each: await consumer.committed(each) or first[each] for each in places}
+    return sum(max(0, ends[each] - done[each]) for each in places)
+
+
+def _show(found: dict[str, Any]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    names = ("collection", "documents", "passages", "dim", "embedder", "tenants", "shards")
+    table = Table(*names, box=None, padding=(0, 2, 0, 0))
+    for each in found["collections"]:
+        who = ", ".join(each["tenants"]) or "everybody"
+        shards = f"{each['shards_with_documents']} of {each['shards']}"
+        cells = (each["collection"], str(each["documents"]), str(each["passages"]),
+                 str(each["dim"] or "-"), each["embedder"] or "-", who, shards)  # fmt: skip
+        table.add_row(*[Text(printable(cell)) for cell in cells])
+    shown = stdout_console()
+    shown.print(table if found["collections"] else "no collection is held or declared")
+    waiting = found["documents_waiting"]
+    told = "no embedding worker is there" if waiting is None else f"not embedded yet: {waiting}"
+    shown.print(f"documents {told}" if waiting is not None else told)
+    shown.print(f"records that are not in the indexes yet: {found['records_behind']}")
