@@ -12,8 +12,6 @@ and every record that is written; faults are calls on the cluster at set times.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from infra.simulator.log.bus import Bus, Channel
 from infra.simulator.log.clock import Clock
 from infra.simulator.machine.exchange import Exchange, Move
@@ -133,8 +131,8 @@ class Cluster:
                 report=self._report,
                 ask=self._ask,
                 frame=self._frame,
-                decided=lambda decision: self._note("decisions", decision),
-                applied=self._applied,
+                decided=lambda decision: self.bus.note("decisions", decision),
+                applied=[each.applied for each in checkers if _overrides(each, "applied")],
                 died=self._router_died,
             ),
             keeps_log=keeps_log,
@@ -157,8 +155,7 @@ class Cluster:
         )
         self.workers = self.members.workers
         self.checkers = list(checkers)
-        self._on_applied = [each.applied for each in checkers if _overrides(each, "applied")]
-        self._on_wrote = [each.wrote for each in checkers if _overrides(each, "wrote")]
+        self.bus.on_wrote = [each.wrote for each in checkers if _overrides(each, "wrote")]
         self._on_look = [each.looked for each in checkers if _overrides(each, "looked")]
         self.exchange.on_move = [each.moved for each in checkers if _overrides(each, "moved")]
         self._tick_ms = settings.tick_ms
@@ -200,9 +197,8 @@ class Cluster:
 
     def _hashes(self, job: Job) -> list[int]:
         """What a job is about."""
-        prompt = np.asarray(job.prompt_tokens, np.int32)
         request_id = job.request_id.rpartition(".")[0]
-        return self.clients.hashes(request_id, prompt, self.setup.block_tokens)
+        return self.clients.hashes(request_id, job.prompt_tokens, self.setup.block_tokens)
 
     def run(self, conversations: Sequence[Conversation]) -> None:
         """Serve the conversations to their ends; may be called again, later in virtual time."""
@@ -223,10 +219,6 @@ class Cluster:
             checker.finished(self)
 
     # What the router is told, and what it answers
-
-    def _applied(self, event: Event, effects: Sequence[Effect]) -> None:
-        for applied in self._on_applied:
-            applied(event, effects, self.clock.now_ms)
 
     def _router_died(self) -> None:
         for checker in self.checkers:
@@ -249,7 +241,7 @@ class Cluster:
             else:
                 worker.life.cancel(record)
 
-        self._send(channel, record, deliver)
+        self.bus.send(channel, record, deliver)
 
     def _request(self, request: Request) -> None:
         """The gateway accepts it, or tells the one client whose request is too large."""
@@ -280,31 +272,22 @@ class Cluster:
             self._unread.discard(name)
             apply()
 
-        self._send(("outcomes", PARTITION), record, deliver)
+        self.bus.send(("outcomes", PARTITION), record, deliver)
 
     def _frame(self, partition: int, frame: TokenFrame) -> None:
         def deliver() -> None:
             self.clients.rows(frame)
             self.gateways.frame(partition, frame)
 
-        self._send(("tokens", partition), frame, deliver)
+        self.bus.send(("tokens", partition), frame, deliver)
 
     def write(self, topic: str, record: object, event: Event) -> None:
         """Put a record into the log that is an event to the router; raises RecordTooLarge."""
-        self._send((topic, PARTITION), record, self.router.noted(topic, event))
-
-    def _send(self, channel: Channel, record: object, deliver: Callable[[], None]) -> None:
-        self.bus.send(channel, record, deliver)
-        if self._on_wrote:
-            self._note(channel[0], record)
+        self.bus.send((topic, PARTITION), record, self.router.noted(topic, event))
 
     def _send_numbered(self, topic: str, record: object, deliver: Callable[[int], None]) -> None:
         offset = self.bus.sent(topic, PARTITION)
-        self._send((topic, PARTITION), record, lambda: deliver(offset))
-
-    def _note(self, topic: str, record: object) -> None:
-        for wrote in self._on_wrote:
-            wrote(topic, record, self.clock.now_ms)
+        self.bus.send((topic, PARTITION), record, lambda: deliver(offset))
 
     def _tick(self) -> None:
         self.router.apply(Tick())

@@ -16,6 +16,7 @@ from schemas.errors import RecordTooLarge
 from schemas.rules.sizes import check_size
 
 Channel = tuple[str, int]  # topic and partition
+Wrote = Callable[[str, object, float], None]  # topic, record, when
 
 
 @dataclass(slots=True)
@@ -35,6 +36,7 @@ class Bus:
         self.delay_ms = delay_ms
         self.record_bytes_max = record_bytes_max
         self.twice: set[str] = set()  # topics whose next record is delivered twice
+        self.on_wrote: list[Wrote] = []
         self._codec = Codec() if record_bytes_max else None
         self._written: defaultdict[Channel, _Written] = defaultdict(_Written)
 
@@ -56,6 +58,13 @@ class Bus:
         if channel[0] in self.twice:
             self.twice.discard(channel[0])
             self.clock.at(at_ms, deliver)
+        if self.on_wrote:
+            self.note(channel[0], record)
+
+    def note(self, topic: str, record: Any) -> None:
+        """Tell who looks on that a record stands in the log, of whose readers there is no model."""
+        for wrote in self.on_wrote:
+            wrote(topic, record, self.clock.now_ms)
 
     def _check(self, record: Any, record_bytes: int) -> None:
         check_size(record, record_bytes)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from infra.simulator.log.clock import Clock
 from infra.simulator.members.gateways import Answer
@@ -126,20 +125,21 @@ class Clients:
             self.open += 1
             self.clock.at(each.at_ms, lambda each=each: self._begin(each))  # type: ignore[misc]  # bound now
 
-    def hashes(self, request_id: str, prompt: npt.NDArray[np.int32], block: int) -> list[int]:
+    def hashes(self, request_id: str, prompt: Sequence[int], block: int) -> list[int]:
         """Names of the blocks that a request is about, with this prompt: of its conversation, or
         where passages were put in, of its prompt and answer; of what no client asked, its prompt.
         """
         live = self._live.get(request_id)
-        answer = prompt[:0]
-        if live is not None:
+        if live is None:
+            tokens = np.asarray(prompt, np.int32)
+        else:
             _, conversation, index = live
             turn = conversation.turns[index]
             if len(prompt) == turn.prompt_tokens:
                 return conversation.hashes
             said = turn.prompt_tokens + turn.output_tokens
-            answer = conversation.tokens[turn.prompt_tokens : said]
-        found: list[int] = chain(np.concatenate([prompt, answer]), block).tolist()
+            tokens = np.append(prompt, conversation.tokens[turn.prompt_tokens : said])
+        found: list[int] = chain(tokens, block).tolist()
         return found
 
     @property

@@ -48,7 +48,7 @@ class Carriers:
     ask: Callable[[Ask], None]
     frame: Callable[[int, TokenFrame], None]
     decided: Callable[[Decision], None]
-    applied: Callable[[Event, Sequence[Effect]], None]  # who looks on
+    applied: Sequence[Callable[[Event, Sequence[Effect], float], None]]  # who look on
     died: Callable[[], None]
 
 
@@ -96,7 +96,7 @@ class SimRouter:
         if self._keeps_log and isinstance(event, FleetRecordArrived):
             self._fleet.append((event, now_ms))
             if not self.alive:
-                self._carriers.applied(event, ())
+                self._show(event, ())
         if not self.alive:
             return
         effects: Sequence[Effect] = self.core.apply(event, now_ms)
@@ -104,9 +104,13 @@ class SimRouter:
             effects = sorted(effects, key=lambda effect: isinstance(effect, Dispatch))
             effects = effects[: self._last_sends]
             self._end()
-        self._carriers.applied(event, effects)
+        self._show(event, effects)
         for effect in effects:
             self._carry_out(effect)
+
+    def _show(self, event: Event, effects: Sequence[Effect]) -> None:
+        for applied in self._carriers.applied:
+            applied(event, effects, self._clock.now_ms)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -168,6 +172,6 @@ class SimRouter:
             for number, event in self._past[topic]:
                 self.core.apply(event, now_ms)
                 if number not in self._seen:
-                    self._carriers.applied(event, ())
+                    self._show(event, ())
         self._read_to = self._count
         self.apply(PartitionReady(PARTITION))
