@@ -58,7 +58,8 @@ class RouterSettings:
     session_ttl_ms: Positive = 3_600_000  # without a turn for so long, a conversation is forgotten
     retrievals_max: Positive = 1_000  # searches under way; above it requests go on without
     retrieval_grace_ms: Natural = 100  # what an answer of the last moment takes to be read back
-    histories_max: Positive = 10_000  # sessions whose passages are remembered for later turns
+    # sessions whose passages are put in again in later turns; 0: none
+    histories_max: Natural = 10_000
     histories_bytes_max: Positive = 64 << 20  # of these
     ended_max: Positive = 200_000  # remembered ids of ended requests
     early_cancels_max: Positive = 10_000  # cancellations read before their request

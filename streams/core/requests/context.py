@@ -10,9 +10,10 @@ far as `room_tokens` goes with all that is put in. A gateway names both so that 
 fit the model.
 
 `Histories` remembers what stands in a session's last prompt, with a digest of the plain one. A
-later turn that begins with the same plain tokens gets the same inserts. Its router writes them into
-the `Retrieved`, so a prompt follows from two records, `Request` and `Retrieved`, and is the same
-after a takeover. The memory is bounded, and lost with its router; that costs a cache hit.
+later turn of the same tenant that begins with the same plain tokens gets the same inserts. Its
+router writes them into the `Retrieved`, so a prompt follows from two records, `Request` and
+`Retrieved`, and is the same after a takeover. The memory is bounded, and lost with its router; that
+costs a cache hit.
 
 Pure; `streams/core/handlers/retrievals.py` and `streams/core/requests/recovery.py` use it.
 """
@@ -141,12 +142,15 @@ class _History:
     cost_bytes: int
 
 
+_Key = tuple[str, str]  # tenant and session: what one tenant may see, another may not
+
+
 class Histories:
     """What stands in the last prompts of sessions, the least recently used first out."""
 
     def __init__(self, *, sessions_max: int, bytes_max: int) -> None:
         self._sessions_max, self._bytes_max = sessions_max, bytes_max
-        self._known: OrderedDict[str, _History] = OrderedDict()
+        self._known: OrderedDict[_Key, _History] = OrderedDict()
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -155,7 +159,7 @@ class Histories:
     def of(self, request: Request) -> tuple[Insert, ...]:
         """What earlier turns had put into the request's plain prompt; nothing where its history is
         not theirs."""
-        known, retrieval = self._known.get(request.session_id), request.retrieval
+        known, retrieval = self._known.get(_key(request)), request.retrieval
         if known is None or retrieval is None:
             return ()
         if known.plain_bytes > _TOKEN_BYTES * min(retrieval.history_tokens, retrieval.at):
@@ -165,27 +169,31 @@ class Histories:
 
     def remember(self, request: Request, inserts: tuple[Insert, ...], partition: int) -> None:
         """What stands in a session's prompt now; `request` has the plain one."""
-        self._forget(request.session_id)
+        self._forget(_key(request))
         token_bytes = sum(len(insert.tokens) for insert in inserts)
         cost_bytes = _ENTRY_BYTES + token_bytes
         if not inserts or token_bytes > HISTORY_BYTES_MAX or cost_bytes > self._bytes_max:
             return
         plain = request.prompt_tokens
         history = _History(partition, len(plain), _digest(plain), inserts, cost_bytes)
-        self._known[request.session_id] = history
+        self._known[_key(request)] = history
         self._bytes += cost_bytes
         while len(self._known) > self._sessions_max or self._bytes > self._bytes_max:
             self._forget(next(iter(self._known)))
 
     def drop(self, partition: int) -> None:
         """Another router owns these sessions now."""
-        for session_id in [s for s, known in self._known.items() if known.partition == partition]:
-            self._forget(session_id)
+        for key in [key for key, known in self._known.items() if known.partition == partition]:
+            self._forget(key)
 
-    def _forget(self, session_id: str) -> None:
-        known = self._known.pop(session_id, None)
+    def _forget(self, key: _Key) -> None:
+        known = self._known.pop(key, None)
         if known is not None:
             self._bytes -= known.cost_bytes
+
+
+def _key(request: Request) -> _Key:
+    return request.tenant, request.session_id
 
 
 def _digest(plain: bytes) -> bytes:

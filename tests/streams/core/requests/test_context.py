@@ -140,7 +140,18 @@ def test_only_what_repeats_earlier_turns_is_compared() -> None:
         (None, ()),
     ):
         assert histories.of(replace(again, retrieval=known)) == found
+    again = replace(again, retrieval=retrieval(at=20, history_tokens=10))
+    assert histories.of(again) == HISTORY
     assert histories.of(replace(again, session_id="other")) == ()
+
+
+def test_one_tenant_never_gets_what_stood_in_the_prompts_of_another() -> None:
+    """Also where both name their sessions alike and ask the same (issue 12, 3)."""
+    histories = Histories(sessions_max=9, bytes_max=1 << 20)
+    histories.remember(replace(asked(10), tenant="acme"), HISTORY, 0)
+    again = request("r2", 20, session_id="s-r1", retrieval=retrieval(at=20, history_tokens=10))
+    assert histories.of(replace(again, tenant="acme")) == HISTORY
+    assert histories.of(again) == histories.of(replace(again, tenant="other")) == ()
 
 
 def test_what_is_remembered_is_bounded_and_goes_with_its_partition() -> None:
@@ -158,3 +169,6 @@ def test_what_is_remembered_is_bounded_and_goes_with_its_partition() -> None:
     assert len(few) == 1
     few.remember(replace(asked(), session_id="s3"), (), 1)
     assert not len(few)
+    none = Histories(sessions_max=0, bytes_max=1 << 20)
+    none.remember(asked(), HISTORY, 0)
+    assert not len(none)
