@@ -14,8 +14,8 @@ import numpy as np
 
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
+from workers.search.kernels.arrays import Array
 
-Array = np.ndarray[Any, Any]
 Search = Callable[[Array, int, int, int], Array]  # queries, k, effort, threads: rows
 
 OURS = "trivium"

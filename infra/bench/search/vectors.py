@@ -3,11 +3,9 @@
 Shapes are (rows, dim), float32.
 """
 
-from typing import Any
-
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from workers.search.kernels.arrays import Array
 
 _SUBSPACE = 24
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
 from rich.table import Table
 
 from infra.bench.results import median, number
@@ -20,8 +19,7 @@ from workers.search.cuda.device import Device, Launch, Memory
 from workers.search.index import inputs
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
-
-Array = np.ndarray[Any, Any]
+from workers.search.kernels.arrays import Array
 
 _COPY_BYTES, _COPIES, _COPY_REPEATS = 1 << 28, 8, 5
 _QUERIES_OF_A_PLACE = 4

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from infra.bench.benchmark import Benchmark, Findings, offered
@@ -30,9 +29,9 @@ from workers.search.engine import backend
 from workers.search.index import bulk, inputs
 from workers.search.index.index import Index
 from workers.search.index.query import Effort
+from workers.search.kernels.arrays import Array
 from workers.search.limits import DEGREE
 
-Array = np.ndarray[Any, Any]
 Search = Callable[[int], Array]  # all queries at an effort: rows
 
 CUVS = "cuvs"

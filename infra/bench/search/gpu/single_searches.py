@@ -4,15 +4,12 @@ import asyncio
 import time
 from typing import Any
 
-import numpy as np
-
 from infra.bench.results import percentiles
 from workers.search.cuda.batch import BatchSettings
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.index import Index
 from workers.search.index.query import Query
-
-Array = np.ndarray[Any, Any]
+from workers.search.kernels.arrays import Array
 
 TOP_M = 64
 LONE_WIDTH = 8  # fewer extends, each larger: what counts for a search alone

@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from infra.bench.results import Bar, at_least, at_most, median, median_ratio
 from infra.bench.search import vectors
 from infra.bench.search.options import Options, Progress
 from infra.bench.search.systems import OURS, OperatingPoint, System, at_rate, at_recall, build
+from workers.search.kernels.arrays import Array
 
-Array = np.ndarray[Any, Any]
 Curves = dict[str, list[list[OperatingPoint]]]  # by system, by repeat
 
 K = 10

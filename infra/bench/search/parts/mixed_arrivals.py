@@ -18,8 +18,7 @@ from infra.bench.search.parts.mixed_servers import PLACES, THREADS, TOP_M, Serve
 from schemas.errors import TriviumError
 from schemas.log.clock import wall_ms
 from workers.search.index.kinds import Kind
-
-Array = np.ndarray[Any, Any]
+from workers.search.kernels.arrays import Array
 
 PREFILL_SHARE = 0.2
 DEADLINE_MS = (20, 80)  # of prefill, after arrival; an idle engine needs about 1 ms

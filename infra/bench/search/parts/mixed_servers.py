@@ -21,11 +21,10 @@ from workers.search.index import inputs, ways
 from workers.search.index.index import Index
 from workers.search.index.kinds import Kind
 from workers.search.index.query import Query
+from workers.search.kernels.arrays import Array
 from workers.search.walk import steps
 from workers.search.walk.results import SlotReader
 from workers.search.walk.slots import Slots
-
-Array = np.ndarray[Any, Any]
 
 K, THREADS = 10, 2
 PLACES = EngineSettings().places

@@ -42,8 +42,8 @@ from schemas.topics import document_key, partition_of
 from workers.search.engine.engine import SearchEngine
 from workers.search.index.index import Index
 from workers.search.index.query import Query
+from workers.search.kernels.arrays import Array
 
-Array = np.ndarray[Any, Any]
 Ask = Callable[[Array], Awaitable[list[int]]]  # rows of the nearest to a vector
 
 RATES_PER_S = (1, 200)

@@ -18,8 +18,7 @@ from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index import bulk, inputs
 from workers.search.index.index import Index
 from workers.search.index.query import Effort, Query
-
-Array = np.ndarray[Any, Any]
+from workers.search.kernels.arrays import Array
 
 DRIFT = 0.1
 COLD_TOP_M, WARM_TOP_M = 128, 32
