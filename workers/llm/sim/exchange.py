@@ -6,12 +6,13 @@ that the prefix cache lacks. Paired orchestrations are in `allocations.py` (deco
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from schemas.errors import KvUnavailable, TriviumError
 from schemas.records import KvHandle, Orchestration, WireError, WorkPhase
 from workers.kv.transfer import KvTransfer
-from workers.llm.engine import Job, PeerMetadata
+from workers.llm.engine import EngineLoad, Job, PeerMetadata
 from workers.llm.sim.allocations import Allocations
 from workers.llm.sim.arena import KvArena
 from workers.llm.sim.blocks import BlockManager
@@ -50,30 +51,25 @@ class KvExchange:
         self._bytes_read = self._bytes_fetched = 0
         self.expired_total = 0
 
-    @property
-    def bytes_sent(self) -> int:
-        """Of KV that peers have, by their reads or by writes of this engine."""
-        return self._bytes_read + self.pushes.bytes_sent + self.allocations.bytes_read
-
-    @property
-    def bytes_received(self) -> int:
-        """Of KV from peers, by reads of this engine or by their writes."""
-        return self._bytes_fetched + self.allocations.bytes_received + self.pushes.bytes_read
-
-    @property
-    def failures_total(self) -> int:
-        """Tries of moves that failed."""
-        return self._moves.failures_total
-
-    @property
-    def fetching(self) -> int:
-        """Jobs whose KV is being read from a peer."""
-        return len(self._fetching)
-
-    @property
-    def held(self) -> int:
-        """Prompts whose KV waits for its peer."""
-        return len(self._held)
+    def figures(self, load: EngineLoad) -> EngineLoad:
+        """The load with what moves here; bytes of peers are those of reads and of writes."""
+        return replace(
+            load,
+            kv_bytes_sent=self._bytes_read + self.pushes.bytes_sent + self.allocations.bytes_read,
+            kv_bytes_received=self._bytes_fetched
+            + self.allocations.bytes_received
+            + self.pushes.bytes_read,
+            kv_handles_held=len(self._held),
+            extra={
+                "fetching": len(self._fetching),
+                "awaiting": len(self.allocations),
+                "pushing": len(self.pushes),
+                "quarantined": self.allocations.quarantined,
+                "fetch_failures_total": self._moves.failures_total,
+                "handles_expired_total": self.expired_total,
+                **load.extra,
+            },
+        )
 
     @property
     def is_urgent(self) -> bool:

@@ -91,27 +91,18 @@ class Schedule:
 
     def figures(self) -> EngineLoad:
         """Current load."""
-        exchange = self._exchange
-        return replace(
+        load = replace(
             self.load,
             running=self.active,
             waiting=self.waiting,
             queued_tokens=sum(run.prompt_tokens for run in self._to_prefill),
             kv_blocks_used=self._blocks.used,
-            kv_bytes_sent=exchange.bytes_sent,
-            kv_bytes_received=exchange.bytes_received,
-            kv_handles_held=exchange.held,
             extra={
-                "fetching": exchange.fetching,
-                "awaiting": len(exchange.allocations),
-                "pushing": len(exchange.pushes),
-                "quarantined": exchange.allocations.quarantined,
-                "fetch_failures_total": exchange.failures_total,
-                "handles_expired_total": exchange.expired_total,
                 "recomputed_total": self._recomputed_total,
                 "evictions_total": self._blocks.evictions_total,
             },
         )
+        return self._exchange.figures(load)
 
     def close(self) -> None:
         """Stop all timers; what the jobs hold goes with the engine."""

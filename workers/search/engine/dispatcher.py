@@ -135,10 +135,7 @@ class Dispatcher:
         assert self._loop is None, "an engine belongs to one event loop"
         self._loop = loop
         if not self.closed:
-            loop.add_reader(self.lanes.bell, self._rung)
-
-    def _rung(self) -> None:
-        self._tick()
+            loop.add_reader(self.lanes.bell, self._tick)
 
     def _tick(self) -> None:
         """Plan, run, answer, end."""
