@@ -14,7 +14,7 @@ from workers.llm.engine import Engine
 
 ENGINES = {
     "sim": "workers.llm.sim.engine:start",
-    "vllm": "workers.llm.vllm.engine:start",
+    "vllm": "workers.llm.vllm.start:start",
 }
 KV_EVENTS_BLOCKS_LIMIT = 65_536  # of a batch, which is then 512 KiB and fits the log
 

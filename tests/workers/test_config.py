@@ -7,7 +7,7 @@ import pytest
 from schemas.errors import ConfigError
 from workers.config import WorkerSettings, engine_start
 from workers.llm.sim import engine as sim_engine
-from workers.llm.vllm import engine as vllm_engine
+from workers.llm.vllm import start as vllm_start
 
 
 @pytest.mark.parametrize(
@@ -26,4 +26,4 @@ def test_settings_that_stop_the_start(changes: dict[str, Any], message: str) -> 
 def test_engines_start_by_name() -> None:
     """Without the package vllm too: only a start imports it."""
     assert engine_start("sim") is sim_engine.start
-    assert engine_start("vllm") is vllm_engine.start
+    assert engine_start("vllm") is vllm_start.start

@@ -15,7 +15,7 @@ from workers.llm.engine import Engine, Job, Output
 from workers.llm.sim import engine as sim_engine
 from workers.llm.sim.engine import SimEngine, start
 from workers.llm.sim.settings import SimSettings
-from workers.llm.vllm import engine as vllm_engine
+from workers.llm.vllm import start as vllm_start
 from workers.llm.vllm.settings import VllmSettings
 
 DECODE, PREFILL = WorkPhase.DECODE, WorkPhase.PREFILL
@@ -76,7 +76,7 @@ async def start_vllm(**changes: Any) -> Engine:
         "first_token_timeout_ms": 60_000,  # the machine may stall
         "progress_timeout_ms": 60_000,
     }
-    return await vllm_engine.start(
+    return await vllm_start.start(
         VllmSettings(**small | changes),
         model=model,
         role_set=roles,

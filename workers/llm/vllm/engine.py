@@ -1,9 +1,9 @@
 """The `Engine` protocol on vLLM: AsyncLLM in this process, KV by vLLM's NIXL connectors.
 
-One task per request reads what vLLM generates; outputs gather in a mailbox. `check.py` decides what
-vLLM may see, `runs.py` what counts as a hang. Of a hand-over, `endings.py` is the giving side and
-`receive.py` the taking side. `api.py` has the calls into vLLM, `launch.py` and `plugin.py` its
-processes.
+Made by `start.py`. One task per request reads what vLLM generates; outputs gather in a mailbox.
+`check.py` decides what vLLM may see, `runs.py` what counts as a hang. Of a hand-over, `endings.py`
+is the giving side and `receive.py` the taking side. `api.py` has the calls into vLLM, `launch.py`
+and `plugin.py` its processes.
 
 Theory of operation of the hand-over. Pull: prefill generates one token and keeps its blocks for
 `kv_lease_s`; decode reads them. With `keep_decoded_kv_ms` decode keeps its blocks, too, and the
@@ -17,10 +17,8 @@ for a prompt that was received in full, since the producer reports its own.
 
 import asyncio
 import logging
-import os
 import time
 from collections import Counter
-from collections.abc import Collection
 from contextlib import aclosing
 from importlib import import_module
 from types import ModuleType
@@ -36,8 +34,7 @@ from schemas.errors import (
     TriviumError,
 )
 from schemas.log.clock import wall_ms
-from schemas.records import Role, WorkPhase
-from schemas.settings import ModelSettings
+from schemas.records import WorkPhase
 from workers.kv.block_log import BlockLog
 from workers.llm.engine import EngineLoad, Job, Output, PeerMetadata
 from workers.llm.vllm.check import HandleGate, job_problem
@@ -54,46 +51,8 @@ _CANCEL_S = 1.0
 log = logging.getLogger(__name__)
 
 
-async def start(
-    settings: VllmSettings,
-    *,
-    model: ModelSettings,
-    role_set: Collection[Role],
-    engine_id: str,
-    worker_id: str,
-    worker_epoch: int,
-) -> "VllmEngine":
-    """An engine that is ready to serve. A start takes 20 s and more, off the event loop."""
-    has_transfer = settings.kv_transfer != "off" and bool({Role.PREFILL, Role.DECODE} & {*role_set})
-    settings = settings if has_transfer else settings.without_transfer()
-
-    def launch() -> tuple[ModuleType, ModuleType, Any]:
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vLLM is imported
-        launcher = import_module("workers.llm.vllm.launch")
-        launched = launcher.launch(settings, model, engine_id=engine_id, has_transfer=has_transfer)
-        return launcher, import_module("workers.llm.vllm.api"), launched
-
-    starting = asyncio.get_running_loop().run_in_executor(None, launch)
-    try:
-        launcher, api, launched = await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        starting.add_done_callback(_end_unwanted)
-        raise
-    capability = launched.capability
-    handover = Handover(settings, capability, worker_id=worker_id, worker_epoch=worker_epoch)
-    engine = VllmEngine(settings, handover, launcher, api, launched)
-    await engine.follow_events()
-    return engine
-
-
-def _end_unwanted(starting: "asyncio.Future[Any]") -> None:
-    if not starting.cancelled() and starting.exception() is None:
-        launcher, _, launched = starting.result()
-        launcher.end(launched, 0.0)
-
-
 class VllmEngine:
-    """Made by `start`."""
+    """Runs jobs from `add` on, until `close`."""
 
     def __init__(
         self,
