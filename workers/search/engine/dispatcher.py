@@ -1,4 +1,4 @@
-"""Between callers and lanes: which search waits, which has which slot, when to look again.
+"""Between callers and lanes: which search waits and which runs, and when to look again.
 
 Theory of operation. All of it runs in the event loop of the callers, and nothing here waits. What
 has arrived during an iteration of the loop, and what lanes have ended meanwhile, is looked at in
@@ -7,47 +7,28 @@ end what is late. The plan comes first, so that lanes go on while answers are ma
 the slots of what ended. A tick follows arrivals, the lanes' bell, and the moment that the last plan
 named. A search that finds a free place and nobody waiting does not wait for one: it goes to a lane
 at once, as a plan would decide. Only so many do between two ticks: where arrivals come faster than
-the event loop takes them, they are to wait in the scheduler, which knows who is urgent.
-A search that is given up while it runs keeps its slot, and the memory that it points to, until its
-lane has let go of it.
+the event loop takes them, they are to wait in the scheduler, which knows who is urgent. Slots are
+`occupancy.py`'s.
 """
 
 import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from schemas.errors import DeadlineExceeded, EngineDead, QueueFull, TriviumError
 from workers.deadlines import Deadlines
-from workers.search.engine.lane_loop import END, PARK, RESUME
 from workers.search.engine.lanes import Lanes
-from workers.search.engine.queues import QueuedSearch
-from workers.search.engine.scheduler import Drop, Running, Scheduler, SchedulerSettings
-from workers.search.index import bulk, ways
+from workers.search.engine.occupancy import Occupancy, Ticket
+from workers.search.engine.scheduler import Drop, Scheduler, SchedulerSettings
+from workers.search.index import ways
 from workers.search.index.kinds import Kind
-from workers.search.kernels.arrays import Array
-from workers.search.walk import fields
 from workers.search.walk.results import SlotReader
 from workers.search.walk.slots import SlotRows
 
 _WAITS_MAX = 4_096
 _DIRECT_MAX = 8  # searches that go to a lane at once, between two ticks
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Ticket(QueuedSearch):
-    """A search on its way; `reply` is its caller's."""
-
-    search: ways.Search
-    reply: "asyncio.Future[Any]"
-    source: Array | None = None  # a feed: several queries, one after the other
-    keeps: Any = None  # what the feed points to
-    slot: int = -1
-    waited_ms: float = 0.0  # for that slot
-    was_parked: bool = False
-    is_over: bool = False  # nobody wants its outcome any more
 
 
 class Dispatcher:
@@ -61,28 +42,14 @@ class Dispatcher:
         self.waits: deque[tuple[Kind, float, float]] = deque(maxlen=_WAITS_MAX)
         self.closed = ""  # why, once it is
         self.lanes = lanes
+        self.held = Occupancy(slots, lanes)
         self._slots, self._clock_ms, self._reader = slots, clock_ms, SlotReader(slots)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tickets: dict[int, Ticket] = {}  # by slot, parked ones too
-        self._parked: list[int] = []
-        each = self.lanes.slots_each
-        self._free = [list(range(i * each, (i + 1) * each))[::-1] for i in range(lanes.count)]
-        self._active = [0] * lanes.count  # searches in a place
         self._deadlines = Deadlines[Ticket](lambda each: each.slot >= 0 and not each.is_over)
         self._is_due = False
         self._direct = 0  # since the last tick
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_ms = math.inf
-
-    @property
-    def running(self) -> int:
-        """Searches in a place."""
-        return len(self._tickets) - len(self._parked)
-
-    @property
-    def parked(self) -> int:
-        """Searches that gave their place away."""
-        return len(self._parked)
 
     def submit(self, ticket: Ticket, loop: asyncio.AbstractEventLoop) -> None:
         """Take a search; its outcome comes to its `reply`. Raises why not."""
@@ -92,8 +59,8 @@ class Dispatcher:
             raise EngineDead(self.closed)
         if (
             self._direct < _DIRECT_MAX
-            and not self._parked
-            and len(self._tickets) < self.places
+            and not self.held.parked
+            and len(self.held.tickets) < self.places
             and self.scheduler.passes(ticket)
         ):
             self._direct += 1
@@ -113,7 +80,7 @@ class Dispatcher:
         if ticket.waits:
             self.scheduler.queues.cancel(ticket)
         elif ticket.slot >= 0 and not ticket.is_over:
-            self._give_up(ticket)
+            self.held.give_up(ticket)
 
     def hang_up(self, why: str) -> None:
         """Take no more and hear nothing any more; before lanes are closed."""
@@ -125,8 +92,8 @@ class Dispatcher:
 
     def end_all(self) -> None:
         """No caller may wait for an outcome that does not come; lanes are closed."""
-        for ticket in list(self._tickets.values()):
-            self._release(ticket)
+        for ticket in list(self.held.tickets.values()):
+            self.held.release(ticket)
             _settle(ticket, EngineDead(self.closed))
         for item in self.scheduler.queues.cleared():
             _settle(cast("Ticket", item), EngineDead(self.closed))
@@ -150,7 +117,7 @@ class Dispatcher:
         if (ms_per_extend := self.lanes.ms_per_extend()) is not None:
             self.scheduler.measured(ms_per_extend)
         now_ms = self._clock_ms()
-        goes_on = self._slots.count - len(self._tickets) >= len(ended)
+        goes_on = self.held.free_slots >= len(ended)
         wake_ms = self._plan(now_ms, ended) if goes_on else math.inf  # lanes work on meanwhile
         for slot in ended:
             self._ended(slot)
@@ -159,7 +126,7 @@ class Dispatcher:
         for ticket in self._deadlines.passed(now_ms):
             late = DeadlineExceeded("the deadline passed during the search; give it more time")
             _settle(ticket, late)
-            self._give_up(ticket)
+            self.held.give_up(ticket)
         wake_ms = min(wake_ms, self._deadlines.next_ms())
         if wake_ms < self._alarm_ms:
             self._set_alarm(wake_ms, now_ms)
@@ -181,105 +148,47 @@ class Dispatcher:
 
         What ended gives back its place now, and its slot when it is answered, later in this tick.
         """
-        if not len(self.scheduler) and not self._parked:
+        held = self.held
+        if not len(self.scheduler) and not held.parked:
             return math.inf
-        over = set(ended)
-        parked = [self._running(slot) for slot in self._parked if slot not in over]
-        in_places = self._tickets.keys() - over.union(self._parked)
-        left = [slot // self.lanes.slots_each for slot in over.difference(self._parked)]
-        for lane in left:
-            self._active[lane] -= 1
-        free_places = max(0, self.places - len(in_places))
-        free_slots = self._slots.count - len(self._tickets)
-        plan = self.scheduler.plan(
-            now_ms, free_places, free_slots, map(self._running, in_places), parked,
-            max((ticket.extends for ticket in self._tickets.values()), default=0),
-        )  # fmt: skip
-        for slot in plan.park:
-            self._park(slot)
-        for slot in plan.resume:
-            self._parked.remove(slot)
-            self._active[slot // self.lanes.slots_each] += 1
-            self.lanes.tell(slot, RESUME)
-        for item in plan.admit:
-            self._admit(cast("Ticket", item), now_ms)
-        for item, why in plan.dropped:
-            _settle(cast("Ticket", item), self._why(why))
-        for lane in left:
-            self._active[lane] += 1
+        with held.without(ended) as (in_places, parked):
+            plan = self.scheduler.plan(
+                now_ms, max(0, self.places - len(in_places)), held.free_slots,
+                map(held.running, in_places), parked,
+                max((ticket.extends for ticket in held.tickets.values()), default=0),
+            )  # fmt: skip
+            for slot in plan.park:
+                held.park(slot)
+            for slot in plan.resume:
+                held.resume(slot)
+            for item in plan.admit:
+                self._admit(cast("Ticket", item), now_ms)
+            for item, why in plan.dropped:
+                _settle(cast("Ticket", item), self._why(why))
         return plan.wake_ms
 
-    def _running(self, slot: int) -> Running:
-        ticket = self._tickets[slot]
-        done = int(self._slots.fields[slot, fields.EXTENDS])
-        return Running(
-            slot=slot,
-            kind=ticket.kind,
-            extends_left=max(1, ticket.extends - done),
-            may_park=not ticket.was_parked and not ticket.is_over,
-        )
-
-    def _park(self, slot: int) -> None:
-        self._tickets[slot].was_parked = True
-        self._parked.append(slot)
-        self._active[slot // self.lanes.slots_each] -= 1
-        self.lanes.tell(slot, PARK)
-
     def _admit(self, ticket: Ticket, now_ms: float) -> None:
-        """To the lane with the fewest searches of those that have a slot left."""
-        active, free = self._active, self._free
-        lane = active.index(min(active))
-        if not free[lane]:
-            lane = min((i for i, left in enumerate(free) if left), key=active.__getitem__)
-        ticket.slot = slot = free[lane].pop()
-        self._tickets[slot] = ticket
-        active[lane] += 1
+        self.held.admit(ticket)
         ticket.waited_ms = now_ms - ticket.arrived_ms
         self.waits.append((ticket.kind, ticket.waited_ms, now_ms))
         self._deadlines.add(ticket.deadline_ms, ticket)
-        if ticket.source is None:
-            self.lanes.start(slot, ticket.search)
-        else:
-            bulk.take(self._slots, slot, ticket.search, ticket.source)
-            self.lanes.run(slot, ticket.search)
-
-    def _give_up(self, ticket: Ticket) -> None:
-        ticket.is_over = True
-        self.lanes.tell(ticket.slot, END)
 
     def _ended(self, slot: int) -> None:
         """A lane has let go of a search."""
-        ticket = self._tickets[slot]
+        ticket = self.held.tickets[slot]
         if ticket.is_over:
-            self._release(ticket)
+            self.held.release(ticket)
             return
         outcome: Any = ticket.source
         if outcome is None:
             outcome = ways.answered(ticket.search, self._slots, slot, self._reader)
             if outcome is None:
-                self._run_again(ticket)
+                self.held.run_again(ticket)
                 return
             outcome.waited_ms = ticket.waited_ms
         self.searches += 1
         _settle(ticket, outcome)
-        self._release(ticket, ticket.source is None)
-
-    def _run_again(self, ticket: Ticket) -> None:
-        self.lanes.run(ticket.slot, ticket.search)
-        if ticket.slot in self._parked:  # it ended before its lane heard that it is parked
-            self.lanes.tell(ticket.slot, PARK)
-
-    def _release(self, ticket: Ticket, was_read: bool = False) -> None:
-        slot, ticket.slot = ticket.slot, -1
-        lane = slot // self.lanes.slots_each
-        del self._tickets[slot]
-        if self._parked and slot in self._parked:
-            self._parked.remove(slot)
-        else:
-            self._active[lane] -= 1
-        if not was_read:
-            self._slots.fields[slot] = fields.FREE  # it points to nothing any more
-        self._free[lane].append(slot)
+        self.held.release(ticket, was_read=ticket.source is None)
 
     def _why(self, why: Drop) -> TriviumError:
         if why is Drop.QUEUE_FULL:

@@ -22,8 +22,9 @@ from workers.search.cuda.batch import BatchSettings
 from workers.search.engine import backend
 from workers.search.engine.core_lanes import CoreLanes
 from workers.search.engine.cuda_lanes import CudaLanes
-from workers.search.engine.dispatcher import Dispatcher, Ticket
+from workers.search.engine.dispatcher import Dispatcher
 from workers.search.engine.lanes import LaneFigures, Lanes
+from workers.search.engine.occupancy import Ticket
 from workers.search.engine.scheduler import SchedulerSettings
 from workers.search.index import bulk, inputs, ways
 from workers.search.index.index import Index
@@ -137,8 +138,8 @@ class SearchEngine:
         figures = dispatcher.lanes.figures()
         used = figures.places_used / max(1, figures.extends * self._places / self._lanes)
         return EngineLoad(
-            running=dispatcher.running,
-            parked=dispatcher.parked,
+            running=dispatcher.held.in_places,
+            parked=len(dispatcher.held.parked),
             waiting={kind: dispatcher.scheduler.waiting(kind) for kind in Kind},
             places=self._places,
             searches_total=dispatcher.searches,

@@ -43,10 +43,11 @@ async def engine() -> AsyncIterator[SearchEngine]:
 
 def assert_nothing_is_left(engine: SearchEngine) -> None:
     dispatcher = engine._dispatcher
-    assert dispatcher.running == dispatcher.parked == len(dispatcher.scheduler) == 0
-    assert dispatcher._active == [0] * dispatcher.lanes.count
+    held = dispatcher.held
+    assert held.in_places == len(held.parked) == len(dispatcher.scheduler) == 0
+    assert held.active == [0] * dispatcher.lanes.count
     assert not dispatcher._slots.fields.any()
-    assert sorted(sum(dispatcher._free, [])) == list(range(dispatcher._slots.count))
+    assert sorted(sum(held.free, [])) == list(range(dispatcher._slots.count))
 
 
 async def linked(engine: SearchEngine, index: Index, queries: Any, effort: Effort) -> Any:

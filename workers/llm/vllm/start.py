@@ -1,0 +1,55 @@
+"""Starts the vLLM engine, off the event loop; stopped meanwhile, it ends what has come up.
+
+vLLM is imported by `start` and not before. `workers/config.py` names it.
+"""
+
+import asyncio
+import os
+from collections.abc import Collection
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from schemas.records import Role
+from schemas.settings import ModelSettings
+from workers.llm.vllm.engine import VllmEngine
+from workers.llm.vllm.handover import Handover
+from workers.llm.vllm.settings import VllmSettings
+
+
+async def start(
+    settings: VllmSettings,
+    *,
+    model: ModelSettings,
+    role_set: Collection[Role],
+    engine_id: str,
+    worker_id: str,
+    worker_epoch: int,
+) -> VllmEngine:
+    """An engine that is ready to serve. A start takes 20 s and more, off the event loop."""
+    has_transfer = settings.kv_transfer != "off" and bool({Role.PREFILL, Role.DECODE} & {*role_set})
+    settings = settings if has_transfer else settings.without_transfer()
+
+    def launch() -> tuple[ModuleType, ModuleType, Any]:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vLLM is imported
+        launcher = import_module("workers.llm.vllm.launch")
+        launched = launcher.launch(settings, model, engine_id=engine_id, has_transfer=has_transfer)
+        return launcher, import_module("workers.llm.vllm.api"), launched
+
+    starting = asyncio.get_running_loop().run_in_executor(None, launch)
+    try:
+        launcher, api, launched = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        starting.add_done_callback(_end_unwanted)
+        raise
+    capability = launched.capability
+    handover = Handover(settings, capability, worker_id=worker_id, worker_epoch=worker_epoch)
+    engine = VllmEngine(settings, handover, launcher, api, launched)
+    await engine.follow_events()
+    return engine
+
+
+def _end_unwanted(starting: "asyncio.Future[Any]") -> None:
+    if not starting.cancelled() and starting.exception() is None:
+        launcher, _, launched = starting.result()
+        launcher.end(launched, 0.0)
