@@ -11,7 +11,7 @@ import heapq
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
@@ -27,6 +27,7 @@ _DISCARD_S = 2.0  # for a producer's task to notice that its connections are clo
 _HELD_MAX = 5_000  # records of a partition that wait for older ones of others, when more are read
 Headers = Sequence[tuple[str, bytes]]
 Ack = asyncio.Future[Any]
+ReadFrom = Literal["earliest", "latest", "nowhere"] | dict[int, int]  # or the offsets by partition
 
 
 class LogProducer:
@@ -47,6 +48,13 @@ class LogProducer:
         self._source = f"/trivium/{client_id}".encode()
         self._event_ids = count()
         self._producer: AIOKafkaProducer | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     async def start(self) -> None:
         """Connect; raises BrokerUnavailable."""
@@ -193,7 +201,16 @@ class AssignedReader:
             raise BrokerUnavailable(f"{self.topic}: the reader is not started")
         return self._consumer
 
-    async def start(self, at: Literal["earliest", "latest", "nowhere"] | dict[int, int]) -> None:
+    @contextlib.asynccontextmanager
+    async def reading(self, at: ReadFrom) -> AsyncIterator[Self]:
+        """Started there, and stopped at the end."""
+        await self.start(at)
+        try:
+            yield self
+        finally:
+            await self.stop()
+
+    async def start(self, at: ReadFrom) -> None:
         """Connect and stand at the given place; `latest` is fixed when this returns.
 
         `nowhere` fetches nothing before `seek`: a question would wait for the fetch under way.
