@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import heapq
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import count
 from typing import Any, Literal, Self
 
@@ -224,7 +224,7 @@ class AssignedReader:
         try:
             consumer.assign(self._partitions)
             if at == "earliest":
-                await self.seek(await self._beginnings())
+                await self.seek(await self._bounds(consumer.beginning_offsets))
             elif at == "latest":
                 await self.seek(await self.end_offsets())
             elif at == "nowhere":
@@ -234,14 +234,6 @@ class AssignedReader:
         except BaseException:
             await self.stop()
             raise
-
-    async def _beginnings(self) -> dict[int, int]:
-        consumer = self._started
-        try:
-            offsets = await consumer.beginning_offsets(self._partitions)
-        except KafkaError as error:
-            raise await self._unread(consumer, error) from error
-        return {tp.partition: offset for tp, offset in offsets.items()}
 
     async def seek(self, offsets: dict[int, int]) -> None:
         """Go to the given offset of each given partition."""
@@ -255,9 +247,12 @@ class AssignedReader:
 
         Raises TopicError for a topic that is missing, BrokerUnavailable where no broker answers.
         """
+        return await self._bounds(self._started.end_offsets)
+
+    async def _bounds(self, ask: Callable[..., Awaitable[Any]]) -> dict[int, int]:
         consumer = self._started
         try:
-            offsets = await consumer.end_offsets(self._partitions)
+            offsets = await ask(self._partitions)
         except KafkaError as error:
             raise await self._unread(consumer, error) from error
         return {tp.partition: offset for tp, offset in offsets.items()}
