@@ -13,11 +13,8 @@ from pathlib import Path
 
 PRIVATE = 0o077  # umask of what we start: nobody else reads what it leaves
 _POLL_S = 0.05
-_STATE_FIELD, _PARENT_FIELD, _START_FIELD = (
-    0,
-    1,
-    19,
-)  # of /proc/PID/stat, counted after the command in brackets
+# Of /proc/PID/stat, counted after the command in brackets.
+_STATE_FIELD, _PARENT_FIELD, _START_FIELD = 0, 1, 19
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,8 @@ import openai
 from schemas.errors import NotReady, TriviumError, from_wire
 from schemas.records import WireError
 
-WHOLE, BROKEN, ERROR, REFUSED, NOT_CONNECTED, GAVE_UP = (
-    "whole",
-    "broken off",
-    "error event",
-    "refused",
-    "not connected",
-    "gave up",
-)
+WHOLE, BROKEN, ERROR = "whole", "broken off", "error event"
+REFUSED, NOT_CONNECTED, GAVE_UP = "refused", "not connected", "gave up"
 _RESUME = "Last-Event-ID"
 _PUBLIC_PREFIX = "chatcmpl-"
 _PAUSE_S = 0.5  # before a client that resumes tries again

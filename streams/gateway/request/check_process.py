@@ -29,9 +29,7 @@ class CheckProcess:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._thread = ThreadPoolExecutor(
-            1, "check-process"
-        )  # the only one that talks to the process
+        self._thread = ThreadPoolExecutor(1, "check-process")  # nobody else talks to the process
         self._waiting = 0
         self._known: OrderedDict[bytes, str] = OrderedDict()
         atexit.register(self.close)

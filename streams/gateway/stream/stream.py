@@ -239,16 +239,11 @@ class Stream:
         if end.kind is OutcomeKind.COMPLETED:
             if not whole:
                 return
-            if (
-                self._client_position is not None or 0 < end.seq < self._attempt_began_at
-            ):  # it went on before
-                if self._client_position is not None:
-                    self._client_position, self.texts, self.token_ids, self.logprobs = (
-                        None,
-                        [],
-                        [],
-                        [],
-                    )
+            behind = self._client_position is not None  # a client has read on
+            if behind or 0 < end.seq < self._attempt_began_at:  # it went on before
+                if behind:
+                    self._client_position = None
+                    self.texts, self.token_ids, self.logprobs = [], [], []
                 self._note_difference(end.seq)
                 if self.broken:
                     return
