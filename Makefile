@@ -31,8 +31,9 @@ help:  ## Show this list
 ##@ Run
 
 .PHONY: demo up down bench bench-serving bench-decisions bench-chaos bench-kills bench-vllm \
-	bench-attempts bench-takeover bench-search bench-search-gpu evaluate
-demo: setup  ## Three conversations through Kafka, vLLM and NIXL, explained; leaves nothing running
+	bench-attempts bench-takeover bench-search bench-search-gpu \
+	bench-retrieval evaluate
+demo: setup  ## Conversations, and answers looked up in documents, on Kafka, vLLM and NIXL; explained
 	@$(BIN)/trivium demo $(ARGS)
 
 up: setup  ## Start broker, router, gateway and workers; ARGS="--engine sim --prefill 2"
@@ -69,6 +70,9 @@ bench-search: setup build/stamps/peers  ## The vector engine beside hnswlib, fai
 
 bench-search-gpu: setup build/stamps/cuda  ## The same on a CUDA device, beside cuVS where that is installed
 	@$(BIN)/trivium bench search-gpu $(ARGS)
+
+bench-retrieval: setup  ## Right answers with documents, and what looking them up costs
+	@$(BIN)/trivium bench retrieval $(ARGS)
 
 evaluate: setup  ## Placement policies in the simulator, in twelve minutes; ARGS="--quick" for one
 	@$(BIN)/trivium evaluate ppd $(ARGS)

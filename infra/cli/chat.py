@@ -11,6 +11,7 @@ import typer
 
 from infra.cli.options import AsJson, Config, settings_from
 from infra.stack.statefile import read_state
+from infra.terminal.citations import citation_lines
 from infra.terminal.output import print_json
 from infra.terminal.printable import printable
 from schemas.errors import ConfigError, NotReady, from_wire
@@ -27,6 +28,9 @@ def chat(
         str | None, typer.Option(help="Of the gateway.", show_default="the one that runs here")
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    collection: Annotated[
+        str | None, typer.Option("--collection", "-c", help="Look answers up in these documents.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Of each answer.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
     api_key: Annotated[
@@ -41,7 +45,7 @@ def chat(
     """Talk to the model; each answer says where it was computed. An empty line ends.
 
     Examples: `trivium chat`, `trivium chat -m "Why a log?" --max-tokens 40`,
-    `trivium chat -m "Why a log?" --json | jq -r .text`
+    `trivium chat -m "Why a log?" --json | jq -r .text`, `trivium chat --collection docs`
     """
     import httpx
 
@@ -55,7 +59,7 @@ def chat(
         with httpx.Client(base_url=base, headers=headers, timeout=None) as client:
             answer = client.get("/v1/models")
             _check(answer)
-            model = answer.json()["data"][0]["id"]
+            model = answer.json()["data"][0]["id"] + (f"@{collection}" if collection else "")
             if message is None:
                 print(f"{model} at {base}; an empty line or Ctrl-D ends")
             for text in _inputs(message):
@@ -137,6 +141,8 @@ def _print_where(turn: dict[str, Any]) -> None:
     )
     console = Console(stderr=True, highlight=False)
     console.print(f"\n[dim]{_where(turn)}; {timing}[/dim]", soft_wrap=True)
+    for line in citation_lines(turn.get("retrieval", {})):
+        console.print(line, style="dim", markup=False, soft_wrap=True)
 
 
 def _where(placement: dict[str, Any]) -> str:

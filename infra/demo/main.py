@@ -1,9 +1,9 @@
-"""`trivium demo`: three conversations through Kafka, real engines and NIXL, then one request
-explained.
+"""`trivium demo`: conversations through Kafka, real engines and NIXL, answers that are looked up in
+documents, and one request explained.
 
-Starts a stack of its own (1 prefill, 1 decode) in a state folder of its own, talks to it as any
-OpenAI client would, reads the way of one request back from the log, and compares every answer with
-one engine alone.
+Starts a stack of its own (1 prefill, 1 decode, 1 retrieval, 1 embedding worker) in a state folder
+of its own, talks to it as any OpenAI client would, reads the way of one request back from the log,
+and compares every answer with one engine alone.
 """
 
 import asyncio
@@ -11,13 +11,13 @@ import dataclasses
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
 from rich.console import Console
 from rich.markup import escape
 
+from infra.demo.asking import Turn, ask
+from infra.demo.documents import Tour, summary, tour
 from infra.demo.reference_engine import Verdict, compare
 from infra.stack import configuration
 from infra.stack.configuration import Settings
@@ -29,7 +29,6 @@ from infra.story.steps import steps_of
 from infra.story.story import Story
 from infra.terminal.output import stdout_console
 from infra.terminal.stack_display import LiveTable, PlainLines
-from schemas.errors import EngineFailed
 from schemas.records import OutcomeKind
 from schemas.settings import home
 
@@ -62,19 +61,24 @@ def run(*, engine: str = "vllm", as_json: bool = False) -> int:
 async def _demo(engine: str, console: Console, *, as_json: bool) -> int:
     settings = _settings(engine)
     folder = home() / "demo"
-    stack = Stack(settings, StackPlan(prefill=1, decode=1), folder=folder)
+    plan = StackPlan(prefill=1, decode=1, retrieval=1, embedding=1)
+    stack = Stack(settings, plan, folder=folder)
     try:
         await _start(stack, console)
         await _converse(stack, console)
+        seen = await tour(stack, console)
         stories = list((await read_stories(stack.settings.log)).values())
     finally:
         with console.status("stopping: drain, then leave"):
             await stack.stop(grace_s=20)
-    console.print("The way of one request, read back from the log:", style="bold")
-    show(stories[1], console)
+    console.print("\nThe way of one request, read back from the log:", style="bold")
+    explained = next(s for s in stories if s.request.request_id == seen.turns[0].request_id)
+    show(explained, console)
     with console.status("asking one engine alone the same questions"):
         verdicts = await asyncio.to_thread(compare, stories, stack.settings)
-    return _conclude(stories, verdicts, console, as_json=as_json)
+    return _conclude(
+        stories, explained, verdicts, seen, console, reads=engine == "vllm", as_json=as_json
+    )
 
 
 def _settings(engine: str) -> Settings:
@@ -113,55 +117,15 @@ async def _converse(stack: Stack, console: Console) -> None:
         await asyncio.gather(*talks)
 
 
-@dataclass
-class Turn:
-    """One question and what came back."""
-
-    question: str
-    answer: str = ""
-    first_token_ms: float = 0.0
-    told: dict[str, Any] = field(default_factory=dict)
-    usage: dict[str, Any] = field(default_factory=dict)
-
-
 async def _conversation(
     client: httpx.AsyncClient, model: str, questions: Sequence[str], number: int, console: Console
 ) -> None:
     messages: list[dict[str, str]] = []
-    headers = {"X-Session-Id": f"demo-{number}"}
     for place, question in enumerate(questions, start=1):
         messages.append({"role": "user", "content": question})
-        body = {
-            "model": model,
-            "messages": messages,
-            "max_tokens": ANSWER_TOKENS,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        turn = await _ask(client, headers, body, question)
+        turn = await ask(client, model, messages, ANSWER_TOKENS, f"demo-{number}")
         messages.append({"role": "assistant", "content": turn.answer})
         _print_turn(console, f"conversation {number}, turn {place}", turn)
-
-
-async def _ask(
-    client: httpx.AsyncClient, headers: dict[str, str], body: dict[str, Any], question: str
-) -> Turn:
-    turn, began_s = Turn(question), time.monotonic()
-    url = "/v1/chat/completions"
-    async with client.stream("POST", url, json=body, headers=headers) as response:
-        async for line in response.aiter_lines():
-            if not line.startswith("data: ") or line == "data: [DONE]":
-                continue
-            event = json.loads(line.removeprefix("data: "))
-            if "error" in event:
-                raise EngineFailed(f"the gateway answered: {event['error']['message']}")
-            turn.told = event.get("trivium") or turn.told
-            turn.usage = event.get("usage") or turn.usage
-            for choice in event.get("choices", []):
-                turn.first_token_ms = turn.first_token_ms or (time.monotonic() - began_s) * 1000
-                turn.answer += choice["delta"].get("content") or ""
-    return turn
 
 
 def _print_turn(console: Console, title: str, turn: Turn) -> None:
@@ -180,7 +144,14 @@ def _print_turn(console: Console, title: str, turn: Turn) -> None:
 
 
 def _conclude(
-    stories: Sequence[Story], verdicts: Sequence[Verdict], console: Console, *, as_json: bool
+    stories: Sequence[Story],
+    explained: Story,
+    verdicts: Sequence[Verdict],
+    seen: Tour,
+    console: Console,
+    *,
+    reads: bool,
+    as_json: bool,
 ) -> int:
     equal = sum(verdict.equal for verdict in verdicts)
     kv_bytes = sum(story.kv_bytes for story in stories)
@@ -188,13 +159,15 @@ def _conclude(
         story.outcome is not None and story.outcome.kind is OutcomeKind.COMPLETED
         for story in stories
     )
-    good = equal == len(stories) == completed and kv_bytes > 0
+    good = equal == len(stories) == completed and kv_bytes > 0 and seen.is_good(reads=reads)
     mark = "[green]✓[/green]" if good else "[red]✗[/red]"
     console.print(
         f"{mark} {completed} of {len(stories)} answers completed; {equal} equal one engine alone, "
         f"token by token; {kv_bytes:,} KV bytes went over NIXL; nothing is left running.",
         highlight=False,
     )
+    for sentence in summary(seen):
+        console.print(f"  {sentence}", highlight=False)
     for verdict in verdicts:
         if not verdict.equal:
             console.print(f"  {verdict.request_id} differs from token {verdict.first_difference}")
@@ -203,7 +176,8 @@ def _conclude(
             "good": good,
             "kv_bytes": kv_bytes,
             "verdicts": [dataclasses.asdict(verdict) for verdict in verdicts],
-            "steps": [dataclasses.asdict(step) for step in steps_of(stories[1])],
+            "documents": dataclasses.asdict(seen),
+            "steps": [dataclasses.asdict(step) for step in steps_of(explained)],
         }
         Console().print_json(json.dumps(report))
     return 0 if good else 1

@@ -6,6 +6,7 @@ no peer, the plainest way to the right answer.
 """
 
 import asyncio
+import dataclasses
 import itertools
 import json
 import subprocess
@@ -41,7 +42,7 @@ def compare(
 ) -> list[Verdict]:
     """Run the reference process over these stories; raises EngineFailed with its last words."""
     codec = Codec()
-    requests = [codec.encode(story.request).hex() for story in stories]
+    requests = [codec.encode(_with_whole_prompt(story)).hex() for story in stories]
     with tempfile.TemporaryDirectory() as folder:
         settings_file, requests_file = Path(folder) / "settings.toml", Path(folder) / "requests"
         settings_file.write_text(configuration.dump(settings))
@@ -53,6 +54,14 @@ def compare(
         raise EngineFailed(f"the reference engine ended early: {done.stderr[-2_000:]}")
     said = json.loads(done.stdout.splitlines()[-1])
     return [_verdict(story, tokens) for story, tokens in zip(stories, said, strict=True)]
+
+
+def _with_whole_prompt(story: Story) -> Request:
+    """The request as workers got it: with what was looked up for it."""
+    given = [work.prompt_tokens for work in story.work[-1:]]
+    return dataclasses.replace(
+        story.request, prompt_tokens=next(iter(given), story.request.prompt_tokens)
+    )
 
 
 def _verdict(story: Story, alone: list[int]) -> Verdict:

@@ -58,10 +58,13 @@ async def _read(
     if not starts:
         return
     reader = AssignedReader(log, topic, list(starts), client_id=client_id)
-    async with reader.reading(starts):
+    await reader.start(starts)
+    try:
         async for records in reader.until(ends):
             for record in records:
                 yield record
+    finally:
+        await reader.stop()
 
 
 async def _committed(log: LogSettings, group: str, partitions: list[int]) -> Offsets:

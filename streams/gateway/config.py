@@ -55,9 +55,8 @@ class GatewaySettings:
     priority_max: Annotated[str, one_of(*Priority)] = Priority.INTERACTIVE.value
     ttft_ms: Positive = 2_000  # the time to the first token that is aimed at
     retrieval_share: Share = 0.5  # of it, that an answer waits for its passages at most
-    retrieval_k: Annotated[int, Field(ge=1, le=PASSAGES_MAX)] = (
-        3  # passages, where a call says none
-    )
+    # passages, where a call says none; a larger model reads more
+    retrieval_k: Annotated[int, Field(ge=1, le=PASSAGES_MAX)] = 1
     retrieval_mode: Annotated[str, one_of("vector", "words", "hybrid")] = "hybrid"
     retrieval_min_score: float = 0.2  # cosine similarity; what is less similar is left out
     retrieval_tokens_max: Positive = 512  # of all passages of a prompt

@@ -22,6 +22,7 @@ BENCHMARKS = {
     "attempts": "infra.bench.vllm.batch_effects",
     "search": "infra.bench.search.main",
     "search-gpu": "infra.bench.search.gpu.main",
+    "retrieval": "infra.bench.retrieval.main",
 }
 _BENCH_USAGE = """Usage: trivium bench NAME [OPTIONS]
 
@@ -36,6 +37,7 @@ Run a benchmark; what follows its name goes to it. Results lie in build/bench.
   attempts    how often vLLM answers otherwise in another batch
   search      the vector engine beside hnswlib, faiss and usearch
   search-gpu  the same on a CUDA device, beside cuVS where that is installed
+  retrieval   right answers with documents, and what looking them up costs
 
 Examples: `trivium bench serving --quick`, `trivium bench serving --help`"""
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -45,7 +47,7 @@ def demo(
     engine: Annotated[str, typer.Option(help="vllm, or sim for a quick look.")] = "vllm",
     as_json: AsJson = False,
 ) -> None:
-    """Hold three conversations through Kafka, real engines and NIXL, and explain one of them.
+    """Hold conversations through Kafka, real engines and NIXL, look answers up, and explain one.
 
     Examples: `trivium demo`, `trivium demo --engine sim --json | jq .good`
     """

@@ -194,8 +194,9 @@ def _through(asker: Asker) -> Ask:
 
 
 async def _load(log: LogSettings, rows: Array) -> None:
-    making = LogProducer(log, Codec(), durable=True, client_id="bench-documents")
-    async with making as producer:
+    producer = LogProducer(log, Codec(), durable=True, client_id="bench-documents")
+    await producer.start()
+    try:
         acks: list[Any] = []
         for row, vector in enumerate(rows):
             document = Document(
@@ -209,6 +210,8 @@ async def _load(log: LogSettings, rows: Array) -> None:
                 await asyncio.gather(*acks)
                 acks.clear()
         await asyncio.gather(*acks)
+    finally:
+        await producer.stop()
 
 
 @asynccontextmanager

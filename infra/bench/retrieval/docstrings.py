@@ -1,0 +1,72 @@
+"""Python's documentation strings as a corpus that nobody made for retrieval.
+
+A document is what a module, class or function of the standard library says of itself, without its
+first sentence; that sentence is the question that should find it.
+"""
+
+import importlib
+import inspect
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+
+CHARS_MIN, CHARS_MAX = 200, 20_000  # of what is left
+QUESTION_CHARS_MIN, QUESTION_CHARS_MAX = 25, 300
+# Importing these opens windows, browsers or terminals, or prints.
+_LEFT_OUT = {"antigravity", "this", "idlelib", "turtle", "turtledemo", "test", "tkinter", "lib2to3"}
+_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"'`(])|\n\s*\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """A thing of the standard library: what it says of itself after its first sentence."""
+
+    document_id: str
+    question: str
+    text: str
+
+
+def corpus() -> list[Described]:
+    """All that can be told apart by what it says, in order of names; takes some seconds."""
+    found: dict[str, Described] = {}  # by text: aliases say the same
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of modules that are about to go
+        docstrings = list(_docstrings())
+    for name, doc in docstrings:
+        first, *rest = _SENTENCE.split(inspect.cleandoc(doc), maxsplit=1)
+        question, text = " ".join(first.split()), rest[0].strip() if rest else ""
+        if not QUESTION_CHARS_MIN <= len(question) <= QUESTION_CHARS_MAX:
+            continue
+        if CHARS_MIN <= len(text) <= CHARS_MAX:
+            found.setdefault(text, Described(name, question, text))
+    return sorted(found.values(), key=lambda each: each.document_id)
+
+
+def _docstrings() -> Iterator[tuple[str, str]]:
+    for name in sorted(sys.stdlib_module_names - _LEFT_OUT):
+        if name.startswith("_"):
+            continue
+        try:
+            module = importlib.import_module(name)
+        except (ImportError, OSError):  # of another system
+            continue
+        yield from _of(module, name)
+
+
+def _of(module: ModuleType, name: str) -> Iterator[tuple[str, str]]:
+    if module.__doc__:
+        yield name, module.__doc__
+    for attribute, value in sorted(vars(module).items()):
+        if attribute.startswith("_") or getattr(value, "__module__", None) != name:
+            continue
+        if not (inspect.isclass(value) or inspect.isroutine(value)):
+            continue
+        if doc := inspect.getdoc(value):
+            yield f"{name}.{attribute}", doc
+        if inspect.isclass(value):
+            for member, method in sorted(vars(value).items()):
+                if not member.startswith("_") and inspect.isroutine(method) and method.__doc__:
+                    yield f"{name}.{attribute}.{member}", method.__doc__

@@ -1,0 +1,181 @@
+"""What a search adds to the time to the first token: at several rates, idle, and while the decode
+queue of the pool is kept full.
+
+Chats with and without a search take turns in one open loop, so both meet the same machine. Beside
+them the same searches are asked for directly, once in prefill's queue and once in decode's, where
+they wait behind what is there: that is what one queue for all would do to them.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Literal
+
+import httpx
+import numpy as np
+from rich.progress import Progress
+from rich.table import Table
+
+from infra.bench.results import Bar, at_most, median, percentile
+from infra.bench.retrieval.pages import Library, Text
+from infra.handbook.handbook import Question, handbook, questions
+from infra.stack.launcher import Stack
+from schemas.errors import EngineFailed, TriviumError
+from schemas.log.clock import wall_ms
+
+COLLECTION, FILLER = "handbook", "filler"
+_PAGES, _DIM = 300, 384
+_DEEP_K, _DEEP_TOP_M, _DEEP_ASKERS = 64, 512, 64  # of the searches that keep the decode queue full
+_FOUND_S, _PATIENCE_S = 300.0, 60.0
+IDLE, SATURATED = "idle", "decode queue full"
+Kind = Literal["prefill", "decode"]
+
+
+class Load:
+    """Chats and searches on one stack."""
+
+    def __init__(
+        self, stack: Stack, books: Library, rates: Sequence[float], load_s: float, seed: int
+    ) -> None:
+        self.stack, self.books = stack, books
+        self._rates, self._load_s = rates, load_s
+        self._rng = random.Random(f"retrieval load {seed}")
+        self._asked = questions(handbook(_PAGES), 1_000, seed=seed)
+        self._vectors = np.random.default_rng(seed).normal(size=(4_096, _DIM)).astype(np.float32)
+
+    async def prepare(self, fillers: int) -> None:
+        """The handbook, found by searches, and vectors for those of the decode queue."""
+        vectors = np.random.default_rng(0).normal(size=(fillers, _DIM)).astype(np.float32)
+        await self.books.put_vectors(FILLER, vectors)
+        pages = [Text(page.document_id, page.text, page.title) for page in handbook(_PAGES)]
+        await self.books.put(COLLECTION, pages)
+        await self.books.wait_for(COLLECTION, pages[-1], _FOUND_S)
+
+    def question(self) -> Question:
+        """The next one."""
+        return self._rng.choice(self._asked)
+
+    async def measure(self, progress: Progress) -> Mapping[str, Any]:
+        """Figures by rate and by what else the pool does."""
+        found: dict[str, Any] = {}
+        for rate in self._rates:
+            name = f"{rate:g} chats/s"
+            found[name] = {IDLE: await self._one(rate, f"{name}, {IDLE}", progress)}
+            async with self.full_decode_queue():
+                found[name][SATURATED] = await self._one(rate, f"{name}, {SATURATED}", progress)
+        return found
+
+    async def _one(self, rate: float, title: str, progress: Progress) -> dict[str, Any]:
+        count = max(8, round(rate * self._load_s))
+        task = progress.add_task(title, total=2 * count)
+        ttft: dict[bool, list[float]] = {False: [], True: []}
+        searched: dict[Kind, list[float]] = {"prefill": [], "decode": []}
+        url = self.stack.gateway_urls[0]
+        async with httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S) as client:
+
+            async def chat(number: int) -> None:
+                looks_up = number % 2 == 0
+                ttft[looks_up].append(await self._first_token_ms(client, looks_up))
+                progress.advance(task)
+
+            async def search(number: int) -> None:
+                kind: Kind = "prefill" if number % 2 else "decode"
+                searched[kind].append(await self._search_ms(kind))
+                progress.advance(task)
+
+            await _open_loop(chat, count, rate)
+            await _open_loop(search, count, rate)
+        return {
+            "ttft_ms": {"with": _spread(ttft[True]), "without": _spread(ttft[False])},
+            "search_ms": {kind: _spread(times) for kind, times in searched.items()},
+        }
+
+    async def _first_token_ms(self, client: httpx.AsyncClient, looks_up: bool) -> float:
+        body: dict[str, Any] = {
+            "model": self.stack.settings.model.served_name,
+            "messages": [{"role": "user", "content": self.question().text}],
+            "max_tokens": 1,
+            "temperature": 0,
+        }
+        if looks_up:
+            body["retrieval"] = {"collection": COLLECTION}
+        began_s = time.monotonic()
+        answer = (await client.post("/v1/chat/completions", json=body)).json()
+        took_ms = (time.monotonic() - began_s) * 1000
+        if "error" in answer or (looks_up and "error" in answer["trivium"]["retrieval"]):
+            raise EngineFailed(f"the gateway answered: {answer}")
+        return took_ms
+
+    async def _search_ms(self, kind: Kind) -> float:
+        began_s = time.monotonic()
+        await self.books.asker.search_text(
+            self.question().text,
+            collection=COLLECTION,
+            kind=kind,
+            deadline_ms=wall_ms() + round(_PATIENCE_S * 1000),
+        )
+        return (time.monotonic() - began_s) * 1000
+
+    @asynccontextmanager
+    async def full_decode_queue(self) -> AsyncIterator[None]:
+        """Deep searches, more of them at once than there are places."""
+        askers = [asyncio.create_task(self._ask_deep(n)) for n in range(_DEEP_ASKERS)]
+        try:
+            yield
+        finally:
+            for asker in askers:
+                asker.cancel()
+            await asyncio.gather(*askers, return_exceptions=True)
+
+    async def _ask_deep(self, number: int) -> None:
+        rng = random.Random(number)
+        while True:
+            with suppress(TriviumError):
+                await self.books.asker.search(
+                    self._vectors[rng.randrange(len(self._vectors))],
+                    collection=FILLER,
+                    k=_DEEP_K,
+                    top_m=_DEEP_TOP_M,
+                    deadline_ms=wall_ms() + 10_000,
+                    kind="decode",
+                )
+
+
+async def _open_loop(one: Any, count: int, rate: float) -> None:
+    """So many calls, one after the other at this rate, however long each takes."""
+    loop, began_s = asyncio.get_running_loop(), time.monotonic()
+    calls = []
+    for number in range(count):
+        await asyncio.sleep(max(0.0, began_s + number / rate - time.monotonic()))
+        calls.append(loop.create_task(one(number)))
+    await asyncio.gather(*calls)
+
+
+def _spread(times: Sequence[float]) -> dict[str, float | None]:
+    return {"p50": median(times), "p99": percentile(times, 99), "count": len(times)}
+
+
+def bars(found: Mapping[str, Any] | None) -> list[Bar]:
+    """What a full decode queue may cost a prefill search."""
+    said = []
+    for rate, rows in (found or {}).items():
+        idle, full = (rows[each]["ttft_ms"]["with"]["p99"] for each in (IDLE, SATURATED))
+        ratio = full / idle if idle and full else None
+        said.append(
+            at_most(f"TTFT p99 with a search, decode queue full: {rate}", ratio, 1.5, "x idle")
+        )
+    return said
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """Times to the first token and of searches."""
+    if "latency" not in found:
+        return []
+    table = Table("load", "pool", "TTFT ms with, p50/p99", "without", "search: prefill", "decode")
+    for rate, rows in found["latency"].items():
+        for pool, row in rows.items():
+            spreads = [*row["ttft_ms"].values(), *row["search_ms"].values()]
+            table.add_row(rate, pool, *(f"{s['p50']:.0f} / {s['p99']:.0f}" for s in spreads))
+    return [table]

@@ -1,0 +1,114 @@
+"""Right answers with the documents, without them, and with wrong ones.
+
+Handbooks of several sizes are asked the same held-out questions, a third of them in other words
+than the page's. With wrong passages the search is for another question, so the model reads what
+does not help: what it then answers right it did not read.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from rich.progress import Progress
+
+from infra.bench.retrieval.pages import Library, Text
+from infra.handbook.handbook import Question, handbook, questions
+from schemas.errors import EngineFailed
+
+WITH, WITHOUT, WRONG = "with documents", "without", "with wrong passages"
+_ANSWER_TOKENS = 32
+_FOUND_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """One question in one way."""
+
+    question: Question
+    is_right: bool
+    is_cited: bool  # whether the page that knows was put into the prompt
+    tokens: int  # put into the prompt
+
+
+class Questioner:
+    """Asks one model through one gateway, so many questions at a time."""
+
+    def __init__(
+        self, client: httpx.AsyncClient, model: str, streams: int, progress: Progress
+    ) -> None:
+        self._client, self._model = client, model
+        self._room, self._progress = asyncio.Semaphore(streams), progress
+
+    async def ask_all(self, collection: str, asked: Sequence[Question], way: str) -> list[Answered]:
+        """Every question once."""
+        task = self._progress.add_task(f"{collection}, {way}", total=len(asked))
+        shifted = [*asked[len(asked) // 2 :], *asked[: len(asked) // 2]]
+
+        async def one(question: Question, other: Question) -> Answered:
+            body: dict[str, Any] = {
+                "model": self._model,
+                "messages": [{"role": "user", "content": question.text}],
+                "max_tokens": _ANSWER_TOKENS,
+                "temperature": 0,
+            }
+            if way != WITHOUT:
+                body["retrieval"] = {"collection": collection}
+            if way == WRONG:
+                body["retrieval"]["query"] = other.text
+            async with self._room:
+                response = await self._client.post("/v1/chat/completions", json=body)
+            self._progress.advance(task)
+            return _answered(question, response)
+
+        return list(await asyncio.gather(*map(one, asked, shifted)))
+
+
+def _answered(question: Question, response: httpx.Response) -> Answered:
+    answer = response.json()
+    if response.status_code != 200:
+        raise EngineFailed(f"the gateway answered: {answer['error']['message']}")
+    retrieval = answer["trivium"].get("retrieval", {})
+    cited = {each["document_id"] for each in retrieval.get("citations", ())}
+    return Answered(
+        question,
+        question.is_right(answer["choices"][0]["message"]["content"]),
+        question.document_id in cited,
+        retrieval.get("tokens", 0),
+    )
+
+
+def figures(answered: Sequence[Answered]) -> dict[str, float]:
+    """Shares of right answers and of questions whose page was found."""
+    paraphrased = [each for each in answered if each.question.is_paraphrased]
+    return {
+        "right": _share([each.is_right for each in answered]),
+        "right_paraphrased": _share([each.is_right for each in paraphrased]),
+        "page_found": _share([each.is_cited for each in answered]),
+        "page_found_paraphrased": _share([each.is_cited for each in paraphrased]),
+        "tokens_put_in": sum(each.tokens for each in answered) / max(1, len(answered)),
+        "questions": len(answered),
+    }
+
+
+def _share(values: Sequence[bool]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+async def measure(
+    books: Library, questioner: Questioner, sizes: Sequence[int], count: int, seed: int
+) -> Mapping[str, Mapping[str, Any]]:
+    """Figures by size and way. Without documents and with wrong ones the size is of no matter."""
+    found: dict[str, Mapping[str, Any]] = {}
+    asked = questions(handbook(min(sizes)), count, seed=seed)
+    for size in sizes:
+        collection = f"handbook-{size}"
+        pages = [Text(page.document_id, page.text, page.title) for page in handbook(size)]
+        await books.put(collection, pages)
+        await books.wait_for(collection, pages[-1], _FOUND_S)
+        ways = (WITH, WITHOUT, WRONG) if size == sizes[0] else (WITH,)
+        found[str(size)] = {
+            way: figures(await questioner.ask_all(collection, asked, way)) for way in ways
+        }
+    return found

@@ -1,0 +1,133 @@
+"""How often the right document is among the five best: by vectors, by words, and by both, each
+beside an exact computation over the same passages.
+
+The corpus is Python's documentation strings, each without its first sentence, which is the
+question. The exact computation reads the passages from the log, and compares every one of them:
+cosine similarity, and BM25 (Robertson and Zaragoza 2009; k1 1.2, b 0.75) over the same terms. Both
+are fused as the pool's askers fuse them.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from rich.progress import Progress
+from rich.table import Table
+
+from infra.bench.results import Bar, at_most
+from infra.bench.retrieval.docstrings import Described, corpus
+from infra.bench.retrieval.pages import Library, Text
+from schemas.log.clock import wall_ms
+from schemas.records import DocumentPassages
+from schemas.retrieval import unpack_vector
+from schemas.rules.ranks import RANK_OFFSET
+from workers.search.words.terms import terms_asked, terms_of
+
+COLLECTION = "docstrings"
+MODES = ("vector", "words", "hybrid")
+_K, _DEPTH = 5, 50  # documents, and passages that are looked at for them
+_K1, _B = 1.2, 0.75
+_FOUND_S, _ASK_MS = 600.0, 30_000
+
+
+class Exact:
+    """All passages of a collection, compared one by one."""
+
+    def __init__(self, held: Sequence[DocumentPassages]) -> None:
+        pairs = [(each.document_id, chunk) for each in held for chunk in each.chunks]
+        self.documents = [document_id for document_id, _ in pairs]
+        self._vectors = np.stack([unpack_vector(chunk.vector) for _, chunk in pairs])
+        self._terms = [Counter(terms_of(chunk.text)) for _, chunk in pairs]
+        lengths = np.array([terms.total() for terms in self._terms], np.float64)
+        self._norms = _K1 * (1 - _B + _B * lengths / lengths.mean())
+        self._having = Counter(term for terms in self._terms for term in terms)
+
+    def vector(self, query: Any) -> list[int]:
+        """Passages by their cosine similarity, the most similar first."""
+        order = np.argsort(-(self._vectors @ query), kind="stable")
+        return [int(row) for row in order[:_DEPTH]]
+
+    def words(self, text: str) -> list[int]:
+        """Passages by BM25; those that share no term are not listed."""
+        count = len(self._terms)
+        scores = np.zeros(count)
+        for term in terms_asked(text):
+            having = self._having[term]
+            weight = math.log(1 + (count - having + 0.5) / (having + 0.5))
+            often = np.array([terms[term] for terms in self._terms], np.float64)
+            scores += weight * often * (_K1 + 1) / (often + self._norms)
+        order = np.argsort(-scores, kind="stable")[:_DEPTH]
+        return [int(row) for row in order if scores[row] > 0]
+
+    def documents_of(self, *rankings: Sequence[int]) -> list[str]:
+        """The best documents of rankings of passages, fused by reciprocal ranks."""
+        scores: dict[int, float] = {}
+        for ranking in rankings:
+            for rank, row in enumerate(ranking, start=1):
+                scores[row] = scores.get(row, 0.0) + 1 / (RANK_OFFSET + rank)
+        best = sorted(scores, key=lambda row: -scores[row])
+        return list(dict.fromkeys(self.documents[row] for row in best))[:_K]
+
+
+async def measure(
+    books: Library, questions: int, seed: int, progress: Progress
+) -> Mapping[str, Any]:
+    """Recall by mode, of the pool and exact."""
+    described = corpus()
+    texts = [Text(each.document_id, each.text) for each in described]
+    await books.put(COLLECTION, texts)
+    await books.wait_for(COLLECTION, texts[-1], _FOUND_S)
+    exact = Exact(await books.passages(COLLECTION))
+    asked = random.Random(seed).sample(described, min(questions, len(described)))
+    task = progress.add_task("recall", total=len(asked))
+    found = {mode: {"pool": 0, "exact": 0} for mode in MODES}
+    for each in asked:
+        for mode, best in (await _exact(books, exact, each)).items():
+            found[mode]["exact"] += each.document_id in best
+            found[mode]["pool"] += each.document_id in await _pool(books, each, mode)
+        progress.advance(task)
+    shares = {
+        mode: {who: count / len(asked) for who, count in counts.items()}
+        for mode, counts in found.items()
+    }
+    return {"documents": len(texts), "passages": len(exact.documents), "recall": shares}
+
+
+async def _exact(books: Library, exact: Exact, asked: Described) -> dict[str, list[str]]:
+    embedded = await books.asker.embed([asked.question], deadline_ms=wall_ms() + _ASK_MS)
+    by_vector, by_words = exact.vector(embedded.vectors[0]), exact.words(asked.question)
+    return {
+        "vector": exact.documents_of(by_vector),
+        "words": exact.documents_of(by_words),
+        "hybrid": exact.documents_of(by_vector, by_words),
+    }
+
+
+async def _pool(books: Library, asked: Described, mode: Any) -> list[str]:
+    answer = await books.asker.search_text(
+        asked.question, collection=COLLECTION, k=_DEPTH, mode=mode, deadline_ms=wall_ms() + _ASK_MS
+    )
+    return list(dict.fromkeys(each.document_id for each in answer.passages))[:_K]
+
+
+def bars(found: Mapping[str, Any] | None) -> list[Bar]:
+    """The pool finds what an exact search finds."""
+    return [
+        at_most(f"recall@5 below exact, {mode}", row["exact"] - row["pool"], 0.01, "share")
+        for mode, row in (found["recall"] if found else {}).items()
+    ]
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """Recall by mode."""
+    part = found.get("recall")
+    if part is None:
+        return []
+    title = f"{part['documents']} docstrings, {part['passages']} passages"
+    table = Table("recall@5", "pool", "exact", title=title)
+    for mode, row in part["recall"].items():
+        table.add_row(mode, f"{row['pool']:.3f}", f"{row['exact']:.3f}")
+    return [table]

@@ -1,0 +1,85 @@
+"""Asks a gateway as any OpenAI client would, and keeps what came back."""
+
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from schemas.errors import EngineFailed
+
+OnToken = Callable[[int], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class Turn:
+    """One question and what came back."""
+
+    question: str
+    answer: str = ""
+    first_token_ms: float = 0.0
+    events: int = 0  # that brought text
+    ended: bool = False
+    told: dict[str, Any] = field(default_factory=dict)
+    usage: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def request_id(self) -> str:
+        """Under which its records are on the log."""
+        return str(self.told.get("request_id", ""))
+
+    @property
+    def citations(self) -> Sequence[dict[str, Any]]:
+        """The passages that were put into its prompt."""
+        found: Sequence[dict[str, Any]] = self.told.get("retrieval", {}).get("citations", ())
+        return found
+
+
+async def ask(
+    client: httpx.AsyncClient,
+    model: str,
+    messages: Sequence[dict[str, str]],
+    max_tokens: int,
+    session: str,
+    *,
+    min_tokens: int = 0,
+    on_token: OnToken | None = None,
+) -> Turn:
+    """Stream one greedy answer; `on_token` hears how many events brought text so far."""
+    body = {
+        "model": model,
+        "messages": messages,
+        "max_tokens": max_tokens,
+        "min_tokens": min_tokens,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    turn, began_s = Turn(messages[-1]["content"]), time.monotonic()
+    url, headers = "/v1/chat/completions", {"X-Session-Id": session}
+    async with client.stream("POST", url, json=body, headers=headers) as response:
+        async for line in response.aiter_lines():
+            if line.startswith("{"):  # an error instead of a stream
+                _check(json.loads(line))
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            event = json.loads(line.removeprefix("data: "))
+            _check(event)
+            turn.told = event.get("trivium") or turn.told
+            turn.usage = event.get("usage") or turn.usage
+            for choice in event.get("choices", []):
+                if text := choice["delta"].get("content"):
+                    turn.first_token_ms = turn.first_token_ms or (time.monotonic() - began_s) * 1000
+                    turn.answer += text
+                    turn.events += 1
+                    if on_token is not None:
+                        await on_token(turn.events)
+                turn.ended = turn.ended or bool(choice.get("finish_reason"))
+    return turn
+
+
+def _check(event: dict[str, Any]) -> None:
+    if "error" in event:
+        raise EngineFailed(f"the gateway answered: {event['error']['message']}")
