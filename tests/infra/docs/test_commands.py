@@ -41,7 +41,7 @@ def _only_parses(monkeypatch: pytest.MonkeyPatch) -> None:
 def check(words: list[str]) -> None:
     """Parse a command line of `trivium` as the program does, down to its last option."""
     command, names = ROOT_COMMAND, ["trivium"]
-    while hasattr(command, "commands"):
+    while hasattr(command, "commands") and (words or not command.invoke_without_command):
         name, *words = words
         assert name in command.commands, f"{' '.join(names)} {name} is no command"
         command, names = command.commands[name], [*names, name]
