@@ -171,6 +171,7 @@ class Collections:
             ]
             failed += self._tried(with_vectors, lambda some, name=name: self._add(name, some))
             shelf.flush()
+            self._tidy(name)
         return failed
 
     def apply_passages(self, changes: Iterable[PassagesChange]) -> Failed[PassagesChange]:
@@ -190,7 +191,13 @@ class Collections:
                     counted.append(each)
             failed += self._tried(counted, lambda some, name=name: self._shelve(name, some))
             shelf.flush()
+            self._tidy(name)
         return failed
+
+    def _tidy(self, name: str) -> None:
+        """A name that somebody wrote once costs nothing for ever."""
+        if name not in self.indexes and self.shelves[name].is_bare:
+            del self.shelves[name]
 
     def _delete(self, name: str, shelf: Shelf, group: Sequence[Change]) -> None:
         for each in group:

@@ -9,6 +9,7 @@ index of this kind, and are never found.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import tantivy
@@ -34,11 +35,12 @@ class Allowed:
 class _State:
     """Numbers count up and are never used twice; a new state begins anew."""
 
-    index: Any
+    index: Any = None  # until there is something
     ids: list[bytes] = field(default_factory=list)  # by number
     number_of: dict[bytes, int] = field(default_factory=dict)
 
 
+@cache
 def _schema() -> Any:
     builder = tantivy.SchemaBuilder()
     builder.add_integer_field("number", stored=False, indexed=True, fast=True)
@@ -52,8 +54,7 @@ class WordIndex:
     """`change`, `search`, and now and then `compact`."""
 
     def __init__(self) -> None:
-        self._schema = _schema()
-        self._state = _State(tantivy.Index(self._schema))
+        self._state = _State()
 
     def __len__(self) -> int:
         return len(self._state.number_of)
@@ -70,7 +71,7 @@ class WordIndex:
 
     def compact(self, texts: Mapping[bytes, str]) -> None:
         """Begin anew with these passages. Blocks; searches meanwhile find what there was."""
-        state = _State(tantivy.Index(self._schema))
+        state = _State()
         _write(state, (), texts)
         self._state = state
 
@@ -79,12 +80,14 @@ class WordIndex:
     ) -> list[tuple[bytes, float]]:
         """The best passages for a text and their scores, equal scores in order of ids."""
         state = self._state
+        if not state.number_of:
+            return []
         searcher = state.index.searcher()
-        query = self._query(searcher, text)
-        if query is None or not len(self):
+        query = _query(searcher, text)
+        if query is None:
             return []
         if allowed is not None and allowed.listed is not None:
-            query = self._within(query, state, allowed.listed)
+            query = _within(query, state, allowed.listed)
         limit = depth + 16
         while True:
             hits = searcher.search(query, limit, count=False).hits
@@ -101,23 +104,25 @@ class WordIndex:
                 return sorted(found, key=lambda each: (-each[1], each[0]))[:depth]
             limit *= _GROWN
 
-    def _query(self, searcher: Any, text: str) -> Any:
-        terms = terms_asked(text)
-        if len(terms) > TERMS_MAX:
-            terms.sort(key=lambda term: (searcher.doc_freq("terms", term), term))
-        parts = [
-            tantivy.Query.term_query(self._schema, "terms", term, index_option="freq")
-            for term in terms[:TERMS_MAX]
-        ]
-        if not parts:
-            return None
-        return tantivy.Query.boolean_query([(tantivy.Occur.Should, part) for part in parts])
 
-    def _within(self, query: Any, state: _State, listed: Sequence[bytes]) -> Any:
-        numbers = [state.number_of[each] for each in listed if each in state.number_of]
-        inside = tantivy.Query.term_set_query(self._schema, "number", numbers)
-        must = [tantivy.Query.const_score_query(inside, 0.0), query]
-        return tantivy.Query.boolean_query([(tantivy.Occur.Must, each) for each in must])
+def _query(searcher: Any, text: str) -> Any:
+    terms = terms_asked(text)
+    if len(terms) > TERMS_MAX:
+        terms.sort(key=lambda term: (searcher.doc_freq("terms", term), term))
+    parts = [
+        tantivy.Query.term_query(_schema(), "terms", term, index_option="freq")
+        for term in terms[:TERMS_MAX]
+    ]
+    if not parts:
+        return None
+    return tantivy.Query.boolean_query([(tantivy.Occur.Should, part) for part in parts])
+
+
+def _within(query: Any, state: _State, listed: Sequence[bytes]) -> Any:
+    numbers = [state.number_of[each] for each in listed if each in state.number_of]
+    inside = tantivy.Query.term_set_query(_schema(), "number", numbers)
+    must = [tantivy.Query.const_score_query(inside, 0.0), query]
+    return tantivy.Query.boolean_query([(tantivy.Occur.Must, each) for each in must])
 
 
 def listed_or_none(count: int, ids: Callable[[], Sequence[bytes]]) -> Sequence[bytes] | None:
@@ -129,6 +134,8 @@ def _write(state: _State, gone: Iterable[bytes], texts: Mapping[bytes, str]) -> 
     dead = [state.number_of.pop(each) for each in {*gone, *texts} if each in state.number_of]
     if not dead and not texts:
         return
+    if state.index is None:
+        state.index = tantivy.Index(_schema())
     writer = state.index.writer(heap_size=_HEAP_BYTES, num_threads=1)
     for number in dead:
         writer.delete_documents_by_term("number", number)

@@ -37,6 +37,11 @@ class Shelf:
     _gone: set[bytes] = field(default_factory=set)
     _added: dict[bytes, str] = field(default_factory=dict)
 
+    @property
+    def is_bare(self) -> bool:
+        """Whether no document lives as text."""
+        return not self._live
+
     def waiting(self) -> list[str]:
         """Documents that live as text, and of which no row tells."""
         live = list(self._live.items())

@@ -173,6 +173,18 @@ def test_passages_that_cannot_be_used_are_refused_alone(fields: Any, error: str)
     assert rows(held) == {"a#0", "b#0", "c#0", "c#1"}, "its old ones stay"
 
 
+def test_names_that_nothing_is_left_of_cost_nothing() -> None:
+    held = collections()
+    for number in range(50):
+        name = f"n{number}"
+        held.apply([gone("a", 1, collection=name)])
+        held.apply_passages([no_passages("a", collection=name)])
+        held.apply([text("a", 2, collection=name)])
+        assert held.shelves[name].words._state.index is None
+        held.apply([gone("a", 3, collection=name)])
+    assert held.shelves == {} == held.indexes
+
+
 def test_texts_that_wait_for_passages_are_known() -> None:
     held = collections()
     held.apply([text("a", 1), text("b", 2), text("c", 3)])
