@@ -28,6 +28,7 @@ from tests.workers.search.words.shelves import (
 from tests.workers.search.words.test_index import drawn
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.kinds import Kind
+from workers.search.index.query import Answer
 from workers.search.service import by_text
 from workers.search.service.collections import Collections
 from workers.search.service.responder import Responder
@@ -286,3 +287,18 @@ async def test_what_cannot_be_searched_is_refused(
     pool.shards[0].texts._waiting_max = 9
     monkeypatch.setattr(by_text, "_PASSAGE_BYTES_MAX", 10)
     assert (await pool.find("ferry")).passages == (), "what does not fit is left out"
+
+
+def test_a_tenant_is_told_no_seeds_that_are_not_its_own() -> None:
+    """A walk comes by rows of others; its routing list is not for tenants."""
+    keys = (np.uint64(1 << 31) << np.uint64(32)) | (np.arange(2, dtype=np.uint64) << np.uint64(1))
+    answer = Answer(
+        rows=np.array([0]), distances=np.zeros(1, np.float32), extends=1, computed=2, exact=False,
+        top_keys=keys, names=[b"mine#0", "theirs"],
+    )  # fmt: skip
+    for tenant, seeds in (("", ("mine#0", "theirs")), ("t", ("mine#0",))):
+        asked = RetrievalRequest(
+            retrieval_id="q", request_id="", asker_id="a", reply_partition=0, collection="c",
+            vector=b"", k=1, asked_ms=0, deadline_ms=0, tenant=tenant, wants_seeds=True,
+        )  # fmt: skip
+        assert by_text.about(asked, answer)["seeds"] == seeds

@@ -75,6 +75,14 @@ def test_passages_may_be_ahead_of_their_documents() -> None:
     assert rows(held) == set(), "deleted means gone"
 
 
+def test_passages_that_nobody_took_back_are_no_documents() -> None:
+    """As on a log on which a slow embedding worker had the last word; a start reads it whole."""
+    held = collections()
+    held.apply([text("b", 3)])
+    held.apply_passages([passages("a", "x", offset=1, read_to=4)])
+    assert rows(held) == set()
+
+
 def test_what_a_batch_passes_over_still_counts() -> None:
     for between in (gone("a", 2), document("a", 2, vector=V)):
         held = collections()
