@@ -200,15 +200,12 @@ class Collections:
             del self.shelves[name]
 
     def _delete(self, name: str, shelf: Shelf, group: Sequence[Change]) -> None:
-        for each in group:
-            rows = (
-                []
-                if shelf.is_newer(each.document_id, each.offset)
-                else shelf.rows(each.document_id)
-            )
-            self._delete_rows(name, [each.document_id, *rows])
-            if not shelf.is_newer(each.document_id, each.offset):
-                shelf.ends(each.document_id, each.offset)
+        ended = [each for each in group if not shelf.is_newer(each.document_id, each.offset)]
+        rows: list[ExternalId] = [each.document_id for each in group]
+        rows += [row for each in ended for row in shelf.rows(each.document_id)]
+        self._delete_rows(name, rows)
+        for each in ended:
+            shelf.ends(each.document_id, each.offset)
 
     def _texts(self, name: str, shelf: Shelf, group: Sequence[Change]) -> None:
         for each in group:
@@ -254,9 +251,10 @@ class Collections:
         shelf, bound = self.shelves[name], self.embedder_of(name)
         records = [each.passages for each in group if each.passages is not None]
         bound = bound or records[0].embedder
-        if wrong := next((each.embedder for each in records if each.embedder != bound), ""):
+        if others := [each.embedder for each in records if each.embedder != bound]:
             raise InvalidVector(
-                f"collection {name!r:.200} is embedded by {bound}, found passages by {wrong}"
+                f"collection {name!r:.200} is embedded by {bound}, found passages by "
+                f"{others[0] or 'nobody'}"
             )
         texts = {each.document_id: texts_of(each) for each in records}
         gone: list[ExternalId] = [each.document_id for each in records]

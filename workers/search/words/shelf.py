@@ -68,6 +68,8 @@ class Shelf:
     def ends(self, document_id: str, offset: int) -> None:
         """It is no text any more, from this offset on; its passages are the caller's to drop."""
         self._drop(document_id)
+        if document_id not in self._live and document_id not in self._floors:
+            return  # nothing of it may be on its way
         self._live.pop(document_id, None)
         self._floors.pop(document_id, None)
         self._floors[document_id] = offset

@@ -145,6 +145,7 @@ def test_a_collection_is_bound_to_one_embedder() -> None:
     ((change, error),) = held.apply_passages([passages("b", "x", offset=2, embedder="other@2")])
     assert change.document_id == "b" and isinstance(error, InvalidVector)
     assert "embedded by hash@1, found passages by other@2" in error.message
+    assert len(held.apply_passages([passages("b", "x", offset=2, embedder="")])) == 1
     with pytest.raises(InvalidVector, match=r"embedded by hash@1, found a vector by other@2"):
         held.check_embedder("c", "other@2")
     held.check_embedder("c", "hash@1")
@@ -191,6 +192,8 @@ def test_names_that_nothing_is_left_of_cost_nothing() -> None:
         assert held.shelves[name].words._state.index is None
         held.apply([gone("a", 3, collection=name)])
     assert held.shelves == {} == held.indexes
+    held.apply([document(f"d{number}", number, vector=V) for number in range(50)])
+    assert held.shelves["c"]._floors == {}, "nor do documents that were never text"
 
 
 def test_texts_that_wait_for_passages_are_known() -> None:
