@@ -77,7 +77,8 @@ class QueryWork:
         if request.text and not request.vector and request.mode != WORDS:
             vector = await self._vector(request)
             mode = request.mode if vector else WORDS
-            request = dataclasses.replace(request, vector=vector, mode=mode)
+            by = self._batcher.embedder.name if vector else ""
+            request = dataclasses.replace(request, vector=vector, mode=mode, embedder=by)
         request = dataclasses.replace(request, embedded_ms=(time.monotonic() - began_s) * 1000)
         key = (record.key or b"").decode(errors="replace")
         await (

@@ -226,6 +226,8 @@ async def test_searches_get_their_vectors_and_go_on_to_the_same_partition(
                 assert handed.mode == ("hybrid" if embedded else "words")
                 wanted = HashEmbedder().embed([text])[0].tobytes() if embedded else b""
                 assert handed.vector == wanted
+                is_made = text in ("plain", "probe")
+                assert handed.embedder == (HashEmbedder().name if is_made else "")
             assert running.totals.queries == 2
 
 
