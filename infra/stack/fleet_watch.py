@@ -5,7 +5,9 @@ neither registers nor buries records that cannot be read.
 """
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Self
 
 from aiokafka.errors import KafkaError
 
@@ -30,6 +32,24 @@ class FleetWatch:
         self.heard_ms = 0  # when the last record came
         self._codec = codec or Codec()
         self._reader = AssignedReader(settings, "fleet", [0], client_id="trivium-fleet")
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    @contextlib.asynccontextmanager
+    async def followed(self) -> AsyncIterator[Self]:
+        """The same, and what comes is folded meanwhile."""
+        async with self:
+            following = asyncio.create_task(self.follow())
+            try:
+                yield self
+            finally:
+                following.cancel()
+                await asyncio.gather(following, return_exceptions=True)
 
     async def start(self) -> None:
         """Fold all that the topic holds; may be called again after BrokerUnavailable."""

@@ -72,8 +72,7 @@ class LogFinder:
         had to read it has put it on the dead-letter topic.
         """
         reader = AssignedReader(self._log, topic, partitions, client_id="trivium-story")
-        await reader.start("nowhere")
-        try:
+        async with reader.reading("nowhere"):
             starts = await reader.offsets_at(max(0, window.since_ms))
             ends = await reader.offsets_at(window.until_ms)
             await reader.seek(starts)
@@ -88,8 +87,6 @@ class LogFinder:
                 if limit and len(found) >= limit:
                     return found[:limit]
             return found
-        finally:
-            await reader.stop()
 
     def _matching(self, batch: Sequence[Any], needle: bytes) -> list[Any]:
         found = []

@@ -9,9 +9,9 @@ import asyncio
 import contextlib
 import heapq
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
@@ -27,6 +27,7 @@ _DISCARD_S = 2.0  # for a producer's task to notice that its connections are clo
 _HELD_MAX = 5_000  # records of a partition that wait for older ones of others, when more are read
 Headers = Sequence[tuple[str, bytes]]
 Ack = asyncio.Future[Any]
+ReadFrom = Literal["earliest", "latest", "nowhere"] | dict[int, int]  # or the offsets by partition
 
 
 class LogProducer:
@@ -47,6 +48,13 @@ class LogProducer:
         self._source = f"/trivium/{client_id}".encode()
         self._event_ids = count()
         self._producer: AIOKafkaProducer | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
 
     async def start(self) -> None:
         """Connect; raises BrokerUnavailable."""
@@ -193,7 +201,16 @@ class AssignedReader:
             raise BrokerUnavailable(f"{self.topic}: the reader is not started")
         return self._consumer
 
-    async def start(self, at: Literal["earliest", "latest", "nowhere"] | dict[int, int]) -> None:
+    @contextlib.asynccontextmanager
+    async def reading(self, at: ReadFrom) -> AsyncIterator[Self]:
+        """Started there, and stopped at the end."""
+        await self.start(at)
+        try:
+            yield self
+        finally:
+            await self.stop()
+
+    async def start(self, at: ReadFrom) -> None:
         """Connect and stand at the given place; `latest` is fixed when this returns.
 
         `nowhere` fetches nothing before `seek`: a question would wait for the fetch under way.
@@ -207,7 +224,7 @@ class AssignedReader:
         try:
             consumer.assign(self._partitions)
             if at == "earliest":
-                await self.seek(await self._beginnings())
+                await self.seek(await self._bounds(consumer.beginning_offsets))
             elif at == "latest":
                 await self.seek(await self.end_offsets())
             elif at == "nowhere":
@@ -217,14 +234,6 @@ class AssignedReader:
         except BaseException:
             await self.stop()
             raise
-
-    async def _beginnings(self) -> dict[int, int]:
-        consumer = self._started
-        try:
-            offsets = await consumer.beginning_offsets(self._partitions)
-        except KafkaError as error:
-            raise await self._unread(consumer, error) from error
-        return {tp.partition: offset for tp, offset in offsets.items()}
 
     async def seek(self, offsets: dict[int, int]) -> None:
         """Go to the given offset of each given partition."""
@@ -238,9 +247,12 @@ class AssignedReader:
 
         Raises TopicError for a topic that is missing, BrokerUnavailable where no broker answers.
         """
+        return await self._bounds(self._started.end_offsets)
+
+    async def _bounds(self, ask: Callable[..., Awaitable[Any]]) -> dict[int, int]:
         consumer = self._started
         try:
-            offsets = await consumer.end_offsets(self._partitions)
+            offsets = await ask(self._partitions)
         except KafkaError as error:
             raise await self._unread(consumer, error) from error
         return {tp.partition: offset for tp, offset in offsets.items()}

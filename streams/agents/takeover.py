@@ -58,13 +58,10 @@ async def _read(
     if not starts:
         return
     reader = AssignedReader(log, topic, list(starts), client_id=client_id)
-    await reader.start(starts)
-    try:
+    async with reader.reading(starts):
         async for records in reader.until(ends):
             for record in records:
                 yield record
-    finally:
-        await reader.stop()
 
 
 async def _committed(log: LogSettings, group: str, partitions: list[int]) -> Offsets:

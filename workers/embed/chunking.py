@@ -45,6 +45,11 @@ class Piece:
     block_end: int = 0
 
 
+def tokens_of(token_starts: Sequence[int], span: Span) -> int:
+    """How many tokens a passage has."""
+    return bisect_left(token_starts, span.end) - bisect_left(token_starts, span.start)
+
+
 class _Tokens:
     """Counts tokens between two places of a text."""
 
@@ -53,7 +58,7 @@ class _Tokens:
         self.max, self.overlap = tokens_max, overlap
 
     def between(self, start: int, end: int) -> int:
-        return bisect_left(self._starts, end) - bisect_left(self._starts, start)
+        return tokens_of(self._starts, Span(start, end))
 
 
 def cut(text: str, token_starts: Sequence[int], *, tokens_max: int, overlap: int) -> list[Span]:

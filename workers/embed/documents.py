@@ -22,7 +22,7 @@ from schemas.records import Document, DocumentPassages, MemberKind
 from schemas.settings import LogSettings
 from schemas.topics import check_record, document_key
 from workers.embed.batcher import Batcher
-from workers.embed.chunking import Span, cut
+from workers.embed.chunking import Span, cut, tokens_of
 from workers.embed.content import (
     Cutting,
     Tokens,
@@ -189,7 +189,7 @@ class DocumentWork:
         spans = cut(
             document.text, starts, tokens_max=cutting.chunk_tokens, overlap=cutting.chunk_overlap
         )
-        return spans, [cutting.chunk_tokens] * len(spans)
+        return spans, [tokens_of(starts, span) for span in spans]
 
     async def _write(
         self,

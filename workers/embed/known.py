@@ -54,13 +54,10 @@ class KnownPassages:
             return
         found: dict[int, dict[bytes, Held]] = {each: {} for each in new}
         reader = AssignedReader(self._settings, "passages", new, client_id=self._client_id)
-        await reader.start("earliest")
-        try:
+        async with reader.reading("earliest"):
             async for batch in reader.until(await reader.end_offsets()):
                 for record in batch:
                     self._fold(found[record.partition], record)
-        finally:
-            await reader.stop()
         self._held |= found
         log.info("partitions %s: %d documents have passages", new, self.count())
 
@@ -83,11 +80,8 @@ class KnownPassages:
         if held is None:
             return None
         reader = AssignedReader(self._settings, "passages", [partition], client_id=self._client_id)
-        await reader.start({partition: held.offset})
-        try:
+        async with reader.reading({partition: held.offset}):
             batch = await reader.batch(max_records=1, timeout_ms=self._settings.request_timeout_ms)
-        finally:
-            await reader.stop()
         for record in batch:
             if record.offset == held.offset and record.key == key and record.value:
                 passages = self._codec.decode(record.value)

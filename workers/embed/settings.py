@@ -26,7 +26,7 @@ class EmbeddingSettings:
     chunk_overlap: Natural = 20  # of these, whole sentences from the end of the passage before
     threads: Positive = 1  # that torch computes with
     batch_tokens: Positive = 1_024  # computed at once; a query waits for one batch of documents
-    documents_max: Positive = 32  # taken and not acknowledged; then the log waits
+    documents_max: Positive = 128  # taken and not acknowledged; then the log waits
     queries_max: Positive = 4_096  # likewise
     drain_timeout_ms: Natural = 10_000
     close_timeout_ms: Positive = 10_000

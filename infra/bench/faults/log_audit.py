@@ -42,11 +42,8 @@ async def read_raw(log: LogSettings, topic: str) -> list[ConsumerRecord]:
     dead = topic.endswith(".dlq")
     count = 1 if dead else log.partitions(TOPICS[topic].group)
     reader = AssignedReader(log, topic, range(count), client_id="audit")
-    await reader.start("earliest")
-    try:
+    async with reader.reading("earliest"):
         return await reader.read_to_end()
-    finally:
-        await reader.stop()
 
 
 async def read_topic(log: LogSettings, topic: str) -> list[Any]:

@@ -95,20 +95,11 @@ async def give_roles(stack: Stack, roles: Sequence[Role]) -> None:
     """Every worker of the stack gets all of these roles, and keeps its engine."""
     log = stack.settings.log
     codec = await asyncio.to_thread(make_codec, log)
-    fleet, producer = FleetWatch(log, codec), LogProducer(log, codec, durable=True, client_id="b")
-    await fleet.start()
-    following = asyncio.create_task(fleet.follow())
-    try:
-        await producer.start()
+    making = LogProducer(log, codec, durable=True, client_id="b")
+    async with FleetWatch(log, codec).followed() as fleet, making as producer:
         for worker_id, kind in stack.plan.names().items():
-            if kind is not MemberKind.WORKER:
-                continue
-            await move_worker(fleet, producer, log, worker_id, roles, timeout_s=60)
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-        await producer.stop()
-        await fleet.stop()
+            if kind is MemberKind.WORKER:
+                await move_worker(fleet, producer, log, worker_id, roles, timeout_s=60)
 
 
 @asynccontextmanager

@@ -50,12 +50,11 @@ async def _follow(
 
     codec = await asyncio.to_thread(make_codec, log)
     reader = AssignedReader(log, topic, range(partitions), client_id="trivium-tail")
-    await reader.start("earliest" if from_beginning else "latest")
-    if not from_beginning and sys.stderr.isatty():
-        hint = f"{topic} from now on; --from-beginning shows what is there, Ctrl-C ends"
-        print(hint, file=sys.stderr)
-    shown = 0
-    try:
+    async with reader.reading("earliest" if from_beginning else "latest"):
+        if not from_beginning and sys.stderr.isatty():
+            hint = f"{topic} from now on; --from-beginning shows what is there, Ctrl-C ends"
+            print(hint, file=sys.stderr)
+        shown = 0
         while True:
             for record in sorted(await reader.batch(), key=lambda found: found.timestamp):
                 print(_line(codec, record, as_json))
@@ -63,8 +62,6 @@ async def _follow(
                 if shown == count:
                     return
             sys.stdout.flush()
-    finally:
-        await reader.stop()
 
 
 def _line(codec: Any, record: Any, as_json: bool) -> str:

@@ -51,12 +51,8 @@ async def _list(log: LogSettings, as_json: bool) -> None:
     from infra.stack.fleet_watch import FleetWatch
     from schemas.log.registry import make_codec
 
-    fleet = FleetWatch(log, await asyncio.to_thread(make_codec, log))
-    await fleet.start()
-    try:
+    async with FleetWatch(log, await asyncio.to_thread(make_codec, log)) as fleet:
         rows = [_row(member) for member in members(fleet) if member["kind"] == "worker"]
-    finally:
-        await fleet.stop()
     if as_json:
         print_json(rows)
         return
@@ -93,21 +89,13 @@ async def _move(
     from schemas.log.registry import make_codec
 
     codec = await asyncio.to_thread(make_codec, log)
-    fleet = FleetWatch(log, codec)
-    producer = LogProducer(log, codec, durable=True, client_id="trivium-pool")
-    await fleet.start()
-    following = asyncio.create_task(fleet.follow())
-    try:
+    making = LogProducer(log, codec, durable=True, client_id="trivium-pool")
+    async with FleetWatch(log, codec).followed() as fleet:
         before = [role.value for role in find_worker(fleet, worker_id).registration.roles]
-        await producer.start()
         wanted, began_ms = " and ".join(roles), wall_ms()
         with Console(stderr=True).status(f"{worker_id}: {' and '.join(before)} becomes {wanted}"):
-            await move_worker(fleet, producer, log, worker_id, roles, timeout_s=timeout_s)
-    finally:
-        following.cancel()
-        await asyncio.gather(following, return_exceptions=True)
-        await producer.stop()
-        await fleet.stop()
+            async with making as producer:
+                await move_worker(fleet, producer, log, worker_id, roles, timeout_s=timeout_s)
     took_ms = wall_ms() - began_ms
     if as_json:
         print_json({"worker_id": worker_id, "before": before, "roles": roles, "took_ms": took_ms})

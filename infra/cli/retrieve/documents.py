@@ -108,15 +108,11 @@ async def _dimension(log: LogSettings, codec: Any, collection: str) -> int:
     from schemas.log.clock import wall_ms
     from schemas.records import MemberKind
 
-    fleet = FleetWatch(log, codec)
-    try:
-        await fleet.start()
-    finally:
-        await fleet.stop()
-    for member in fleet.view.living(MemberKind.WORKER, wall_ms()):
-        for held in member.search.collections if member.search else ():
-            if held.name == collection and held.documents:
-                return held.dim
+    async with FleetWatch(log, codec) as fleet:
+        for member in fleet.view.living(MemberKind.WORKER, wall_ms()):
+            for held in member.search.collections if member.search else ():
+                if held.name == collection and held.documents:
+                    return held.dim
     return 0
 
 

@@ -205,10 +205,6 @@ async def _has_workers(log: LogSettings, codec: Any) -> bool:
     from schemas.log.clock import wall_ms
     from schemas.records import MemberKind
 
-    fleet = FleetWatch(log, codec)
-    try:
-        await fleet.start()
-    finally:
-        await fleet.stop()
-    living = fleet.view.living(MemberKind.WORKER, wall_ms())
-    return any(member.registration.embedding is not None for member in living)
+    async with FleetWatch(log, codec) as fleet:
+        living = fleet.view.living(MemberKind.WORKER, wall_ms())
+        return any(member.registration.embedding is not None for member in living)

@@ -94,15 +94,12 @@ class TurnTopic:
 
     async def _read_topic(self) -> None:
         reader = AssignedReader(self._log, "turns", [0], client_id=f"{self._gateway_id}-turns")
-        await reader.start("nowhere")
-        try:
+        async with reader.reading("nowhere"):
             await reader.seek(await reader.offsets_at(wall_ms() - self._back_ms))
             while True:
                 for record in await reader.batch(max_records=BATCHES_MAX):
                     await self._hand_on(record)
                 await asyncio.sleep(0)
-        finally:
-            await reader.stop()
 
     async def _hand_on(self, record: ConsumerRecord) -> None:
         try:

@@ -322,3 +322,28 @@ async def test_records_that_are_too_large_are_said_to_be_so_and_can_be_buried(
         await dead.stop()
         await reader.stop()
         await producer.stop()
+
+
+async def test_what_reads_or_writes_for_a_while_is_closed_whatever_ends_that(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: list[object] = []
+
+    async def start(_self: object, at: object = "now") -> None:
+        told.append(at)
+
+    async def stop(_self: object) -> None:
+        told.append("stopped")
+
+    for kind in (AssignedReader, LogProducer):
+        monkeypatch.setattr(kind, "start", start)
+        monkeypatch.setattr(kind, "stop", stop)
+    reader = AssignedReader(LogSettings(), "fleet", [0], client_id="r")
+    with pytest.raises(ZeroDivisionError):
+        async with reader.reading("latest") as reading:
+            assert reading is reader and told == ["latest"]
+            raise ZeroDivisionError
+    making = LogProducer(LogSettings(), Codec(), durable=True, client_id="p")
+    async with making as producer:
+        assert producer is making
+    assert told == ["latest", "stopped", "now", "stopped"]

@@ -120,12 +120,9 @@ class DocumentFollower:
         reader = AssignedReader(
             self._settings, "documents", [0], client_id=f"{self.membership.member_id}-made"
         )
-        await reader.start({0: offsets[0]} if offsets else "earliest")
-        try:
+        async with reader.reading({0: offsets[0]} if offsets else "earliest"):
             every = reader.by_time(await reader.end_offsets())
             made = [record async for record in every if (record.key or b"").startswith(b"/")]
-        finally:
-            await reader.stop()
         for record in reversed(made):  # of several the oldest counts: later ones follow in time
             with suppress(RecordError):  # buried where it is read with all others
                 if not _is_declaration(record):

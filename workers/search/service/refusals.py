@@ -92,14 +92,11 @@ class Refusals:
         """Dead letters that may be of what waits."""
         topic = self._topic + DEAD_LETTER_SUFFIX
         reader = AssignedReader(self._settings, topic, [0], client_id=self._client_id)
-        await reader.start("earliest")
-        try:
+        async with reader.reading("earliest"):
             oldest_ms = min(record.timestamp for record, _ in self._waiting.values())
             since_ms = max(0, oldest_ms - _CLOCKS_APART_MS)
             await reader.seek(await reader.offsets_at(since_ms))
             return await reader.read_to_end()
-        finally:
-            await reader.stop()
 
 
 def _origin(record: ConsumerRecord) -> Any:

@@ -194,9 +194,8 @@ def _through(asker: Asker) -> Ask:
 
 
 async def _load(log: LogSettings, rows: Array) -> None:
-    producer = LogProducer(log, Codec(), durable=True, client_id="bench-documents")
-    await producer.start()
-    try:
+    making = LogProducer(log, Codec(), durable=True, client_id="bench-documents")
+    async with making as producer:
         acks: list[Any] = []
         for row, vector in enumerate(rows):
             document = Document(
@@ -210,8 +209,6 @@ async def _load(log: LogSettings, rows: Array) -> None:
                 await asyncio.gather(*acks)
                 acks.clear()
         await asyncio.gather(*acks)
-    finally:
-        await producer.stop()
 
 
 @asynccontextmanager
