@@ -19,7 +19,7 @@ from workers.models.conversion import FORM, converted
 
 SMOLLM2 = "smollm2-135m-instruct"
 MINILM = "all-minilm-l6-v2"
-_GGUF_READERS = ("gguf", "accelerate")
+_GGUF_READERS = ("gguf", "accelerate", "torch", "transformers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +93,6 @@ def _expect(name: str, *modules: str) -> None:
     if missing:
         raise ConfigError(
             f"model {name}: expected the Python packages {', '.join(modules)}, found no "
-            f"{', '.join(missing)}; install what infra/lock/models.txt lists, as `make setup` "
-            "does, or name another model with --model"
+            f"{', '.join(missing)}; `make setup` installs them, from infra/lock; or name another "
+            "model with --model"
         )

