@@ -1,7 +1,8 @@
 """Follows files: what changed is written again, what was deleted gets a tombstone."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from schemas.records import Document
 
 _DEBOUNCE_MS, _STEP_MS = 400, 50
+_Found = set[tuple[Change, str]]
 
 
 class Changes:
@@ -26,24 +28,54 @@ class Changes:
         self.refused: list[Refusal] = []
 
 
-async def changes(
+@asynccontextmanager
+async def watching(
     roots: Sequence[Path], reading: Reading, stop: asyncio.Event
-) -> AsyncIterator[Changes]:
-    """Until `stop` is set. Files that are written several times in a moment are read once."""
+) -> AsyncIterator[AsyncIterator[Changes]]:
+    """Gives what changes from now on, until `stop` is set. Files that are written several times in
+    a moment are read once.
+    """
     watched = awatch(
         *roots, stop_event=stop, debounce=_DEBOUNCE_MS, step=_STEP_MS, raise_interrupt=False
     )
-    async for found in watched:
-        now = Changes()
-        for path in sorted({Path(text) for _, text in found}):
-            is_gone = (Change.deleted, str(path)) in found and not path.exists()
-            source = source_of(path, roots)
-            if is_gone:
-                now.gone += reading.gone(path)
-            elif source is not None and path.is_file():
-                await asyncio.to_thread(_read, reading, source, now)
+    first = asyncio.create_task(_next(watched))
+    await asyncio.sleep(0)  # when it waits, the system tells it of what changes
+    try:
+        yield _changes(first, watched, roots, reading)
+    finally:
+        first.cancel()
+        await asyncio.wait([first])
+        await watched.aclose()
+
+
+async def _next(watched: AsyncGenerator[_Found, None]) -> _Found | None:
+    return await anext(watched, None)
+
+
+async def _changes(
+    first: "asyncio.Task[_Found | None]",
+    watched: AsyncGenerator[_Found, None],
+    roots: Sequence[Path],
+    reading: Reading,
+) -> AsyncIterator[Changes]:
+    found = await first
+    while found is not None:
+        now = await _read_again(found, roots, reading)
         if now.documents or now.gone or now.refused:
             yield now
+        found = await _next(watched)
+
+
+async def _read_again(found: _Found, roots: Sequence[Path], reading: Reading) -> Changes:
+    now = Changes()
+    for path in sorted({Path(text) for _, text in found}):
+        is_gone = (Change.deleted, str(path)) in found and not path.exists()
+        source = source_of(path, roots)
+        if is_gone:
+            now.gone += reading.gone(path)
+        elif source is not None and path.is_file():
+            await asyncio.to_thread(_read, reading, source, now)
+    return now
 
 
 def _read(reading: Reading, source: Source, now: Changes) -> None:

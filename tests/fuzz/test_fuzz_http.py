@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streams.gateway.request.body import ChatBody, CompletionBody, TokenizeBody
+from streams.gateway.request.embed_body import EmbeddingsBody, RerankBody
 from tests.fuzz.drawn import JSON, changed_bytes, examples, text_of
 from tests.stalls import unstalled
 from tests.streams.gateway.in_process import InProcessGateway, call
@@ -17,6 +18,8 @@ PATHS: dict[str, tuple[dict[str, Any], Any]] = {
     "/v1/chat/completions": (chat(), ChatBody),
     "/v1/completions": (completion(), CompletionBody),
     "/tokenize": ({"prompt": "x"}, TokenizeBody),
+    "/v1/embeddings": ({"model": "letters", "input": ["x"]}, EmbeddingsBody),
+    "/v1/rerank": ({"model": "letters", "query": "x", "documents": ["y"]}, RerankBody),
 }
 HEADERS = (
     *("x-session-id", "x-priority", "x-deadline-ms", "x-trivium-weights", "x-trivium-policy"),

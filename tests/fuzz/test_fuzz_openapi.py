@@ -34,6 +34,7 @@ LABELS = (
     *("GET /v1/models/{model}", "GET /v1/requests/{request_id}/events"),
     *("DELETE /v1/requests/{request_id}", "POST /tokenize"),
     *("POST /v1/chat/completions", "POST /v1/completions"),
+    *("POST /v1/embeddings", "POST /v1/rerank"),
 )
 BODIES = {f"POST {path}": good for path, (good, _) in PATHS.items()}
 

@@ -15,7 +15,10 @@ from schemas.errors import ConfigError
 from schemas.settings import LogSettings
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from infra.ingest.batch import Reading, Refusal, Target
+    from infra.ingest.watching import Changes
     from infra.ingest.writer import Fates, Ingester
 
 EXIT_INCOMPLETE = 1
@@ -99,10 +102,10 @@ class _Call:
         ingester = self._ingester = Ingester(self._log, codec, group_id(self._log))
         await ingester.start()
         try:
-            await self._all(ingester)
-            self._say(ingester.fates)
             if watch:
-                await self._watch(ingester)
+                await self._all_and_changes(ingester)
+            else:
+                await self._all(ingester)
         finally:
             await ingester.stop()
         fates = ingester.fates
@@ -131,15 +134,22 @@ class _Call:
             if self._waits and self._workers:
                 task = progress.add_task("embedded", total=ingester.fates.written)
                 await ingester.follow(lambda fates: progress.update(task, completed=fates.done))
+        self._say(ingester.fates)
 
-    async def _watch(self, ingester: "Ingester") -> None:
-        from infra.ingest.watching import changes
+    async def _all_and_changes(self, ingester: "Ingester") -> None:
+        """The watch begins first, so that nothing changes unseen."""
+        from infra.ingest.watching import watching
 
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
-        self._print(f"watching {', '.join(map(str, self._roots))}; Ctrl-C ends")
-        async for now in changes(self._roots, self._reading, stop):
+        async with watching(self._roots, self._reading, stop) as changes:
+            await self._all(ingester)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, stop.set)
+            self._print(f"watching {', '.join(map(str, self._roots))}; Ctrl-C ends")
+            await self._follow(ingester, changes)
+
+    async def _follow(self, ingester: "Ingester", changes: "AsyncIterator[Changes]") -> None:
+        async for now in changes:
             self._refuse(now.refused)
             for document in now.documents:
                 await ingester.put(document)
