@@ -5,12 +5,9 @@ then the router is killed in the middle of an answer that was looked up. Everyth
 gateway and the topic `documents`, as for any user.
 """
 
-import asyncio
 import dataclasses
-import json
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import httpx
@@ -20,21 +17,13 @@ from rich.progress import Progress
 
 from infra.demo.asking import Turn, ask
 from infra.handbook.handbook import Page, handbook
+from infra.handbook.library import Library, Text, library
 from infra.stack.launcher import Stack
 from infra.terminal.citations import citation_lines
-from schemas.errors import EngineFailed, TriviumError
-from schemas.log.clients import LogProducer
-from schemas.log.clock import wall_ms
-from schemas.log.registry import make_codec
-from schemas.log.retrieval.asker import Asker
-from schemas.log.retrieval.member import asking
-from schemas.records import Document
-from schemas.topics import document_key, partition_of
 
 COLLECTION = "handbook"
 PAGES = 30
 _FOUND_S = 60.0  # for a document to be found, on a machine with much else to do
-_LOOK_S = 0.1
 _ANSWER_TOKENS, _LONG_TOKENS = 40, 96
 _KILL_AFTER = 4  # events with text
 
@@ -62,64 +51,25 @@ async def tour(stack: Stack, console: Console) -> Tour:
     seen = Tour()
     pages = handbook(PAGES)
     page = pages[0]
-    async with _pool(stack) as (asker, producer):
+    async with library(stack.settings.log) as books:
         console.print(f"\n[bold]Documents: a handbook of {PAGES} pages that nobody knows[/bold]")
         with Progress(console=console) as bar:
             task = bar.add_task("found by a search", total=PAGES)
-            for each in pages:
-                await _write(stack, producer, each)
-            for each in pages:
-                await _until_found(asker, each)
+            texts = [_text(each) for each in pages]
+            await books.put(COLLECTION, texts)
+            for text in texts:
+                await books.wait_for(COLLECTION, text, _FOUND_S)
                 bar.advance(task)
         async with httpx.AsyncClient(base_url=stack.gateway_urls[0], timeout=120) as client:
             await _converse(client, stack, page, seen, console)
-            edited = await _edit(stack, producer, asker, page, seen, console)
+            edited = await _edit(books, page, seen, console)
             await _ask_of_the_edit(client, stack, edited, seen, console)
             await _kill_the_router(client, stack, edited, seen, console)
     return seen
 
 
-@asynccontextmanager
-async def _pool(stack: Stack) -> AsyncIterator[tuple[Asker, LogProducer]]:
-    log = stack.settings.log
-    codec = await asyncio.to_thread(make_codec, log)
-    producer = LogProducer(log, codec, durable=True, client_id="demo-documents")
-    await producer.start()
-    try:
-        async with asking(log, codec, "demo-asks") as asker:
-            yield asker, producer
-    finally:
-        await producer.stop()
-
-
-async def _write(stack: Stack, producer: LogProducer, page: Page) -> None:
-    """As a connector would: the text and what it is called, under its key."""
-    document = Document(
-        document_id=page.document_id,
-        collection=COLLECTION,
-        text=page.text,
-        metadata=json.dumps({"title": page.title, "source": f"{page.document_id}.md"}),
-        at_ms=wall_ms(),
-    )
-    key = document_key(COLLECTION, page.document_id)
-    partition = partition_of(key, stack.settings.log.document_partitions)
-    await (await producer.send("documents", document, key=key, partition=partition))
-
-
-async def _until_found(asker: Asker, page: Page) -> None:
-    """Until a search brings the page as it is now."""
-    end_ms = wall_ms() + round(1000 * _FOUND_S)
-    while wall_ms() < end_ms:
-        try:
-            found = await asker.search_text(
-                page.text, collection=COLLECTION, k=1, deadline_ms=wall_ms() + 10_000
-            )
-        except TriviumError:  # no such collection yet
-            found = None
-        if found is not None and any(passage.text == page.text for passage in found.passages):
-            return
-        await asyncio.sleep(_LOOK_S)
-    raise EngineFailed(f"{page.document_id}: not found by a search within {_FOUND_S:.0f} s")
+def _text(page: Page) -> Text:
+    return Text(page.document_id, page.text, page.title)
 
 
 async def _converse(
@@ -141,9 +91,7 @@ async def _converse(
         _print_citations(console, turn)
 
 
-async def _edit(
-    stack: Stack, producer: LogProducer, asker: Asker, page: Page, seen: Tour, console: Console
-) -> Page:
+async def _edit(books: Library, page: Page, seen: Tour, console: Console) -> Page:
     """Change a value on the page, as an author would."""
     old = page.questions[0]
     new = str(int(old.value) + 1) if old.value.isdigit() else old.others[0]
@@ -151,8 +99,8 @@ async def _edit(
     text = page.text.replace(old.value, new, 1)
     edited = dataclasses.replace(page, text=text, questions=(question, *page.questions[1:]))
     began_s = time.monotonic()
-    await _write(stack, producer, edited)
-    await _until_found(asker, edited)
+    await books.put(COLLECTION, [_text(edited)])
+    await books.wait_for(COLLECTION, _text(edited), _FOUND_S)
     seen.found_after_ms = (time.monotonic() - began_s) * 1000
     console.print(
         f"[bold]edit[/bold]  {old.value} becomes {new} in {page.document_id}; found after "

@@ -15,6 +15,7 @@ from aiokafka import ConsumerRecord, TopicPartition
 from schemas.codec import Codec
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.connecting import asking_client
+from schemas.log.documents import send_document
 from schemas.records import Document, DocumentPassages
 from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_SUFFIX, document_key, partition_of
@@ -77,11 +78,9 @@ class Ingester:
 
     async def put(self, document: Document) -> None:
         """Raises RecordTooLarge, BrokerUnavailable."""
-        key = document_key(document.collection, document.document_id)
-        partition = partition_of(key, self._log.document_partitions)
-        ack = await self._producer.send(_TOPIC, document, key=key, partition=partition)
+        ack = await send_document(self._producer, self._log, document)
         self.fates.written += 1
-        await self._add(self._sent(document.document_id, partition, ack))
+        await self._add(self._sent(document.document_id, ack))
 
     async def drop(self, collection: str, document_id: str) -> None:
         """A tombstone."""
@@ -102,8 +101,9 @@ class Ingester:
         acks, self._acks = self._acks, []
         await asyncio.gather(*acks)
 
-    async def _sent(self, document_id: str, partition: int, ack: Any) -> None:
-        self._open[partition, int((await ack).offset)] = document_id
+    async def _sent(self, document_id: str, ack: Any) -> None:
+        place = await ack
+        self._open[int(place.partition), int(place.offset)] = document_id
 
     async def follow(self, told: Callable[[Fates], None]) -> None:
         """Until all that was written is done; `told` hears of every change."""

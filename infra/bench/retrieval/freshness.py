@@ -14,8 +14,8 @@ from rich.table import Table
 
 from infra.bench.results import Bar, at_least, at_most, median, percentile
 from infra.bench.retrieval.latency import COLLECTION, Load
-from infra.bench.retrieval.pages import Text
 from infra.handbook.handbook import handbook
+from infra.handbook.library import Text
 from workers.embed.embedders.choose import make_embedder
 
 _FRESH = 20  # documents whose way is timed

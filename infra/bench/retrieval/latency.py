@@ -19,8 +19,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from infra.bench.results import Bar, at_most, median, percentile
-from infra.bench.retrieval.pages import Library, Text
 from infra.handbook.handbook import Question, handbook, questions
+from infra.handbook.library import Library, Text
 from infra.stack.launcher import Stack
 from schemas.errors import EngineFailed, TriviumError
 from schemas.log.clock import wall_ms

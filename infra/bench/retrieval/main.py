@@ -20,8 +20,8 @@ from rich.table import Table
 from infra.bench.benchmark import Benchmark, Findings, counting, offered
 from infra.bench.results import Bar, at_least
 from infra.bench.retrieval import freshness, latency, quality, recall
-from infra.bench.retrieval.pages import library
 from infra.bench.retrieval.stacks import answering_stack, running, simulated_stack
+from infra.handbook.library import library
 
 QUALITY, RECALL, LATENCY, FRESHNESS = "quality", "recall", "latency", "freshness"
 PARTS = (QUALITY, RECALL, LATENCY, FRESHNESS)
@@ -61,7 +61,10 @@ async def run(options: Options, console: Console) -> Findings:
 
 
 async def _quality(options: Options, progress: Progress) -> Mapping[str, Any]:
-    async with running(answering_stack("retrieval-quality")) as stack, library(stack) as books:
+    async with (
+        running(answering_stack("retrieval-quality")) as stack,
+        library(stack.settings.log) as books,
+    ):
         url, model = stack.gateway_urls[0], stack.settings.model.served_name
         async with httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S) as client:
             asker = quality.Questioner(client, model, options.streams, progress)
@@ -72,7 +75,10 @@ async def _quality(options: Options, progress: Progress) -> Mapping[str, Any]:
 
 async def _loads(options: Options, wanted: tuple[str, ...], progress: Progress) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    async with running(simulated_stack("retrieval-load")) as stack, library(stack) as books:
+    async with (
+        running(simulated_stack("retrieval-load")) as stack,
+        library(stack.settings.log) as books,
+    ):
         if RECALL in wanted:
             found[RECALL] = await recall.measure(books, options.questions, options.seed, progress)
         if not {LATENCY, FRESHNESS} & set(wanted):

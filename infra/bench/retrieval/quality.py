@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 from rich.progress import Progress
 
-from infra.bench.retrieval.pages import Library, Text
 from infra.handbook.handbook import Question, handbook, questions
+from infra.handbook.library import Library, Text
 from schemas.errors import EngineFailed
 
 WITH, WITHOUT, WRONG = "with documents", "without", "with wrong passages"

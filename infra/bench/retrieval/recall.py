@@ -19,7 +19,7 @@ from rich.table import Table
 
 from infra.bench.results import Bar, at_most
 from infra.bench.retrieval.docstrings import Described, corpus
-from infra.bench.retrieval.pages import Library, Text
+from infra.handbook.library import Library, Text
 from schemas.log.clock import wall_ms
 from schemas.records import DocumentPassages
 from schemas.retrieval import unpack_vector

@@ -162,9 +162,9 @@ async def _load(
 
 async def _send(log: LogSettings, producer: Any, collection: str, row: Row) -> Any:
     from schemas.log.clock import wall_ms
+    from schemas.log.documents import send_document
     from schemas.records import Document
     from schemas.retrieval import pack_vector
-    from schemas.topics import document_key, partition_of
 
     document_id, vector, metadata = row
     document = Document(
@@ -174,6 +174,4 @@ async def _send(log: LogSettings, producer: Any, collection: str, row: Row) -> A
         metadata=metadata,
         at_ms=wall_ms(),
     )
-    key = document_key(collection, document_id)
-    partition = partition_of(key, log.document_partitions)
-    return await producer.send("documents", document, key=key, partition=partition)
+    return await send_document(producer, log, document)

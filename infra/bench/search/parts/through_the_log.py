@@ -33,12 +33,12 @@ from schemas.errors import NotReady, TriviumError
 from schemas.log.admin import create_topics
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
+from schemas.log.documents import send_document
 from schemas.log.retrieval.asker import Asker
 from schemas.log.retrieval.member import asking
 from schemas.records import Document
 from schemas.retrieval import layout_of, pack_vector
 from schemas.settings import LogSettings
-from schemas.topics import document_key, partition_of
 from workers.search.engine.engine import SearchEngine
 from workers.search.index.index import Index
 from workers.search.index.query import Query
@@ -202,9 +202,7 @@ async def _load(log: LogSettings, rows: Array) -> None:
                 document_id=str(row), collection=_COLLECTION, vector=pack_vector(vector),
                 at_ms=wall_ms(),
             )  # fmt: skip
-            key = document_key(_COLLECTION, document.document_id)
-            partition = partition_of(key, log.document_partitions)
-            acks.append(await producer.send("documents", document, key=key, partition=partition))
+            acks.append(await send_document(producer, log, document))
             if len(acks) >= _UNDER_WAY:
                 await asyncio.gather(*acks)
                 acks.clear()

@@ -1,4 +1,4 @@
-"""Puts documents on the log of a stack and waits until a search finds them."""
+"""Puts documents on the log and waits until a search finds them."""
 
 import asyncio
 import json
@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from infra.stack.launcher import Stack
 from schemas.codec import Codec
 from schemas.errors import EngineFailed, TriviumError
-from schemas.log.clients import Ack, AssignedReader, LogProducer
+from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
+from schemas.log.documents import send_document
 from schemas.log.registry import make_codec
 from schemas.log.retrieval.asker import Asker
 from schemas.log.retrieval.member import asking
 from schemas.records import Document, DocumentPassages
 from schemas.retrieval import Vector, pack_vector
-from schemas.topics import document_key, partition_of
+from schemas.settings import LogSettings
 
 _LOOK_S = 0.05
 _ASK_MS = 10_000
@@ -34,10 +34,10 @@ class Text:
 
 
 class Library:
-    """Writes documents of one stack, and asks the pool for them."""
+    """Writes documents, and asks the pool for them."""
 
-    def __init__(self, stack: Stack, codec: Codec, producer: LogProducer, asker: Asker) -> None:
-        self._stack, self._codec, self._producer = stack, codec, producer
+    def __init__(self, log: LogSettings, codec: Codec, producer: LogProducer, asker: Asker) -> None:
+        self._log, self._codec, self._producer = log, codec, producer
         self.asker = asker
 
     async def put(self, collection: str, texts: Iterable[Text]) -> None:
@@ -68,33 +68,24 @@ class Library:
     async def _send_all(self, documents: Iterable[Document]) -> None:
         acks = []
         for document in documents:
-            acks.append(await self._send(document))
+            acks.append(await send_document(self._producer, self._log, document))
             if len(acks) >= _UNDER_WAY:
                 await asyncio.gather(*acks)
                 acks = []
         await asyncio.gather(*acks)
 
-    async def _send(self, document: Document) -> Ack:
-        key = document_key(document.collection, document.document_id)
-        partition = partition_of(key, self._stack.settings.log.document_partitions)
-        return await self._producer.send("documents", document, key=key, partition=partition)
-
     async def passages(self, collection: str) -> list[DocumentPassages]:
         """What the log holds of a collection's passages now."""
-        log = self._stack.settings.log
-        partitions = range(log.document_partitions)
-        reader = AssignedReader(log, "passages", partitions, client_id="bench-passages")
-        await reader.start("earliest")
+        partitions = range(self._log.document_partitions)
+        reader = AssignedReader(self._log, "passages", partitions, client_id="library-passages")
         held: dict[str, DocumentPassages] = {}
-        try:
+        async with reader.reading("earliest"):
             async for record in reader.by_time(await reader.end_offsets()):
                 if not record.value:
                     continue
                 passages = self._codec.decode(record.value)
                 if passages.collection == collection:
                     held[passages.document_id] = passages
-        finally:
-            await reader.stop()
         return list(held.values())
 
     async def wait_for(self, collection: str, wanted: Text, within_s: float) -> float:
@@ -116,14 +107,9 @@ class Library:
 
 
 @asynccontextmanager
-async def library(stack: Stack) -> AsyncIterator[Library]:
-    """A member of the stack's fleet that writes documents and searches for them."""
-    log = stack.settings.log
+async def library(log: LogSettings) -> AsyncIterator[Library]:
+    """A member of the fleet that writes documents and searches for them."""
     codec = await asyncio.to_thread(make_codec, log)
-    producer = LogProducer(log, codec, durable=True, client_id="bench-documents")
-    await producer.start()
-    try:
-        async with asking(log, codec, "bench-asks") as asker:
-            yield Library(stack, codec, producer, asker)
-    finally:
-        await producer.stop()
+    making = LogProducer(log, codec, durable=True, client_id="library")
+    async with making as producer, asking(log, codec, "library-asks") as asker:
+        yield Library(log, codec, producer, asker)
