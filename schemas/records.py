@@ -276,6 +276,8 @@ class Citation:
     start: int = 0  # where it begins in the document's text, in characters
     score: float = 0.0  # cosine similarity to what was searched for
     seq: int = 0  # before which token of the answer it was put in
+    content: str = ""  # DocumentPassages.content_hash of its document
+    probe: int = 0  # which probe brought it, from 1; 0: it was found before the answer
 
 
 @frozen
@@ -559,6 +561,8 @@ class Passage:
     source: str = ""  # from the document's metadata, as a path or URL
     # cosine similarity to what was searched for; with words alone the fused score
     score: float = 0.0
+    # DocumentPassages.content_hash of its document; empty for one that came with a vector
+    content: str = ""
 
 
 @frozen
@@ -589,6 +593,17 @@ class Hits:
     # float32, little-endian, one for each of document_ids if a text was searched for by its vector
     cosines: bytes = b""
     word_cosines: bytes = b""  # likewise for each of word_ids
+    # of the quoted documents that are this shard's, those that are gone, say something else, or are
+    # not for this tenant
+    changed: Sequence[str] = ()
+
+
+@frozen
+class Quoted:
+    """A document as it was quoted, to be asked whether it still says that."""
+
+    document_id: str  # unique in its collection
+    content: str  # DocumentPassages.content_hash when it was quoted
 
 
 @frozen
@@ -597,6 +612,7 @@ class Insert:
 
     at: int  # index in the plain prompt_tokens before which they stand
     tokens: bytes  # token ids as little-endian int32
+    quoted: Sequence[Quoted] = ()  # documents whose passages these are
 
 
 @frozen
@@ -679,6 +695,9 @@ class Outcome:
     # it
     kv: KvHandle | None = None
     orchestration: Orchestration = Orchestration.NONE  # how a remote placement ran
+    probes: int = 0  # searches while the answer was generated
+    retrieved_tokens: int = 0  # tokens that they put into it
+    stalled_ms: float = 0.0  # how long decoding stood still for them
 
 
 @frozen
@@ -704,6 +723,64 @@ class Phase:
     error: WireError | None = None  # after refused and failed, why
     # bytes of a prefix that prefill of a pair read from decode before it computed
     kv_read_bytes: int = 0
+
+
+@frozen
+class Probing:
+    """When an answer searches again while it is generated, and how what is found goes into it."""
+
+    trigger: str = "every"  # every, sentence or uncertain: the name of a trigger
+    every: int = 32  # tokens between two probes, at least
+    lookahead: int = 8  # so many tokens before its place a probe is asked; 0: decoding waits for it
+    probes_max: int = 8  # probes of one answer at most
+    k: int = 1  # passages of one probe at most
+    tokens_max: int = 0  # of all that probes put in; whole passages only
+    min_score: float = -1.0  # what is less similar is left out
+    # so long decoding waits at a probe's place at most; then it goes on without
+    stall_ms: int = 200
+    is_warm: bool = True  # whether a probe starts where the one before ended
+    lead: bytes = b""  # tokens before the passages
+    joint: bytes = b""  # tokens between two passages
+    trail: bytes = b""  # tokens after the passages
+
+
+@frozen
+class Retrieval:
+    """What a request wants to have found first, and where that goes in the prompt."""
+
+    collection: str  # where to search
+    query: str  # what to search for
+    k: int  # passages at most
+    mode: str = "hybrid"  # vector, words or hybrid
+    filter: str = ""  # JSON expression over metadata, empty: all
+    min_score: float = -1.0  # what is less similar is left out
+    by_ms: int  # wall time until which the request waits for it; then it goes on without
+    tokens_max: int  # of all passages together; whole passages only
+    at: int  # index in prompt_tokens before which the passages go
+    lead: bytes = b""  # tokens before the passages
+    joint: bytes = b""  # tokens between two passages
+    trail: bytes = b""  # tokens after the passages
+    tail_at: int = 0  # index in prompt_tokens before which tail goes
+    tail: bytes = b""  # tokens that stand further on, if something was found
+    history_tokens: int = 0  # so many of prompt_tokens repeat earlier turns and their answers
+    # so many may be put in altogether, so that what earlier turns had put in may come back; 0: it
+    # may not
+    room_tokens: int = 0
+    probing: Probing | None = None  # how to search again while the answer is generated
+
+
+@frozen
+class Probes:
+    """What a decode worker needs to search for an answer while it generates it, and what earlier
+    attempts have put in.
+    """
+
+    retrieval: Retrieval  # the request's own: collection, query, mode, filter, and its probing
+    tenant: str = ""  # for whom
+    known: Sequence[str] = ()  # passages that the prompt holds already
+    # what earlier attempts have put in; at counts tokens of the answer, in their order
+    put_in: Sequence[Insert] = ()
+    decided: int = 0  # probes of earlier attempts: so many are not asked again
 
 
 @frozen
@@ -773,30 +850,6 @@ class Sampling:
 
 
 @frozen
-class Retrieval:
-    """What a request wants to have found first, and where that goes in the prompt."""
-
-    collection: str  # where to search
-    query: str  # what to search for
-    k: int  # passages at most
-    mode: str = "hybrid"  # vector, words or hybrid
-    filter: str = ""  # JSON expression over metadata, empty: all
-    min_score: float = -1.0  # what is less similar is left out
-    by_ms: int  # wall time until which the request waits for it; then it goes on without
-    tokens_max: int  # of all passages together; whole passages only
-    at: int  # index in prompt_tokens before which the passages go
-    lead: bytes = b""  # tokens before the passages
-    joint: bytes = b""  # tokens between two passages
-    trail: bytes = b""  # tokens after the passages
-    tail_at: int = 0  # index in prompt_tokens before which tail goes
-    tail: bytes = b""  # tokens that stand further on, if something was found
-    history_tokens: int = 0  # so many of prompt_tokens repeat earlier turns and their answers
-    # so many may be put in altogether, so that what earlier turns had put in may come back; 0: it
-    # may not
-    room_tokens: int = 0
-
-
-@frozen
 class Request:
     """One accepted chat or completion call."""
 
@@ -862,7 +915,7 @@ class RetrievalRequest:
     deadline_ms: int  # wall time after which nobody waits
     # what is searched for, in words; the embedding pool makes its vector, and words are looked up
     text: str = ""
-    mode: str = ""  # vector, words or hybrid; empty: vector
+    mode: str = ""  # vector, words or hybrid, or check: only of quoted is told; empty: vector
     urgency: str = ""  # prefill or decode: where the embedding pool hands it on; empty: prefill
     min_score: float = -1.0  # what is less similar than that is not found; a cosine from -1
     wants_passages: bool = False  # whether the hits are to carry texts and tokens
@@ -870,6 +923,8 @@ class RetrievalRequest:
     embedded_ms: float = 0.0  # between reading it and handing it on at the embedding pool
     # name and version of the embedding model that made the vector; empty: the asker brought it
     embedder: str = ""
+    # documents of the collection of which the asker wants to know whether they changed
+    quoted: Sequence[Quoted] = ()
 
 
 @frozen
@@ -893,6 +948,14 @@ class Retrieved:
     history: Sequence[Insert] = ()  # what earlier turns had put in, in the order of at
     mode: str = ""  # how it was searched for: vector, words or hybrid
     degraded: str = ""  # why by words alone, though not wished so
+    attempt: int = 0  # of which attempt; 0: found before the first
+    probe: int = 0  # which probe of the answer, from 1; 0: for the prompt
+    seq: int = 0  # of a probe: before which token of the answer it is put in
+    tokens: bytes = b""  # of a probe: what is put in, empty for nothing
+    # of a probe: how long decoding stood still for it, until it was written
+    stalled_ms: float = 0.0
+    # documents quoted in history that have changed since; what quotes them is left out
+    changed: Sequence[str] = ()
 
 
 @frozen
@@ -926,6 +989,9 @@ class StreamEnd:
     prefill_worker: str = ""  # who ran prefill
     decode_worker: str = ""  # who ran decode
     kv_bytes: int = 0  # bytes received over NIXL
+    probes: int = 0  # searches while the answer was generated
+    retrieved_tokens: int = 0  # tokens that they put into it
+    stalled_ms: float = 0.0  # how long decoding stood still for them
 
 
 @frozen
@@ -959,7 +1025,9 @@ class StreamLogprobs:
 
 @frozen
 class StreamRetrieved:
-    """What was put into a stream's prompt, told by its router."""
+    """What was put into a stream's prompt, told by its router, or into its answer, told by its
+    worker.
+    """
 
     request_id: str  # the stream
     collection: str  # where it was searched
@@ -967,6 +1035,8 @@ class StreamRetrieved:
     tokens: int = 0  # put into the prompt
     missing_shards: int = 0  # that did not answer in time
     error: WireError | None = None  # why the answer goes on without
+    probe: int = 0  # which probe of the answer, from 1; 0: for the prompt
+    seq: int = 0  # of a probe: before which token of the answer it was put in
 
 
 @frozen
@@ -1016,6 +1086,21 @@ class TurnBatch:
 
 
 @frozen
+class WarmPrefix:
+    """Tokens with which a prompt will begin, for a worker to compute while the rest is searched
+    for. Nobody waits for it, and nothing answers it.
+    """
+
+    request_id: str  # the request
+    session_id: str  # its session
+    worker_id: str  # for whom
+    worker_epoch: int  # for which life of that worker
+    model: str  # served model name
+    prompt_tokens: bytes  # token ids as little-endian int32
+    deadline_ms: int  # wall time after which it is of no use
+
+
+@frozen
 class Work:
     """One phase of a request, for one worker."""
 
@@ -1044,3 +1129,4 @@ class Work:
     # for prefill in decode_first and concurrent: the blocks of the decode worker to write into; its
     # tokens are valid there already; without block ids the decode worker sends them over NIXL
     kv_target: KvHandle | None = None
+    probes: Probes | None = None  # for decode: how to search again while the answer is generated

@@ -68,7 +68,7 @@ TOPICS: dict[str, Topic] = {
         ),
         Topic(
             name="prefill",
-            records=("Work", "CancelWork", "AssignRoles"),
+            records=("Work", "CancelWork", "AssignRoles", "WarmPrefix"),
             key="request",
             group="worker",
             written_by=("router", "anyone"),
@@ -77,7 +77,7 @@ TOPICS: dict[str, Topic] = {
         ),
         Topic(
             name="decode",
-            records=("Work", "CancelWork", "AssignRoles"),
+            records=("Work", "CancelWork", "AssignRoles", "WarmPrefix"),
             key="request",
             group="worker",
             written_by=("router", "anyone"),

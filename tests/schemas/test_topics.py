@@ -77,15 +77,16 @@ def test_every_root_record_has_a_topic() -> None:
     nested = {
         "Candidate", "Capability", "Chunk", "Citation", "CollectionState", "EmbedCapability",
         "EmbedLoad", "Estimate", "Grant", "Insert", "KvHandle", "Lease", "Load", "Passage",
-        "Retrieval", "Sampling", "SearchCapability", "SearchLoad", "StreamEnd", "StreamLogprobs",
-        "StreamRetrieved", "StreamStart", "Structured", "TokenLogprob", "TopLogprob", "WireError",
+        "Probes", "Probing", "Quoted", "Retrieval", "Sampling", "SearchCapability", "SearchLoad",
+        "StreamEnd", "StreamLogprobs", "StreamRetrieved", "StreamStart", "Structured",
+        "TokenLogprob", "TopLogprob", "WireError",
     }  # fmt: skip
     assert {name for topic in ROWS for name in topic.records} == set(RECORDS) - nested
 
 
 def test_a_record_on_the_wrong_topic_is_refused() -> None:
     check_record("fleet", BEAT)
-    expected = "topic prefill carries Work or CancelWork or AssignRoles, found Heart"
+    expected = "topic prefill carries Work or CancelWork or AssignRoles or WarmPrefix, found Heart"
     with pytest.raises(RecordError, match=expected):
         check_record("prefill", BEAT)
 
