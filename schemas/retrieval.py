@@ -25,7 +25,7 @@ from schemas.errors import (
     from_wire,
 )
 from schemas.fleet import FleetView, Member
-from schemas.records import Hits, MemberKind, MemberState, Passage, WireError
+from schemas.records import Hits, MemberKind, MemberState, Passage, Quoted, WireError
 from schemas.rules.numbers import check_numbers
 from schemas.rules.ranks import depth_of, fused
 from schemas.rules.sizes import SHARDS_MAX
@@ -33,6 +33,7 @@ from schemas.rules.sizes import SHARDS_MAX
 Vector = np.ndarray[Any, np.dtype[np.float32]]
 WORDS = "words"
 MODES = ("hybrid", "vector", WORDS)  # how a text is searched for
+CHECK = "check"  # nothing is searched for; only what changed of quoted documents is told
 # A shard that says so has nothing to find where another shard may have.
 _HAS_NONE = {UnknownCollection.code, EmptyIndex.code, UnknownFilterField.code}
 
@@ -94,7 +95,7 @@ def check_hits(hits: Hits) -> None:
     check_numbers(hits)
     if hits.shard >= hits.shards:
         raise RecordError(f"hits: expected a shard below {hits.shards}, found {hits.shard}")
-    if hits.mode not in ("", *MODES):
+    if hits.mode not in ("", *MODES, CHECK):
         raise RecordError(f"hits: expected a mode of {', '.join(MODES)}, found {hits.mode!r:.80}")
     nearest, by_words = len(hits.document_ids), len(hits.word_ids)
     for name, counts in (
@@ -142,6 +143,7 @@ class Found:
     embedded_ms: float = 0.0  # at the embedding pool
     mode: str = ""  # how a text was searched for: vector, words or hybrid
     degraded: str = ""  # why a text was searched for by its words alone, though not asked so
+    changed: frozenset[str] = frozenset()  # quoted documents that do not say that any more
 
     @property
     def is_complete(self) -> bool:
@@ -154,7 +156,13 @@ class Found:
 
 
 def merged(
-    retrieval_id: str, answers: Mapping[int, Hits], shards: int, k: int, *, by_text: bool = False
+    retrieval_id: str,
+    answers: Mapping[int, Hits],
+    shards: int,
+    k: int,
+    *,
+    by_text: bool = False,
+    quoted: Sequence[Quoted] = (),
 ) -> Found:
     """The k nearest documents of all shards, equal distances in order of ids; of a text the k best.
 
@@ -183,6 +191,22 @@ def merged(
         wait_ms=max(hits.wait_ms for hits in good.values()),
         embedded_ms=max(hits.embedded_ms for hits in good.values()),
         mode=WORDS if WORDS in modes else max(modes),
+        changed=_changed(quoted, answers, shards),
+    )
+
+
+def _changed(quoted: Sequence[Quoted], answers: Mapping[int, Hits], shards: int) -> frozenset[str]:
+    """What shards say of their documents; what nobody could look at is not trusted."""
+    told: dict[int, Collection[str]] = {
+        shard: hits.changed
+        for shard, hits in answers.items()
+        if hits.error is None or _has_none(hits)
+    }
+    every = {each.document_id for each in quoted}
+    return frozenset(
+        each
+        for each in every
+        if (shard := shard_of(each, shards)) not in told or each in told[shard]
     )
 
 

@@ -48,6 +48,7 @@ NAME_CHARS_MAX = 1_024  # of each id and name in a record about a request, a han
 SHARDS_MAX = 1_024  # of the documents
 DIM_MAX = 65_536  # values of a document's vector
 SEEDS_MAX = 4_096  # of a retrieval
+QUOTED_MAX = 1_024  # documents of which a retrieval asks whether they changed
 TEXTS_MAX = 2_048  # of one call for embeddings
 DOCUMENT_CHARS_MAX = 512 << 10  # of a document's text
 CHUNKS_MAX = 4_096  # passages of a document

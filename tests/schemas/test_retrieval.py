@@ -1,5 +1,6 @@
 """Shards of documents, layouts of the fleet, and the merge of what shards found."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from schemas.records import (
     Load,
     MemberKind,
     MemberState,
+    Quoted,
     Registration,
     Role,
     SearchCapability,
@@ -150,3 +152,21 @@ def test_where_no_shard_searched_the_reason_is_raised(
 ) -> None:
     with pytest.raises(raised):
         merged("q", {shard: refused(shard, error) for shard, error in errors.items()}, 2, k=1)
+
+
+def test_quoted_documents_that_changed_are_those_that_their_own_shards_name() -> None:
+    """Issue 12, 3: what cannot be checked is not trusted."""
+    names = [f"d{number}" for number in range(20)]
+    quoted = [Quoted(document_id=each, content="1") for each in names]
+    of_shard = [[each for each in names if shard_of(each, 2) == shard] for shard in range(2)]
+    one, two = of_shard
+    assert one and two
+    good = hits(0, found={"a": 1.0}, changed=(one[0], two[0], "other"))
+    whole = {0: good, 1: hits(1, found={})}
+    assert merged("q", whole, 2, k=1, quoted=quoted).changed == {one[0]}
+    assert merged("q", {0: good}, 2, k=1, quoted=quoted).changed == {one[0], *two}
+    broken = {0: good, 1: refused(1, QueueFull("full"))}
+    assert merged("q", broken, 2, k=1, quoted=quoted).changed == {one[0], *two}
+    empty = {0: good, 1: replace(refused(1, EmptyIndex("none")), changed=(two[1],))}
+    assert merged("q", empty, 2, k=1, quoted=quoted).changed == {one[0], two[1]}
+    assert merged("q", whole, 2, k=1).changed == frozenset()

@@ -17,9 +17,17 @@ from schemas.log.membership import Membership
 from schemas.log.retrieval.embedding import EmbeddedTexts, Embedding
 from schemas.log.retrieval.exchange import Exchange, by_words
 from schemas.log.retrieval.routes import Route
-from schemas.records import Embedded, Hits, RetrievalRequest
-from schemas.retrieval import MODES, WORDS, Found, check_hits, embedding_workers, pack_vector
-from schemas.rules.sizes import SEEDS_MAX
+from schemas.records import Embedded, Hits, Quoted, RetrievalRequest
+from schemas.retrieval import (
+    CHECK,
+    MODES,
+    WORDS,
+    Found,
+    check_hits,
+    embedding_workers,
+    pack_vector,
+)
+from schemas.rules.sizes import QUOTED_MAX, SEEDS_MAX
 from schemas.settings import LogSettings
 from schemas.topics import check_record
 
@@ -116,12 +124,14 @@ class Asker:
         wants_seeds: bool = False,
         wants_passages: bool = True,
         request_id: str = "",
+        quoted: Sequence[Quoted] = (),
     ) -> Found:
         """The k best passages of all shards for a text: by its vector, its words, or both fused.
 
         `Found.passages` are their texts. Less similar ones than `min_score` (a cosine) are not
         found. Where the text has no vector, `Found.degraded` says why, and words alone count.
-        Raises what `search` does.
+        `Found.changed` names those of the `quoted` documents that are to be quoted no longer, as
+        `check` does. Raises what `search` does.
         """
         if mode not in MODES:
             raise InvalidRequest(f"expected {', '.join(MODES)}, found {mode!r:.80}", "mode")
@@ -130,7 +140,7 @@ class Asker:
         request = self._request(
             collection, k, deadline_ms, kind, vector=b"", text=text, mode=mode, filter=filter,
             min_score=min_score, tenant=tenant, seeds=tuple(seeds), wants_seeds=wants_seeds,
-            wants_passages=wants_passages, request_id=request_id,
+            wants_passages=wants_passages, request_id=request_id, quoted=tuple(quoted),
         )  # fmt: skip
         if mode == WORDS:
             return await self._ask(request)
@@ -141,6 +151,28 @@ class Asker:
         if found.mode != WORDS:
             return found
         return replace(found, degraded="the embedding pool made no vector in time")
+
+    async def check(
+        self,
+        quoted: Sequence[Quoted],
+        *,
+        collection: str,
+        tenant: str = "",
+        deadline_ms: int,
+        kind: Literal["prefill", "decode"] = "prefill",
+        request_id: str = "",
+    ) -> frozenset[str]:
+        """Which of these documents are gone, say something else, or are not for this tenant.
+
+        Those of shards that do not answer are among them. Raises what `search` does.
+        """
+        if not quoted:
+            return frozenset()
+        request = self._request(
+            collection, 1, deadline_ms, kind, vector=b"", mode=CHECK, tenant=tenant,
+            quoted=tuple(quoted), request_id=request_id,
+        )  # fmt: skip
+        return (await self._ask(request)).changed
 
     async def embed(self, texts: Sequence[str], *, deadline_ms: int) -> EmbeddedTexts:
         """The vectors of texts, in their order, all or none.
@@ -154,8 +186,9 @@ class Asker:
     def _request(
         self, collection: str, k: int, deadline_ms: int, kind: str, **fields: Any
     ) -> RetrievalRequest:
-        if (count := len(fields["seeds"])) > SEEDS_MAX:
-            raise InvalidRequest(f"expected at most {SEEDS_MAX} seeds, found {count}", "seeds")
+        for name, most in (("seeds", SEEDS_MAX), ("quoted", QUOTED_MAX)):
+            if (count := len(fields.get(name, ()))) > most:
+                raise InvalidRequest(f"expected at most {most} {name}, found {count}", name)
         return RetrievalRequest(
             retrieval_id=uuid.uuid4().hex,
             asker_id=self.membership.member_id,

@@ -71,7 +71,10 @@ class Exchange:
                 self._pending.pop(retrieval_id, None)
         answers = pending.refused | pending.answers
         shards, by_text = pending.layout.shards, bool(request.text)
-        return merged(request.retrieval_id, answers, shards, request.k, by_text=by_text)
+        return merged(
+            request.retrieval_id, answers, shards, request.k,
+            by_text=by_text, quoted=request.quoted,
+        )  # fmt: skip
 
     async def _until_answered(self, request: RetrievalRequest, pending: Pending) -> None:
         left_ms = request.deadline_ms - wall_ms()

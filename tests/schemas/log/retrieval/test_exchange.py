@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from schemas.errors import BrokerUnavailable, DeadlineExceeded, InvalidRequest
-from schemas.records import Hits, Passage, RetrievalRequest
+from schemas.log.clock import wall_ms
+from schemas.records import Hits, Passage, Quoted, RetrievalRequest
 from schemas.retrieval import pack_vector
 from tests.schemas.log.retrieval.asked_pool import Pool, ask, ask_text, asking, hits
 from tests.virtual import virtual
@@ -148,3 +149,33 @@ async def test_what_no_text_search_can_be_is_refused() -> None:
         pool.valid = False
         with pytest.raises(BrokerUnavailable):
             await ask_text(asker)
+
+
+QUOTED = [Quoted(document_id="d", content="1"), Quoted(document_id="e", content="2")]
+
+
+@virtual
+async def test_quoted_documents_are_asked_of_with_a_search_or_alone() -> None:
+    """Issue 12, 3: a check goes to the shards at once, and nothing is searched for."""
+
+    def shard(pool: Pool, _partition: int, request: RetrievalRequest) -> None:
+        assert request.quoted == tuple(QUOTED)
+        found = both(request) if request.text else hits(request, found={}, mode=request.mode)
+        pool.answer(replace(found, changed=("e",)))
+
+    async with asking(1, shard) as (asker, pool):
+        pool.embeds("e")
+        assert (await ask_text(asker, quoted=QUOTED)).changed == {"e"}
+        place: dict[str, Any] = {"collection": "c", "deadline_ms": wall_ms() + 1_000}
+        assert await asker.check(QUOTED, **place) == {"e"}
+        assert pool.topics == ["embeddings", "retrieval.prefill"]
+        assert await asker.check([], **place) == set() and len(pool.topics) == 2
+        with pytest.raises(InvalidRequest, match="at most 1024 quoted, found 2000"):
+            await asker.check(QUOTED * 1_000, **place)
+
+
+@virtual
+async def test_a_check_that_no_shard_answers_fails() -> None:
+    async with asking(2, lambda *_: None) as (asker, _):
+        with pytest.raises(DeadlineExceeded):
+            await asker.check(QUOTED, collection="c", deadline_ms=wall_ms() + 50)
