@@ -129,6 +129,12 @@ class Columns:
         is_none: Array = codes == _NONE
         return is_none
 
+    def has_or_lacks(self, field: str, value: Value, row: int) -> bool:
+        """Whether a row has this label in a field of labels, or none."""
+        codes = self.label_codes.get(field, ())
+        code = codes[row] if row < len(codes) else _NONE
+        return bool(code in (_NONE, self.labels.get(field, {}).get(value)))  # type: ignore[arg-type]  # a label
+
     def _labels(self, field: str) -> dict[str | bool, int]:
         if field not in self.label_codes:
             named = [*self.numbers, *self.label_codes]

@@ -10,8 +10,8 @@ from typing import Any
 from schemas.errors import DeadlineExceeded, EngineFailed, InvalidRequest, TriviumError
 from schemas.log.clock import wall_ms
 from schemas.records import Hits, RetrievalRequest, WireError
-from schemas.retrieval import unpack_vector
-from schemas.rules.sizes import SEEDS_MAX
+from schemas.retrieval import CHECK, unpack_vector
+from schemas.rules.sizes import QUOTED_MAX, SEEDS_MAX
 from workers.search.engine.engine import SearchEngine
 from workers.search.index.index import Index
 from workers.search.index.kinds import Kind
@@ -19,6 +19,7 @@ from workers.search.index.query import Answer, ExternalId, Query
 from workers.search.service.by_text import TextSearches, about, rows_allowed, texts_of
 from workers.search.service.collections import Collections
 from workers.search.service.settings import RetrievalSettings, ShardPlace
+from workers.search.words.quoted import changed
 
 log = logging.getLogger("trivium.retrieval")
 
@@ -46,22 +47,36 @@ class Responder:
     async def hits(self, request: RetrievalRequest, kind: Kind) -> Hits:
         """The hits, or the error that stands in their place; raises nothing."""
         began_ms = wall_ms()
-        self.searches_total += 1
+        self.searches_total += request.mode != CHECK
+        told: dict[str, Any] = {}
         try:
             if request.deadline_ms <= began_ms:
                 raise DeadlineExceeded(
                     f"the deadline passed {began_ms - request.deadline_ms} ms before the retrieval "
                     "was read; give it more time"
                 )
-            found = await self._found(request, kind)
+            told["changed"] = self._changed(request)
+            found = {"mode": CHECK} if request.mode == CHECK else await self._found(request, kind)
         except TriviumError as error:
             self.misses_total += isinstance(error, DeadlineExceeded)
-            return self._record(request, began_ms, error=error.to_wire())
+            return self._record(request, began_ms, error=error.to_wire(), **told)
         except Exception:
             log.exception("retrieval %s failed", request.retrieval_id)
             broken = EngineFailed(f"the search failed; the log of {self._worker_id} says why")
-            return self._record(request, began_ms, error=broken.to_wire())
-        return self._record(request, began_ms, **found)
+            return self._record(request, began_ms, error=broken.to_wire(), **told)
+        return self._record(request, began_ms, **found, **told)
+
+    def _changed(self, request: RetrievalRequest) -> tuple[str, ...]:
+        """Of the quoted documents that are this shard's; told even where nothing is found."""
+        if (count := len(request.quoted)) > QUOTED_MAX:
+            raise InvalidRequest(
+                f"expected at most {QUOTED_MAX} quoted documents, found {count}", "quoted"
+            )
+        name, tenant = request.collection, request.tenant
+        index = self._collections.indexes.get(name)
+        if not self._collections.declared.allows(name, tenant):
+            index = None
+        return changed(request.quoted, index, tenant, self._place.shard, self._place.shards)
 
     async def _found(self, request: RetrievalRequest, kind: Kind) -> dict[str, Any]:
         """Fields of the hits; raises a TriviumError."""

@@ -73,6 +73,7 @@ def texts_of(found: Passages) -> list[PassageText]:
             title=str(named.get("title", "")),
             source=str(source),
             offset=found.documents_offset,
+            content=found.content_hash,
         )
         for number, chunk in enumerate(found.chunks)
     ]

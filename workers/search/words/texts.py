@@ -12,7 +12,9 @@ from schemas.records import Passage
 from workers.search.index.index import Index
 
 NAME_CHARS_MAX = 1_024  # of a title or source, which are cut off there
-_HEAD = struct.Struct("<qiiHHHI")  # offset, number, start; bytes of document, title, source, text
+_FORM = (-1).to_bytes(8, "little", signed=True)  # where the former form has an offset
+_HEAD = struct.Struct("<8sqiiHHHHI")  # form; numbers; bytes of names, content and text
+_FORMER = struct.Struct("<qiiHHHI")  # the same, less form and content; snapshots may hold it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,7 @@ class PassageText:
     title: str
     source: str
     offset: int  # of its document on `documents`, which tells old passages from new ones
+    content: str  # `DocumentPassages.content_hash` of its document
 
     @property
     def row_id(self) -> bytes:
@@ -35,9 +38,10 @@ class PassageText:
 
     def packed(self) -> bytes:
         """As bytes."""
-        names = [each[:NAME_CHARS_MAX] for each in (self.document_id, self.title, self.source)]
+        named = (self.document_id, self.title, self.source, self.content)
+        names = [each[:NAME_CHARS_MAX] for each in named]
         parts = [each.encode(errors="replace") for each in (*names, self.text)]
-        head = _HEAD.pack(self.offset, self.number, self.start, *map(len, parts))
+        head = _HEAD.pack(_FORM, self.offset, self.number, self.start, *map(len, parts))
         return b"".join([head, *parts, self.tokens])
 
     def as_record(self) -> Passage:
@@ -50,25 +54,30 @@ class PassageText:
             start=self.start,
             title=self.title,
             source=self.source,
+            content=self.content,
         )
 
 
 def unpacked(payload: bytes) -> PassageText:
     """Inverse of `packed`; raises ValueError for what nobody packed."""
+    is_former = not payload.startswith(_FORM)
     try:
-        offset, number, start, *lengths = _HEAD.unpack_from(payload)
+        head = _FORMER.unpack_from(payload) if is_former else _HEAD.unpack_from(payload)[1:]
     except struct.error as error:
         raise ValueError(f"expected a passage, found {payload[:40]!r}") from error
-    at, parts = _HEAD.size, []
+    offset, number, start, *lengths = head
+    at, parts = (_FORMER if is_former else _HEAD).size, []
     for length in lengths:
         parts.append(payload[at : at + length].decode())
         at += length
     if at > len(payload) or (len(payload) - at) % 4:
         raise ValueError(f"expected a passage with whole tokens, found {len(payload)} bytes")
-    document_id, title, source, text = parts
+    if is_former:  # another record of the document has another offset
+        parts.insert(3, f"offset {offset}")
+    document_id, title, source, content, text = parts
     return PassageText(
         document_id=document_id, number=number, start=start, text=text, tokens=payload[at:],
-        title=title, source=source, offset=offset,
+        title=title, source=source, offset=offset, content=content,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from schemas import errors
 from schemas.log.clock import wall_ms
-from schemas.records import Hits, RetrievalRequest
+from schemas.records import Hits, Quoted, RetrievalRequest
 from schemas.retrieval import Found, check_hits, merged, pack_vector, shard_of, unpack_vector
 from schemas.rules.ranks import depth_of
 from tests.workers.search.words.shelves import (
@@ -77,7 +77,8 @@ class Pool:
 
     async def find(self, query: str, **fields: Any) -> Found:
         answers = dict(enumerate(await self.hits(query, **fields)))
-        return merged("q", answers, len(self.shards), fields.get("k", 5), by_text=True)
+        k, quoted = fields.get("k", 5), fields.get("quoted", ())
+        return merged("q", answers, len(self.shards), k, by_text=True, quoted=quoted)
 
     async def names(self, query: str, **fields: Any) -> list[str]:
         return [hit.document_id for hit in (await self.find(query, **fields)).hits]
@@ -302,3 +303,32 @@ def test_a_tenant_is_told_no_seeds_that_are_not_its_own() -> None:
             vector=b"", k=1, asked_ms=0, deadline_ms=0, tenant=tenant, wants_seeds=True,
         )  # fmt: skip
         assert by_text.about(asked, answer)["seeds"] == seeds
+
+
+async def test_quoted_documents_are_looked_at_with_a_search_without_one_and_where_it_fails() -> (
+    None
+):
+    """Issue 12, 3."""
+    quoted = tuple(Quoted(document_id=name, content="1") for name in ("a", "b", "x"))
+    async with pool_of(2) as pool:
+        pool.put("a", "one", content_hash="1")
+        pool.put("b", "two", content_hash="2")
+        found = await pool.find("one", quoted=quoted)
+        assert found.passages[0].content == "1"
+
+        async def told(**fields: Any) -> set[str]:
+            found = await pool.hits("one", quoted=quoted, **fields)
+            return {name for each in found for name in each.changed}
+
+        assert found.changed == await told() == {"b", "x"}
+        check: dict[str, Any] = {"mode": "check", "text": "", "vector": b""}
+        assert await told(**check) == {"b", "x"}
+        assert [each.error for each in await pool.hits("one", quoted=quoted, **check)] == [None] * 2
+        assert await told(filter='{"field": 1}') == {"b", "x"}, "told beside the error, too"
+        assert await told(collection="other", **check) == {"a", "b", "x"}
+        for held in pool.held:
+            held.declare("c", declared(tenants=("t",)))
+        assert await told(tenant="u", **check) == {"a", "b", "x"}
+        assert await told(tenant="t", **check) == {"b", "x"}
+        for each in await pool.hits("one", quoted=quoted * 1_000, **check):
+            assert each.error is not None and each.error.code == errors.InvalidRequest.code
