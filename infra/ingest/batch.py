@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from infra.ingest.files import Source, read
-from infra.ingest.parsed import Parsed, Unreadable
 from schemas.records import Document
 from schemas.rules.sizes import DOCUMENT_CHARS_MAX, NAME_CHARS_MAX
+from streams.parsing.parsed import Parsed, Unreadable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

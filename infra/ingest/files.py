@@ -1,34 +1,18 @@
-"""Which files are ingested, under which ids, and how each kind is read.
+"""Which files are ingested, and under which ids.
 
 A document's id is its file's path below the folder that was named, or the file's own name; a line
 of JSON brings its own.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from infra.ingest.html import html
-from infra.ingest.markdown import markdown
-from infra.ingest.parsed import Parsed, Unreadable
-from infra.ingest.pdf import pdf
-from infra.ingest.plain import json_lines, plain_text
+from streams.parsing.kinds import kind_of, parse
+from streams.parsing.parsed import Parsed, Unreadable
 
 FILE_BYTES_MAX = 64 << 20
-_READERS: dict[str, Callable[[bytes], Parsed]] = {
-    ".txt": plain_text,
-    ".text": plain_text,
-    ".rst": plain_text,
-    ".md": markdown,
-    ".markdown": markdown,
-    ".html": html,
-    ".htm": html,
-    ".xhtml": html,
-    ".pdf": pdf,
-}
-_LINES = (".jsonl", ".ndjson")
-KINDS = (*_READERS, *_LINES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +51,7 @@ def sources(roots: Iterable[Path]) -> Iterator[Source]:
 
 def read(path: Path) -> list[Parsed]:
     """The documents of a file; raises Unreadable."""
-    kind = path.suffix.lower()
-    if kind not in KINDS:
-        raise Unreadable(f"unknown kind of file; expected one that ends in {', '.join(KINDS)}")
+    kind = kind_of(path.name)
     try:
         size = path.stat().st_size
         if size > FILE_BYTES_MAX:
@@ -77,4 +59,4 @@ def read(path: Path) -> list[Parsed]:
         data = path.read_bytes()
     except OSError as error:
         raise Unreadable((error.strerror or str(error)).lower()) from error
-    return list(json_lines(data)) if kind in _LINES else [_READERS[kind](data)]
+    return parse(kind, data)

@@ -17,6 +17,7 @@ from schemas.codec import Codec
 from schemas.errors import EngineFailed, RecordError
 from schemas.log.clients import Headers, LogProducer
 from schemas.log.clock import wall_ms
+from schemas.log.documents import KEPT
 from schemas.log.membership import Membership
 from schemas.records import Document, DocumentPassages, MemberKind
 from schemas.settings import LogSettings
@@ -37,7 +38,6 @@ from workers.embed.known import Declarations, KnownPassages
 from workers.embed.scheduler import Urgency
 
 Result = TypeVar("Result")
-KEPT = ("x-vectors", b"kept")  # header of passages that were there, of which only facts changed
 _WRITTEN_S = 10.0  # the longest that a lost partition's last writes are waited for
 
 

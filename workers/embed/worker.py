@@ -14,6 +14,7 @@ import logging
 
 from schemas.codec import Codec
 from schemas.log.clients import LogProducer
+from schemas.log.documents import embedding_group
 from schemas.log.faust.app import add_agents, follow_rebalances, make_app, run_app
 from schemas.log.faust.beginning import begin_now
 from schemas.log.faust.receipts import Place
@@ -37,11 +38,6 @@ DOCUMENTS = "documents"
 _STALL_MS = 60_000  # lag without progress for so long ends a life; a long document takes seconds
 _BUFFERED_MAX = 64  # records that Faust holds for each agent; the rest stays in the log
 _SIGNS = 2  # tokens that a model puts around a text
-
-
-def group_id(log_settings: LogSettings) -> str:
-    """The consumer group of all embedding workers."""
-    return f"{log_settings.topic_prefix}embedding"
 
 
 class EmbeddingWorker:
@@ -107,7 +103,7 @@ class EmbeddingWorker:
         )
         self._app = make_app(
             log_settings,
-            group=group_id(log_settings),
+            group=embedding_group(log_settings),
             member_id=name,
             buffer_max=_BUFFERED_MAX,
             leaves_group=True,
@@ -147,7 +143,7 @@ class EmbeddingWorker:
         await self.membership.join()
         self._tasks.spawn("membership", self.membership.run())
         await self._declarations.start()
-        await begin_now(self._log_settings, group_id(self._log_settings), [TOPIC])
+        await begin_now(self._log_settings, embedding_group(self._log_settings), [TOPIC])
 
     def _serve(self) -> None:
         group = self._intake.group

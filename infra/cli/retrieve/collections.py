@@ -210,11 +210,11 @@ async def _waiting(log: LogSettings) -> int:
     from aiokafka import TopicPartition
 
     from schemas.log.connecting import asking_client
-    from workers.embed.worker import group_id
+    from schemas.log.documents import embedding_group
 
     topic = log.topic_prefix + "documents"
     places = [TopicPartition(topic, each) for each in range(log.document_partitions)]
-    async with asking_client(log, group_id(log)) as consumer:
+    async with asking_client(log, embedding_group(log)) as consumer:
         consumer.assign(places)
         ends = await consumer.end_offsets(places)
         first = await consumer.beginning_offsets(places)

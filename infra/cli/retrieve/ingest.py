@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from infra.ingest.batch import Reading, Refusal, Target
     from infra.ingest.watching import Changes
-    from infra.ingest.writer import Fates, Ingester
+    from schemas.log.ingester import Fates, Ingester
 
 EXIT_INCOMPLETE = 1
 
@@ -93,13 +93,12 @@ class _Call:
 
     async def run(self, *, watch: bool) -> bool:
         """Whether all of it was ingested, and embedded as far as that was waited for."""
-        from infra.ingest.writer import Ingester
+        from schemas.log.ingester import Ingester
         from schemas.log.registry import make_codec
-        from workers.embed.worker import group_id
 
         codec = await asyncio.to_thread(make_codec, self._log)
         self._workers = not self._waits or await _has_workers(self._log, codec)
-        ingester = self._ingester = Ingester(self._log, codec, group_id(self._log))
+        ingester = self._ingester = Ingester(self._log, codec)
         await ingester.start()
         try:
             if watch:

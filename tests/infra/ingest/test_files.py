@@ -1,87 +1,18 @@
 """What files of each kind become (issue 12, 2)."""
 
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pypdf import PdfReader, PdfWriter
-from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
+from pypdf import PdfReader
 
 from infra.ingest import batch, files
 from infra.ingest.batch import Reading, Target
 from infra.ingest.files import Source, read, source_of, sources
-from infra.ingest.html import html
-from infra.ingest.markdown import markdown
-from infra.ingest.parsed import Unreadable
 from schemas.rules.sizes import DOCUMENT_CHARS_MAX
-
-HTML = b"""<html><head><title> My  page </title><style>x</style></head><body><nav>menu</nav>
-<h1>Ferries</h1><p>The <b>Ondry</b> ferry<br>leaves.</p><ul><li>one</li><li>two <i>x</i></li></ul>
-tail<table><tr><th>a</th><th>b</th></tr><tr><td>1</td><td>2</td></tr></table><pre>x = 1
-  y</pre><script>bad()</script></body></html>"""
-MARKDOWN = b"""# Ferries
-
-The [Ondry](http://x) ferry
-leaves *now*. <!-- no -->
-
-- one
-- two
-  more
-
-| a | b |
-|---|---|
-| 1 | 2 |
-
-```py
-# x
-```
-<div>some <b>html</b></div>
-"""
-
-
-def pdf_bytes(*pages: str, password: str = "") -> bytes:
-    """A PDF with a line of text on each page."""
-    writer = PdfWriter()
-    for text in pages:
-        page = writer.add_blank_page(200, 200)
-        font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
-        named = DictionaryObject({NameObject(k): NameObject(v) for k, v in font.items()})
-        fonts = DictionaryObject({NameObject("/F1"): named})
-        page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
-        stream = DecodedStreamObject()
-        stream.set_data(f"BT /F1 12 Tf 10 100 Td ({text}) Tj ET".encode())
-        page[NameObject("/Contents")] = writer._add_object(stream)
-    writer.add_metadata({"/Title": "A paper"})
-    if password:
-        writer.encrypt(password, algorithm="RC4-128")
-    made = io.BytesIO()
-    writer.write(made)
-    return made.getvalue()
-
-
-def test_html_keeps_what_it_says_and_its_structure() -> None:
-    found = html(HTML)
-    assert found.title == "My page"
-    assert found.text == (
-        "# Ferries\n\nThe Ondry ferry\nleaves.\n\n- one\n- two x\n\ntail\n\na | b\n1 | 2\n\n"
-        "```\nx = 1\n  y\n```"
-    )
-    assert html(b"<div>" * 5_000 + b"deep").text == "deep"
-    assert html(b"").text == ""
-
-
-def test_markdown_keeps_headings_lists_tables_and_code() -> None:
-    found = markdown(MARKDOWN)
-    assert found.title == "Ferries"
-    assert found.text == (
-        "# Ferries\n\nThe Ondry ferry leaves now.\n\n- one\n- two more\na | b\n1 | 2\n\n"
-        "```\n# x\n```\n\nsome html"
-    )
-    fronted = markdown(b'---\ntitle: "Boats"\ntags: x\n---\n## Two\n\n# One\n')
-    assert (fronted.title, fronted.text) == ("Boats", "## Two\n\n# One")
-    assert markdown(b"## Two\n\n# One\n").title == "One"
+from streams.parsing.parsed import Unreadable
+from tests.streams.parsing.pdfs import pdf_bytes
 
 
 def test_pdf_gives_its_pages_and_its_title(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from infra.ingest.parsed import Parsed, Unreadable
+from streams.parsing.parsed import Parsed, Unreadable
 
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from infra.ingest.html import html_text
-from infra.ingest.parsed import Parsed
-from infra.ingest.plain import decoded
+from streams.parsing.html import html_text
+from streams.parsing.parsed import Parsed
+from streams.parsing.plain import decoded
 
 _FRONT = re.compile(r"\A---[ \t]*\n(.*?\n)---[ \t]*(?:\n|\Z)", re.DOTALL)
 _TITLE = re.compile(r"^title:[ \t]*(.+?)[ \t]*$", re.MULTILINE)

@@ -15,17 +15,17 @@ from aiokafka import ConsumerRecord, TopicPartition
 from schemas.codec import Codec
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.connecting import asking_client
-from schemas.log.documents import send_document
+from schemas.log.documents import KEPT, embedding_group, send_document
 from schemas.records import Document, DocumentPassages
 from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_SUFFIX, document_key, partition_of
-from workers.embed.documents import KEPT
 
 _UNDER_WAY = 500  # sent and not acknowledged
 _LOOK_MS = 300
 _TOPIC = "documents"
 _ORIGIN = ("x-dlq-partition", "x-dlq-offset")
 Place = tuple[int, int]  # partition and offset
+Done = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -52,17 +52,16 @@ class Fates:
 class Ingester:
     """`start`, then `put` and `drop`, then `follow` as long as one wants to know; then `stop`."""
 
-    def __init__(self, log: LogSettings, codec: Codec, group: str) -> None:
-        """`group` is that of the embedding workers, with the prefix of the topics."""
+    def __init__(self, log: LogSettings, codec: Codec) -> None:
         self.fates = Fates()
-        self._log, self._codec, self._group = log, codec, group
+        self._log, self._codec = log, codec
         self._producer = LogProducer(log, codec, durable=True, client_id="trivium-ingest")
         partitions = range(log.document_partitions)
         self._passages = AssignedReader(log, "passages", partitions, client_id="trivium-ingest")
         letters = _TOPIC + DEAD_LETTER_SUFFIX
         self._letters = AssignedReader(log, letters, [0], client_id="trivium-ingest-letters")
         self._acks: list[Any] = []
-        self._open: dict[Place, str] = {}  # ids of documents of which nothing is known yet
+        self._open: dict[Place, tuple[str, Done]] = {}  # documents of which nothing is known yet
 
     async def start(self) -> None:
         """Raises BrokerUnavailable. What comes from now on is seen."""
@@ -76,11 +75,14 @@ class Ingester:
         await self._passages.stop()
         await self._letters.stop()
 
-    async def put(self, document: Document) -> None:
-        """Raises RecordTooLarge, BrokerUnavailable."""
+    async def put(self, document: Document, done: Done = lambda reason: None) -> None:
+        """`done` hears why it was refused, nothing if it was not, once `follow` knows.
+
+        Raises RecordTooLarge, BrokerUnavailable.
+        """
         ack = await send_document(self._producer, self._log, document)
         self.fates.written += 1
-        await self._add(self._sent(document.document_id, ack))
+        await self._add(self._sent(document.document_id, done, ack))
 
     async def drop(self, collection: str, document_id: str) -> None:
         """A tombstone."""
@@ -101,16 +103,16 @@ class Ingester:
         acks, self._acks = self._acks, []
         await asyncio.gather(*acks)
 
-    async def _sent(self, document_id: str, ack: Any) -> None:
+    async def _sent(self, document_id: str, done: Done, ack: Any) -> None:
         place = await ack
-        self._open[int(place.partition), int(place.offset)] = document_id
+        self._open[int(place.partition), int(place.offset)] = (document_id, done)
 
     async def follow(self, told: Callable[[Fates], None]) -> None:
         """Until all that was written is done; `told` hears of every change."""
         await self.flush()
         topic, count = self._log.topic_prefix + _TOPIC, self._log.document_partitions
         places = [TopicPartition(topic, partition) for partition in range(count)]
-        async with asking_client(self._log, self._group) as asking:
+        async with asking_client(self._log, embedding_group(self._log)) as asking:
             asking.assign(places)
             while self._open:
                 records = await self._passages.batch(timeout_ms=_LOOK_MS)
@@ -124,15 +126,12 @@ class Ingester:
         for record in await self._letters.read_to_end():
             said = dict(record.headers)
             partition, offset = (int(said.get(name, b"-1")) for name in _ORIGIN)
-            if (refused := self._open.pop((partition, offset), None)) is not None:
-                reason = said.get("x-dlq-error-message", b"").decode(errors="replace")
-                self.fates.refused.append((refused, reason))
-                self.fates.done += 1
+            reason = said.get("x-dlq-error-message", b"").decode(errors="replace")
+            self._close((partition, offset), reason or "it cannot be used")
         self._made(await self._passages.read_to_end())
         for partition, offset in list(self._open):
             if offset < (committed.get(partition) or 0):
-                del self._open[partition, offset]
-                self.fates.done += 1
+                self._close((partition, offset))
 
     def _made(self, records: list[ConsumerRecord]) -> None:
         for record in records:
@@ -141,11 +140,21 @@ class Ingester:
             passages = self._codec.decode(record.value)
             if not isinstance(passages, DocumentPassages):
                 continue
-            if self._open.pop((record.partition, passages.documents_offset), None) is not None:
-                self.fates.done += 1
-                if KEPT not in record.headers:
-                    self.fates.embedded += 1
-                    self.fates.passages += len(passages.chunks)
+            was_open = self._close((record.partition, passages.documents_offset))
+            if was_open and KEPT not in record.headers:
+                self.fates.embedded += 1
+                self.fates.passages += len(passages.chunks)
+
+    def _close(self, place: Place, refused: str = "") -> bool:
+        """Whether anybody waited for it."""
+        document_id, done = self._open.pop(place, ("", None))
+        if done is None:
+            return False
+        self.fates.done += 1
+        if refused:
+            self.fates.refused.append((document_id, refused))
+        done(refused)
+        return True
 
 
 async def _acknowledged(ack: Any) -> None:

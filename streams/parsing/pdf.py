@@ -7,9 +7,10 @@ import re
 from pypdf import PdfReader
 from pypdf.errors import PyPdfError
 
-from infra.ingest.parsed import Parsed, Unreadable
+from streams.parsing.parsed import Parsed, Unreadable
 
 _HYPHEN = re.compile(r"(?<=[a-zß-ÿ])-\n(?=[a-zß-ÿ])")  # a word divided at the end of its line
+PAGES_MAX = 5_000
 logging.getLogger("pypdf").setLevel(logging.ERROR)  # it warns of what it repairs
 
 
@@ -19,6 +20,8 @@ def pdf(data: bytes) -> Parsed:
         reader = PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):
             raise Unreadable("expected a PDF without a password, found an encrypted one")
+        if (count := len(reader.pages)) > PAGES_MAX:
+            raise Unreadable(f"expected at most {PAGES_MAX} pages, found {count}; divide it")
         pages = [page.extract_text() for page in reader.pages]
         title = str((reader.metadata and reader.metadata.title) or "").strip()
     except Unreadable:

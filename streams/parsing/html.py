@@ -10,8 +10,8 @@ from typing import Any
 
 from selectolax.lexbor import LexborHTMLParser
 
-from infra.ingest.parsed import Parsed
-from infra.ingest.plain import decoded
+from streams.parsing.parsed import Parsed
+from streams.parsing.plain import decoded
 
 _NOT_SAID = "script, style, noscript, template, svg, nav, head, iframe, object, button, select"
 _BLOCKS = set(

@@ -1,0 +1,26 @@
+"""PDFs made for tests."""
+
+import io
+
+from pypdf import PdfWriter
+from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
+
+
+def pdf_bytes(*pages: str, password: str = "") -> bytes:
+    """A PDF with a line of text on each page."""
+    writer = PdfWriter()
+    for text in pages:
+        page = writer.add_blank_page(200, 200)
+        font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
+        named = DictionaryObject({NameObject(k): NameObject(v) for k, v in font.items()})
+        fonts = DictionaryObject({NameObject("/F1"): named})
+        page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+        stream = DecodedStreamObject()
+        stream.set_data(f"BT /F1 12 Tf 10 100 Td ({text}) Tj ET".encode())
+        page[NameObject("/Contents")] = writer._add_object(stream)
+    writer.add_metadata({"/Title": "A paper"})
+    if password:
+        writer.encrypt(password, algorithm="RC4-128")
+    made = io.BytesIO()
+    writer.write(made)
+    return made.getvalue()

@@ -1,0 +1,69 @@
+"""What files of each kind say, as text (issue 12, 2)."""
+
+import pytest
+
+from streams.parsing import pdf as pdf_module
+from streams.parsing.html import html
+from streams.parsing.kinds import kind_of, parse
+from streams.parsing.markdown import markdown
+from streams.parsing.parsed import Unreadable
+from tests.streams.parsing.pdfs import pdf_bytes
+
+HTML = b"""<html><head><title> My  page </title><style>x</style></head><body><nav>menu</nav>
+<h1>Ferries</h1><p>The <b>Ondry</b> ferry<br>leaves.</p><ul><li>one</li><li>two <i>x</i></li></ul>
+tail<table><tr><th>a</th><th>b</th></tr><tr><td>1</td><td>2</td></tr></table><pre>x = 1
+  y</pre><script>bad()</script></body></html>"""
+MARKDOWN = b"""# Ferries
+
+The [Ondry](http://x) ferry
+leaves *now*. <!-- no -->
+
+- one
+- two
+  more
+
+| a | b |
+|---|---|
+| 1 | 2 |
+
+```py
+# x
+```
+<div>some <b>html</b></div>
+"""
+
+
+def test_html_keeps_what_it_says_and_its_structure() -> None:
+    found = html(HTML)
+    assert found.title == "My page"
+    assert found.text == (
+        "# Ferries\n\nThe Ondry ferry\nleaves.\n\n- one\n- two x\n\ntail\n\na | b\n1 | 2\n\n"
+        "```\nx = 1\n  y\n```"
+    )
+    assert html(b"<div>" * 5_000 + b"deep").text == "deep"
+    assert html(b"").text == ""
+
+
+def test_markdown_keeps_headings_lists_tables_and_code() -> None:
+    found = markdown(MARKDOWN)
+    assert found.title == "Ferries"
+    assert found.text == (
+        "# Ferries\n\nThe Ondry ferry leaves now.\n\n- one\n- two more\na | b\n1 | 2\n\n"
+        "```\n# x\n```\n\nsome html"
+    )
+    fronted = markdown(b'---\ntitle: "Boats"\ntags: x\n---\n## Two\n\n# One\n')
+    assert (fronted.title, fronted.text) == ("Boats", "## Two\n\n# One")
+    assert markdown(b"## Two\n\n# One\n").title == "One"
+
+
+def test_the_end_of_a_name_says_how_a_file_is_read() -> None:
+    assert parse(kind_of("a/B.MD"), b"# A")[0].title == "A"
+    for name in ("a.bin", "md", "", "a.md.exe", ".."):
+        with pytest.raises(Unreadable, match="unknown kind of file"):
+            kind_of(name)
+
+
+def test_a_pdf_of_too_many_pages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pdf_module, "PAGES_MAX", 1)
+    with pytest.raises(Unreadable, match="at most 1 pages, found 2; divide it"):
+        parse(".pdf", pdf_bytes("one", "two"))
