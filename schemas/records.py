@@ -482,6 +482,26 @@ class Embedded:
 
 
 @frozen
+class FileBatch:
+    """Files that were put into a vector store by one call; each names it."""
+
+    batch_id: str  # vsfb_...
+    store_id: str  # in which vector store
+    tenant: str = ""  # whose it is
+    created_ms: int  # wall time
+    cancelled: bool = False  # whether its caller gave it up
+
+
+@frozen
+class FilePart:
+    """A piece of a file's bytes."""
+
+    file_id: str  # of which file
+    number: int  # from 0
+    data: bytes  # what it holds
+
+
+@frozen
 class Grant:
     """How many requests one router may have on a worker."""
 
@@ -972,6 +992,63 @@ class Session:
 
 
 @frozen
+class StoreFile:
+    """What callers want of a file in a vector store; StoreFileResult says what has come of it."""
+
+    store_id: str  # in which vector store
+    file_id: str  # which file
+    tenant: str = ""  # whose they are
+    attributes: str = ""  # a JSON object that filters look at, empty for none
+    batch_id: str = ""  # of the file batch that it came with, empty for none
+    wanted: str  # present, cancelled or deleted
+    revision: int  # from 1, one more with each change
+    created_ms: int  # wall time
+
+
+@frozen
+class StoreFileResult:
+    """What has come of a file in a vector store; written by the gateway that makes documents of
+    files.
+    """
+
+    store_id: str  # in which vector store
+    file_id: str  # which file
+    tenant: str = ""  # whose they are
+    revision: int  # of the StoreFile that it answers; an older one's says nothing of a newer
+    status: str  # in_progress, completed or failed
+    documents: int = 0  # how many documents it is on the log, at most
+    usage_bytes: int = 0  # of its text
+    error_code: str = ""  # server_error, unsupported_file or invalid_file; empty for none
+    error: str = ""  # what was expected and found
+    at_ms: int  # wall time
+
+
+@frozen
+class StoreUsed:
+    """When a vector store was last used."""
+
+    store_id: str  # which
+    tenant: str = ""  # whose it is
+    at_ms: int  # wall time
+
+
+@frozen
+class StoredFile:
+    """A file that a caller has uploaded; its bytes are parts on files."""
+
+    file_id: str  # file-...
+    tenant: str = ""  # whose it is; nobody else sees it
+    filename: str  # its last part, without folders
+    purpose: str  # as OpenAI names them: assistants, user_data
+    bytes: int  # of its content
+    created_ms: int  # wall time
+    expires_ms: int = 0  # wall time after which it is deleted, 0: never
+    state: str  # uploading, stored, or deleted: its parts are going
+    partition: int = 0  # of files, where all its parts are
+    parts: Sequence[int] = ()  # offsets of its parts, in order; while it is uploaded as many zeros
+
+
+@frozen
 class StreamEnd:
     """The last word on one stream."""
 
@@ -1083,6 +1160,22 @@ class TurnBatch:
     at_ms: int  # wall time
     digests: Sequence[bytes]  # of all that was said, the answer included
     session_ids: Sequence[str]  # the conversations
+
+
+@frozen
+class VectorStore:
+    """What callers say of a vector store; it is the collection of that name."""
+
+    store_id: str  # vs_..., which names its collection, too
+    tenant: str = ""  # whose it is; nobody else sees or searches it
+    name: str = ""  # as its owner calls it
+    description: str = ""  # in its owner's words
+    metadata: str = ""  # a JSON object of texts, empty for none
+    created_ms: int  # wall time
+    expires_days: int = 0  # days after its last use after which it is emptied, 0: never
+    chunk_tokens: int = 0  # tokens of a passage at most, 0: the deployment's
+    chunk_overlap: int = -1  # tokens that passages share with the one before, -1: the deployment's
+    deleted: bool = False  # whether it is gone for callers, and its documents are going
 
 
 @frozen

@@ -146,6 +146,30 @@ TOPICS: dict[str, Topic] = {
             doc="By which words conversations go on, for clients without session ids.",
         ),
         Topic(
+            name="objects",
+            records=(
+                *("StoredFile", "VectorStore", "StoreUsed"),
+                *("StoreFile", "StoreFileResult", "FileBatch"),
+            ),
+            key="object",
+            group="single",
+            written_by=("gateway",),
+            read_by=("gateway",),
+            cleanup="compact",
+            config=_SOON,
+            doc="What callers keep here: files and vector stores; read whole by every gateway.",
+        ),
+        Topic(
+            name="files",
+            records=("FilePart",),
+            key="part",
+            group="document",
+            written_by=("gateway",),
+            read_by=("gateway",),
+            cleanup="compact",
+            doc="Bytes of files, in parts that objects tell the offsets of; kept until deleted.",
+        ),
+        Topic(
             name="fleet",
             records=("Registration", "Heartbeat"),
             key="member",
@@ -267,6 +291,11 @@ def collection_key(collection: str, shard: int, shards: int) -> str:
 def declaration_key(collection: str) -> str:
     """The record key of what an operator says of a collection."""
     return f"//{collection}"
+
+
+def object_key(tenant: str, *names: str) -> str:
+    """The record key of what a caller keeps: its id, below that of what it belongs to."""
+    return "/".join((tenant, *names))
 
 
 def check_record(topic: str, record: object) -> None:
