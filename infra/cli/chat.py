@@ -31,6 +31,9 @@ def chat(
     collection: Annotated[
         str | None, typer.Option("--collection", "-c", help="Look answers up in these documents.")
     ] = None,
+    probes: Annotated[
+        bool, typer.Option("--probes", help="Look up more while an answer is generated.")
+    ] = False,
     max_tokens: Annotated[int, typer.Option(help="Of each answer.")] = 256,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.7,
     api_key: Annotated[
@@ -45,15 +48,20 @@ def chat(
     """Talk to the model; each answer says where it was computed. An empty line ends.
 
     Examples: `trivium chat`, `trivium chat -m "Why a log?" --max-tokens 40`,
-    `trivium chat -m "Why a log?" --json | jq -r .text`, `trivium chat --collection docs`
+    `trivium chat -m "Why a log?" --json | jq -r .text`, `trivium chat --collection docs`,
+    `trivium chat --collection docs --probes`
     """
     import httpx
 
     if as_json and message is None:
         raise ConfigError("--json: expected a question with -m; a conversation is for people")
+    if probes and collection is None:
+        raise ConfigError("--probes: needs --collection, the documents to look in")
     base = url or _url_here(config)
     headers = {"Authorization": f"Bearer {api_key}", "X-Session-Id": f"chat-{uuid.uuid4().hex}"}
-    sampling = {"max_tokens": max_tokens, "temperature": temperature}
+    wishes: dict[str, Any] = {"max_tokens": max_tokens, "temperature": temperature}
+    if probes:
+        wishes["retrieval"] = {"collection": collection, "probes": True}
     messages: list[dict[str, str]] = [{"role": "system", "content": system}] if system else []
     try:
         with httpx.Client(base_url=base, headers=headers, timeout=None) as client:
@@ -64,7 +72,7 @@ def chat(
                 print(f"{model} at {base}; an empty line or Ctrl-D ends")
             for text in _inputs(message):
                 messages.append({"role": "user", "content": text})
-                body = {"model": model, "messages": messages, "stream": True, **sampling}
+                body = {"model": model, "messages": messages, "stream": True, **wishes}
                 turn = _turn(client, body, show=not as_json)
                 messages.append({"role": "assistant", "content": turn["text"]})
                 if as_json:
@@ -140,6 +148,8 @@ def _print_where(turn: dict[str, Any]) -> None:
         f"first after {turn['first_token_ms']:.0f} ms"
     )
     console = Console(stderr=True, highlight=False)
+    if probes := turn.get("probes"):
+        timing += f"; {probes} probes, for which it stood still {turn['stalled_ms']:.0f} ms"
     console.print(f"\n[dim]{_where(turn)}; {timing}[/dim]", soft_wrap=True)
     for line in citation_lines(turn.get("retrieval", {})):
         console.print(line, style="dim", markup=False, soft_wrap=True)

@@ -27,6 +27,7 @@ from schemas.records import (
     Hits,
     Outcome,
     Phase,
+    Probing,
     Registration,
     Request,
     Resumption,
@@ -53,6 +54,7 @@ TEXTS_MAX = 2_048  # of one call for embeddings
 DOCUMENT_CHARS_MAX = 512 << 10  # of a document's text
 CHUNKS_MAX = 4_096  # passages of a document
 PASSAGES_MAX = 64  # of one answer to a retrieval, and in one prompt
+PROBES_MAX = 64  # of one answer
 PASSAGE_BYTES_MAX = 512 << 10  # of all passages that were found for a request
 HISTORY_BYTES_MAX = 256 << 10  # of the tokens that earlier turns of its session had put in
 
@@ -108,7 +110,15 @@ def check_size(record: Any, record_bytes: int) -> None:
 def _put_in_bytes(retrieval: Retrieval) -> int:
     """By how much a prompt may grow at most; lead, trail and tail are in the record already."""
     joints = min(retrieval.k, PASSAGES_MAX) * len(retrieval.joint)
-    return max(0, 4 * retrieval.tokens_max + joints, 4 * retrieval.room_tokens)
+    before = max(0, 4 * retrieval.tokens_max + joints, 4 * retrieval.room_tokens)
+    return before + (_probe_bytes(retrieval.probing) if retrieval.probing else 0)
+
+
+def _probe_bytes(probing: Probing) -> int:
+    """What probes put into an answer at most; a later attempt's work repeats it."""
+    k, most = min(probing.k, PASSAGES_MAX), min(probing.probes_max, PROBES_MAX)
+    around = len(probing.lead) + k * len(probing.joint) + len(probing.trail)
+    return 4 * probing.tokens_max + most * around
 
 
 def _names(kind: type[Any]) -> Callable[[Any], tuple[str, ...]]:

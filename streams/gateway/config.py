@@ -65,6 +65,11 @@ class GatewaySettings:
     context_joint: str = "\n"
     context_trail: str = "\n\nQuestion: "
     context_tail: str = "\nAnswer in one short sentence."
+    # Likewise of what is found while an answer is generated, and put into it.
+    probe_lead: str = "\n(Context: "
+    probe_joint: str = "\n"
+    probe_trail: str = ")\n"
+    probe_tokens_max: Positive = 256  # of all passages that probes put into an answer
     accept_ms: Positive = 3_000  # longest wait for the broker to acknowledge a request
     # an attempt repeats other tokens: fail, or mark and go on
     on_difference: Annotated[str, one_of("fail", "mark")] = "fail"

@@ -8,17 +8,26 @@ What depends on the model (context length, vocabulary) or on several fields is c
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+)
 
 from schemas.errors import InvalidRequest
 from schemas.records import Priority
-from schemas.rules.sizes import PASSAGES_MAX
+from schemas.rules.sizes import PASSAGES_MAX, PROBES_MAX
 from streams.config import ORCHESTRATIONS, POLICIES
 from streams.gateway.http.errors import from_validation
 
 Body = TypeVar("Body", bound=BaseModel)
 
 _INT_32_MAX = 2**31 - 1
+STALL_MS_MAX = 60_000
 # Room is left above for the numbers of choices, which are added to the seed.
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1 - 65_536
 _SEPARATORS = (b",", b"[", b"{")
@@ -113,6 +122,38 @@ class Wishes(StrictBody):
     orchestration: Annotated[Any, _one_of(ORCHESTRATIONS)] = None
 
 
+class ProbesBody(StrictBody):
+    """What is to be found while the answer is generated, and how often."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    trigger: Literal["every", "sentence", "uncertain"] | None = None
+    every: int | None = Field(None, ge=1, le=_INT_32_MAX)  # tokens between two probes, at least
+    lookahead: int | None = Field(None, ge=0, le=_INT_32_MAX)  # tokens before its place, asked
+    max: int | None = Field(None, ge=1, le=PROBES_MAX)  # probes of one answer
+    k: int | None = Field(None, ge=1, le=PASSAGES_MAX)  # passages of one probe at most
+    min_score: float | None = Field(None, ge=-1, le=1)  # cosine similarity
+    tokens_max: int | None = Field(None, ge=1, le=_INT_32_MAX)  # of all passages of all probes
+    stall_ms: int | None = Field(None, ge=0, le=STALL_MS_MAX)  # decoding waits for one at most
+    warm: bool | None = None  # whether a probe starts where the one before ended
+
+
+def _spelt_out(value: Any) -> Any:
+    """`true`: as is usual here; a number: so many tokens between two."""
+    if isinstance(value, bool):
+        return {} if value else None
+    return {"every": value} if isinstance(value, int) else value
+
+
+Probes = Annotated[
+    ProbesBody | None,
+    BeforeValidator(
+        _spelt_out,
+        json_schema_input_type=bool | Annotated[int, Field(ge=1)] | ProbesBody | None,
+    ),
+]
+
+
 class SearchBody(StrictBody):
     """What is to be found for a chat before its answer begins; only Trivium understands it."""
 
@@ -125,6 +166,7 @@ class SearchBody(StrictBody):
     min_score: float | None = Field(None, ge=-1, le=1)  # cosine similarity
     query: str | None = None  # what to search for; else the last user message
     tokens_max: int | None = Field(None, ge=1, le=_INT_32_MAX)  # of all passages together
+    probes: Probes = None
 
 
 class GenerationBody(StrictBody):

@@ -107,6 +107,7 @@ async def take_in(
         if search is None:
             prompts = [await chat_prompt(body, messages, served, settings)]
         else:
+            search.check_form(form)
             prompts = [search.prompt.ids]
     elif collection:
         raise InvalidRequest("model: only chats are looked up in a collection", "model")

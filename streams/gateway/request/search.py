@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from schemas.errors import InvalidRequest, UnknownModel
-from schemas.records import Retrieval, Sampling
+from schemas.records import Retrieval, Sampling, Structured
 from schemas.rules.tokens import pack_tokens
 from streams.gateway.config import GatewaySettings
 from streams.gateway.request.body import ChatBody, SearchBody
+from streams.gateway.request.probing import Probe, probe_of
 from streams.gateway.request.tokenizer import MarkedPrompt, Tokenizer
 
 ALIAS = "@"  # between a model and the collection in which its answers are looked up
@@ -34,6 +35,7 @@ class Search:
     k: int
     passage_tokens: int  # wanted for all passages together
     turns: int  # earlier ones, whose passages come back into the prompt
+    probe: Probe | None  # what is to be found while the answer is generated
 
     @property
     def tokens(self) -> int:
@@ -44,14 +46,27 @@ class Search:
     def reserve(self, limit: int) -> int:
         """What an answer without a limit of its own leaves free, for this turn's passages and those
         of earlier ones: half of what the model has left, at most."""
-        return min(self.tokens * (1 + self.turns), (limit - len(self.prompt.ids)) // 2)
+        probes = self.probe.tokens if self.probe else 0
+        return min(self.tokens * (1 + self.turns) + probes, (limit - len(self.prompt.ids)) // 2)
+
+    def check_form(self, form: Structured | None) -> None:
+        """Raise InvalidRequest where the answer's form forbids what is wished."""
+        if form is not None and self.probe is not None:
+            raise InvalidRequest(
+                "retrieval.probes: expected none together with a form of the answer, which "
+                "passages in its middle would break; leave out one of them",
+                "retrieval.probes",
+            )
 
     def record(
         self, settings: GatewaySettings, sampling: Sampling, limit: int, arrived_ms: int
     ) -> Retrieval:
         """For routers. `limit` is what prompt and answer may have together; where the answer wants
-        more of it, fewer passages fit, or none."""
+        more of it, fewer passages fit, or none. The prompt's own go first, then those of probes."""
         room = limit - len(self.prompt.ids) - sampling.max_tokens
+        probing = self.probe.record(room - self.tokens) if self.probe else None
+        if self.probe and probing:
+            room -= probing.tokens_max + self.probe.around
         body = self.body
         lead, joint, trail, tail = map(pack_tokens, self.form)
         return Retrieval(
@@ -71,6 +86,7 @@ class Search:
             tail=tail,
             history_tokens=self.prompt.at,
             room_tokens=max(0, room),
+            probing=probing,
         )
 
 
@@ -133,6 +149,7 @@ async def search_of(
         k=wished.k or settings.retrieval_k,
         passage_tokens=wished.tokens_max or settings.retrieval_tokens_max,
         turns=sum(message["role"] == "assistant" for message in messages),
+        probe=probe_of(wished, settings, tokenizer.ids_of),
     )
 
 

@@ -44,15 +44,18 @@ def end_error(end: StreamEnd) -> TriviumError:
 
 
 def usage(streams: Sequence[Stream], prompts: int) -> Json:
-    """Tokens of all choices; a prompt counts once however many choices it has."""
+    """Tokens of all choices; a prompt counts once however many choices it has. What probes put into
+    answers was read by the model, not written: it counts with the prompt.
+    """
     per_prompt = len(streams) // prompts
     firsts = [stream.end for stream in streams[::per_prompt] if stream.end is not None]
-    prompt_tokens = sum(end.prompt_tokens for end in firsts)
+    put_in = sum(stream.end.retrieved_tokens for stream in streams if stream.end is not None)
+    prompt_tokens = sum(end.prompt_tokens for end in firsts) + put_in
     completion_tokens = sum(stream.next_seq for stream in streams)
     details = {"cached_tokens": sum(end.cached_tokens for end in firsts)}
     if any(stream.retrieved for stream in streams):
-        found = [stream.retrieved for stream in streams[::per_prompt]]
-        details["retrieved_tokens"] = sum(each.tokens for each in found if each)
+        found = [stream.retrieved.get(0) for stream in streams[::per_prompt]]
+        details["retrieved_tokens"] = put_in + sum(each.tokens for each in found if each)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -67,7 +70,8 @@ def placement(key: StreamKey, streams: Sequence[Stream]) -> Json:
     """
     end = [stream.end for stream in streams if stream.end is not None][-1]
     differs = [stream.differs_at for stream in streams if stream.differs_at is not None]
-    retrieved = [stream.retrieved for stream in streams if stream.retrieved is not None]
+    retrieved = [stream.retrieved for stream in streams if stream.retrieved]
+    probes = {"probes": end.probes, "stalled_ms": round(end.stalled_ms, 1)} if end.probes else {}
     return {
         "request_id": end.request_id,
         "session_id": key.session_id,
@@ -77,6 +81,7 @@ def placement(key: StreamKey, streams: Sequence[Stream]) -> Json:
         "attempt": end.attempt,
         "kv_bytes": end.kv_bytes,
         **({"differs_at": differs[0]} if differs else {}),
+        **probes,
         **({"retrieval": citations.retrieval(retrieved[-1])} if retrieved else {}),
     }
 

@@ -1,34 +1,39 @@
-"""What an answer says of the passages that stand in its prompt.
+"""What an answer says of the passages that stand in its prompt, and of those that probes found.
 
-Citations come from the router that put the passages there, never from the model's text. Clients
+Citations come from the router and the workers that put the passages there, never from the model's
+text. Clients
 that know OpenAI's annotations find them there, with the whole answer as their range; `trivium`
 holds all that is known.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from schemas.records import Citation, StreamRetrieved
 
 Json = dict[str, Any]
+Retrieved = Mapping[int, StreamRetrieved]  # by probe; 0 is what stands in the prompt
 
 
-def retrieval(retrieved: StreamRetrieved) -> Json:
-    """As `trivium.retrieval` in an answer."""
-    error = retrieved.error
+def retrieval(retrieved: Retrieved) -> Json:
+    """As `trivium.retrieval` in an answer; there is something in it."""
+    told = _in_order(retrieved)
+    error = told[0].error  # of the search before the answer; a probe that brought nothing is silent
     return {
-        "collection": retrieved.collection,
-        "tokens": retrieved.tokens,
-        "missing_shards": retrieved.missing_shards,
-        "citations": [_citation(each) for each in retrieved.citations],
+        "collection": told[0].collection,
+        "tokens": sum(each.tokens for each in told),
+        "missing_shards": max(each.missing_shards for each in told),
+        "citations": [_citation(one, each) for each in told for one in each.citations],
         **({"error": {"code": error.code, "message": error.message}} if error else {}),
     }
 
 
-def annotations(retrieved: StreamRetrieved | None, chars: int) -> list[Json]:
+def annotations(retrieved: Retrieved, chars: int) -> list[Json]:
     """In OpenAI's form, of an answer with so many characters; each document once."""
     documents: dict[str, Citation] = {}
-    for each in retrieved.citations if retrieved else ():
-        documents.setdefault(each.document_id, each)
+    for told in _in_order(retrieved):
+        for each in told.citations:
+            documents.setdefault(each.document_id, each)
     return [
         {
             "type": "url_citation",
@@ -43,7 +48,11 @@ def annotations(retrieved: StreamRetrieved | None, chars: int) -> list[Json]:
     ]
 
 
-def _citation(each: Citation) -> Json:
+def _in_order(retrieved: Retrieved) -> list[StreamRetrieved]:
+    return [told for _, told in sorted(retrieved.items())]
+
+
+def _citation(each: Citation, told: StreamRetrieved) -> Json:
     return {
         "document_id": each.document_id,
         "passage_id": each.passage_id,
@@ -52,5 +61,6 @@ def _citation(each: Citation) -> Json:
         "text": each.text,
         "start": each.start,
         "score": round(each.score, 4),
-        "before_token": each.seq,
+        "before_token": told.seq,
+        "probe": told.probe,
     }

@@ -175,7 +175,7 @@ class Hub:
             self._note_starts(frame.starts)
         for retrieved in frame.retrieved:
             if (asked := streams.get(retrieved.request_id)) is not None:
-                asked.retrieved = asked.retrieved or retrieved  # routers repeat the first
+                asked.note_retrieved(retrieved)
         token_ids = frame.token_ids
         at = tokens = foreign_rows = 0
         waits: dict[tuple[float, int], int] = {}  # rows by when their stream last grew, and tokens

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from schemas.records import OutcomeKind, StreamEnd, StreamRetrieved, TokenLogprob
+from schemas.rules.sizes import PROBES_MAX
 from streams.gateway.stream.delivered import Delivered
 from streams.gateway.stream.event_id import Position
 
@@ -82,7 +83,8 @@ class Stream:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.end: StreamEnd | None = None  # set when the stream is over and nothing is missing
-        self.retrieved: StreamRetrieved | None = None  # what its router put into the prompt
+        # What its router put into the prompt, as 0, and its workers into the answer, by probe.
+        self.retrieved: dict[int, StreamRetrieved] = {}
         self.repeated_rows = 0  # of which nothing was new
         self.differs_at: int | None = None  # the first token that was repeated as another one
         self.broken = False  # by that; nothing is taken any more
@@ -160,6 +162,11 @@ class Stream:
         self._pending_end = end
         self._close_if_complete()
         return self.end is not None
+
+    def note_retrieved(self, retrieved: StreamRetrieved) -> None:
+        """What was put in: the first word of each counts, routers and later attempts repeat it."""
+        if retrieved.probe <= PROBES_MAX:
+            self.retrieved.setdefault(retrieved.probe, retrieved)
 
     def _begin_attempt(self, attempt: int) -> None:
         self.attempt = attempt

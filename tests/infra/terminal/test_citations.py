@@ -19,6 +19,11 @@ def test_a_passage_is_a_line() -> None:
     ]
 
 
+def test_a_passage_of_a_probe_tells_where_it_went() -> None:
+    (line,) = citation_lines({"citations": [{**CITED, "probe": 1, "before_token": 32}]})
+    assert line == "[1] Ferries (ferries.md, 0.51, at token 32): From pier 7."
+
+
 def test_a_long_text_is_cut_and_what_has_no_title_has_its_id() -> None:
     bare = {**CITED, "title": "", "source": "", "text": "word " * 40}
     (line,) = citation_lines({"citations": [bare]})

@@ -9,7 +9,7 @@ import pytest
 
 from schemas.codec import Codec
 from schemas.errors import MESSAGE_CHARS_MAX, EngineFailed, RecordTooLarge, clipped
-from schemas.records import KvHandle, Phase, PhaseKind, Request, Role
+from schemas.records import KvHandle, Phase, PhaseKind, Probing, Request, Role
 from schemas.rules.sizes import (
     FLEET_BYTES_MAX,
     NAME_CHARS_MAX,
@@ -73,7 +73,7 @@ def test_the_work_of_the_largest_request_with_the_largest_handle_fits() -> None:
 @pytest.mark.parametrize("wish", [{"tokens_max": 99, "room_tokens": 500}, {"tokens_max": 500}])
 def test_a_request_leaves_room_for_what_may_be_put_into_its_prompt(wish: dict[str, int]) -> None:
     """(issue 12, 3)"""
-    found = {**wish, "k": 10, "joint": b"", "at": 0, "by_ms": 0, "tail_at": 0}
+    found = {**wish, "k": 10, "joint": b"", "at": 0, "by_ms": 0, "tail_at": 0, "probing": None}
     retrieval = replace(example("trivium.Retrieval"), **{"room_tokens": 0, **found})
     record = replace(example("trivium.Request"), retrieval=retrieval)
     check_size(record, REQUEST_BYTES_MAX - 2_000)
@@ -82,6 +82,11 @@ def test_a_request_leaves_room_for_what_may_be_put_into_its_prompt(wish: dict[st
     joined = replace(record, retrieval=replace(retrieval, joint=bytes(999)))
     with pytest.raises(RecordTooLarge):
         check_size(joined, REQUEST_BYTES_MAX - 9_000)
+    probing = Probing(tokens_max=100, probes_max=3, k=2, lead=b"l" * 4, joint=b"", trail=b"t" * 8)
+    probed = replace(record, retrieval=replace(retrieval, probing=probing))
+    check_size(probed, REQUEST_BYTES_MAX - 2_436)
+    with pytest.raises(RecordTooLarge):
+        check_size(probed, REQUEST_BYTES_MAX - 2_435)
 
 
 @pytest.mark.parametrize("kind", [name for name in RECORDS if name in ("Request", "Phase")])

@@ -4,7 +4,8 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from schemas.records import Citation, Request, StreamRetrieved, WireError
+from schemas.records import Citation, Request, StreamRetrieved, TokenFrame, WireError
+from streams.gateway.stream.stream import Stream
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import chat, ended, events_of, frame, text_of
 
@@ -90,3 +91,88 @@ async def test_an_answer_that_wanted_nothing_says_nothing() -> None:
     _, answer = await call(gateway, chat("where"))
     assert "retrieval" not in answer["trivium"]
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
+
+
+def probing(gateway: InProcessGateway) -> None:
+    """Answer as a router and a worker tell it whose first two probes brought something."""
+
+    def answer(request: Request) -> None:
+        def told(probe: int, seq: int, *citations: Citation) -> TokenFrame:
+            found = StreamRetrieved(
+                request_id=request.request_id,
+                collection="town",
+                citations=citations,
+                tokens=20 + probe,
+                probe=probe,
+                seq=seq,
+            )
+            return replace(frame(request.request_id, []), retrieved=[found])
+
+        end = ended(request.request_id, TEXTS, probes=3, retrieved_tokens=43, stalled_ms=12.34)
+        rows = [
+            frame(request.request_id, TEXTS[i : i + 1], first_seq=i, first_char=2 * i)
+            for i in range(3)
+        ]
+        frames = [
+            told(0, 0, FOUND[0]), rows[0], told(1, 1, FOUND[1]), rows[1],
+            told(1, 1, FOUND[2]), told(2, 2, FOUND[2]), replace(rows[2], ends=[end]),
+        ]  # fmt: skip
+        gateway.log.frames += frames
+        for each in frames:
+            gateway.log.hub.apply(each, asyncio.get_running_loop().time())
+
+    gateway.log.on_request = answer
+
+
+TEXTS = ["a ", "b ", "c "]
+PROBED = {"retrieval": {"collection": "town", "probes": 1}}
+PLACES = [("pier#0", 0, 0), ("pier#1", 1, 1), ("oak#0", 2, 2)]
+
+
+def places(trivium: Any) -> list[tuple[str, int, int]]:
+    cited = trivium["retrieval"]["citations"]
+    return [(each["passage_id"], each["probe"], each["before_token"]) for each in cited]
+
+
+async def test_an_answer_cites_what_its_probes_found_and_where_it_went() -> None:
+    """What a later attempt repeats of a probe is not told twice (issue 12, probes)."""
+    gateway = InProcessGateway()
+    probing(gateway)
+    _, answer = await call(gateway, chat("where", **PROBED))
+    assert places(answer["trivium"]) == PLACES
+    assert (answer["trivium"]["probes"], answer["trivium"]["stalled_ms"]) == (3, 12.3)
+    assert answer["trivium"]["retrieval"]["tokens"] == 20 + 21 + 22
+    assert len(answer["choices"][0]["message"]["annotations"]) == 2
+    assert answer["usage"] == {
+        "prompt_tokens": 7 + 43,
+        "completion_tokens": 3,
+        "total_tokens": 7 + 43 + 3,
+        "prompt_tokens_details": {"cached_tokens": 4, "retrieved_tokens": 20 + 43},
+    }
+
+
+async def test_a_resumed_stream_cites_what_probes_found_before_and_after() -> None:
+    gateway = InProcessGateway()
+    probing(gateway)
+    body = chat("where", stream=True, stream_options={"include_usage": True}, **PROBED)
+    other = InProcessGateway(partition=1)
+    async with gateway.client() as client:
+        response = await client.post("/v1/chat/completions", json=body)
+    events = events_of(response.text)
+    assert places(events[-2]["trivium"]) == PLACES
+    other.log.frames = gateway.log.frames
+    for line in response.text.splitlines():
+        if line.startswith("id: "):
+            async with other.client() as client:
+                path = f"/v1/requests/{response.headers['x-request-id']}/events"
+                headers = {"Last-Event-ID": line.removeprefix("id: ")}
+                rest = events_of((await client.get(path, headers=headers)).text)
+            assert rest[-2]["usage"] == events[-2]["usage"]
+            assert places(rest[-2]["trivium"]) == PLACES
+
+
+async def test_a_probe_number_that_nobody_can_mean_is_not_kept() -> None:
+    stream = Stream("r1")
+    for probe in range(1_000):
+        stream.note_retrieved(StreamRetrieved(request_id="r1", collection="town", probe=probe))
+    assert len(stream.retrieved) == 65

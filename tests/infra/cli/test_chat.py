@@ -1,0 +1,32 @@
+"""`trivium chat` against a gateway in this process."""
+
+import asyncio
+import json
+
+from tests.infra.cli.running import Ran, trivium_here
+from tests.streams.gateway.in_process import InProcessGateway, serving
+
+
+async def chatting(gateway: InProcessGateway, *words: str) -> Ran:
+    async with serving(gateway) as url:
+        return await asyncio.to_thread(trivium_here, "chat", "--url", url, "-m", "hello", *words)
+
+
+async def test_probes_look_up_more_in_the_collection() -> None:
+    """(issue 12, probes)"""
+    gateway = InProcessGateway(max_model_len=4_000)
+    gateway.answer_with("a", probes=2, stalled_ms=3.0)
+    code, output, errors = await chatting(gateway, "-c", "books", "--probes", "--json")
+    assert code == 0, errors
+    retrieval = gateway.log.requests[0].retrieval
+    assert retrieval is not None and retrieval.probing is not None
+    assert retrieval.collection == "books"
+    turn = json.loads(output)
+    assert (turn["text"], turn["probes"]) == ("a", 2)
+    _, _, told = await chatting(gateway, "-c", "books", "--probes")
+    assert "2 probes, for which it stood still 3 ms" in told
+
+
+async def test_probes_need_a_collection() -> None:
+    code, _, errors = await chatting(InProcessGateway(), "--probes")
+    assert code != 0 and "--probes: needs --collection" in errors

@@ -1,0 +1,118 @@
+"""What a chat wishes to have found while it is answered: what workers get, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from schemas.records import Probing
+from schemas.rules.tokens import unpack_tokens
+from tests.streams.gateway.in_process import InProcessGateway, call
+from tests.streams.gateway.request.test_search import BOOKS, retrieval_of, sent, texts
+from tests.streams.gateway.samples import chat
+
+
+def probed(probes: Any, **fields: Any) -> dict[str, Any]:
+    return chat("x", retrieval={**BOOKS, "probes": probes}, **fields)
+
+
+async def probing_of(body: Any, **settings: Any) -> Probing:
+    request = await sent(InProcessGateway(max_model_len=2_000, **settings), body)
+    probing = retrieval_of(request).probing
+    assert probing is not None
+    return probing
+
+
+async def test_probes_are_off_where_nobody_asks_for_them() -> None:
+    for body in (chat("x", retrieval=BOOKS), probed(False), probed(None)):
+        assert retrieval_of(await sent(InProcessGateway(), body)).probing is None
+
+
+async def test_true_means_as_is_usual_here() -> None:
+    found = await probing_of(probed(True), probe_lead="[", probe_joint="|", probe_trail="]")
+    assert (found.trigger, found.every, found.lookahead, found.probes_max) == ("every", 32, 8, 8)
+    assert (found.k, found.tokens_max, found.min_score) == (1, 256, 0.2)
+    assert (found.stall_ms, found.is_warm) == (200, True)
+    assert texts(found.lead, found.joint, found.trail) == ["[", "|", "]"]
+
+
+async def test_a_number_is_how_many_tokens_lie_between_two() -> None:
+    found = await probing_of(probed(4))
+    assert (found.every, found.lookahead) == (4, 4)
+
+
+async def test_an_object_says_all() -> None:
+    wished = {"trigger": "sentence", "every": 16, "lookahead": 0, "max": 3, "k": 2}
+    more = {"min_score": 0.5, "tokens_max": 90, "stall_ms": 0, "warm": False}
+    found = await probing_of(probed({**wished, **more}))
+    assert (found.trigger, found.every, found.lookahead, found.probes_max) == ("sentence", 16, 0, 3)
+    assert (found.k, found.min_score, found.tokens_max) == (2, 0.5, 90)
+    assert (found.stall_ms, found.is_warm) == (0, False)
+
+
+async def test_probes_want_passages_as_similar_as_the_search_does() -> None:
+    body = chat("x", retrieval={**BOOKS, "min_score": 0.7, "probes": True})
+    assert (await probing_of(body)).min_score == 0.7
+
+
+async def test_an_answer_without_a_limit_leaves_room_for_probes() -> None:
+    async def lengths(probes: Any) -> tuple[int, int]:
+        request = await sent(InProcessGateway(max_model_len=2_000), probed(probes))
+        return request.sampling.max_tokens, retrieval_of(request).room_tokens
+
+    (plain, room), (with_probes, same_room) = await lengths(None), await lengths({"max": 2})
+    found = await probing_of(probed({"max": 2}))
+    around = 2 * sum(map(len, map(unpack_tokens, (found.lead, found.trail))))
+    assert plain - with_probes == found.tokens_max + around
+    assert room == same_room
+
+
+async def test_probes_get_what_prompt_and_answer_leave() -> None:
+    bare = await sent(InProcessGateway(max_model_len=2_000), probed(None))
+    prompt = len(unpack_tokens(bare.prompt_tokens))
+    own = retrieval_of(bare).room_tokens
+    around = (await probing_of(probed({"max": 1}))).lead, (await probing_of(probed(1))).trail
+    room = own + sum(map(len, map(unpack_tokens, around))) + 10
+    body = probed({"max": 1}, max_tokens=2_000 - prompt - room)
+    request = await sent(InProcessGateway(max_model_len=2_000), body)
+    probing = retrieval_of(request).probing
+    assert probing is not None and probing.tokens_max == 10
+    assert retrieval_of(request).room_tokens == own
+    assert retrieval_of(request).tokens_max == 512
+
+
+async def test_an_answer_that_wants_all_room_is_not_probed() -> None:
+    plain = await sent(InProcessGateway(), chat("x"))
+    wanted = probed(True, max_tokens=plain.sampling.max_tokens)
+    assert retrieval_of(await sent(InProcessGateway(), wanted)).probing is None
+
+
+@pytest.mark.parametrize(
+    ("probes", "message"),
+    [
+        ("often", "retrieval.probes: expected"),
+        (0, "retrieval.probes.every: expected greater than or equal to 1"),
+        (-1, "retrieval.probes.every: expected greater than"),
+        (1.5, "retrieval.probes: expected"),
+        ([], "retrieval.probes: expected"),
+        ({"every": True}, "retrieval.probes.every: expected"),
+        ({"trigger": "now"}, "retrieval.probes.trigger: expected 'every', 'sentence' or"),
+        ({"every": 4, "lookahead": 5}, "retrieval.probes.lookahead: expected at most every=4"),
+        ({"max": 65}, "retrieval.probes.max: expected less than or equal to 64"),
+        ({"k": 0}, "retrieval.probes.k: expected greater than"),
+        ({"min_score": 2}, "retrieval.probes.min_score: expected less than"),
+        ({"tokens_max": 0}, "retrieval.probes.tokens_max: expected greater than"),
+        ({"stall_ms": -1}, "retrieval.probes.stall_ms: expected greater than"),
+        ({"step": 1}, "retrieval.probes.step: unknown field"),
+    ],
+)
+async def test_what_nobody_can_mean_is_refused(probes: Any, message: str) -> None:
+    status, answer = await call(InProcessGateway(), probed(probes))
+    assert status == 400
+    assert message in answer["error"]["message"]
+
+
+async def test_a_form_of_the_answer_forbids_probes() -> None:
+    for form in ({"response_format": {"type": "json_object"}}, {"guided_choice": ["a", "b"]}):
+        status, answer = await call(InProcessGateway(), probed(True, **form))
+        assert (status, answer["error"]["param"]) == (400, "retrieval.probes")
+    await probing_of(probed(True, response_format={"type": "text"}, logprobs=True))
