@@ -33,9 +33,9 @@ from tests.streams.agents.fakes import FakeEvent, FakeProducer
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.index import Index
 from workers.search.service.collections import Collections
-from workers.search.service.documents import DocumentFollower
+from workers.search.service.feed.documents import DocumentFollower
+from workers.search.service.feed.refusals import Refusals
 from workers.search.service.intake import Intake
-from workers.search.service.refusals import Refusals
 from workers.search.service.responder import Responder
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 from workers.search.words.changes import METADATA_CHARS_MAX, Change

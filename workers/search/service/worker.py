@@ -36,10 +36,10 @@ from workers.search.index.kinds import Kind
 from workers.search.service import group
 from workers.search.service.collections import Collections
 from workers.search.service.control_loop import ControlLoop
-from workers.search.service.documents import DocumentFollower
+from workers.search.service.feed.documents import DocumentFollower
+from workers.search.service.feed.passages import PassageFollower
 from workers.search.service.fleet_figures import FleetFigures
 from workers.search.service.intake import TOPICS, Intake
-from workers.search.service.passages import PassageFollower
 from workers.search.service.responder import Responder
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 from workers.search.service.snapshots import AGE_MAX_MS, Offsets, Snapshots
@@ -87,13 +87,9 @@ class RetrievalWorker:
         self._snapshots = Snapshots(settings, self.collections, place, worker_id, self._offsets)
         self._upkeep = Upkeep(settings, self.collections, self.engine.neighbours)
         self.membership = self._new_membership()
-        self._documents = DocumentFollower(
-            log_settings, codec, self._producer, self.collections, place, self.membership
-        )
-        self._passages = PassageFollower(
-            log_settings, codec, self._producer, self.collections, place, self.membership,
-            lambda: self._documents.offsets,
-        )  # fmt: skip
+        parts = (log_settings, codec, self._producer, self.collections, place, self.membership)
+        self._documents = DocumentFollower(*parts)
+        self._passages = PassageFollower(*parts, read_to=lambda: self._documents.offsets)
         self._steady = tasks.Tasks()  # what goes on from life to life
         self._left_ms = 0  # when the last life ended
         self._tasks = tasks.Tasks()

@@ -17,9 +17,8 @@ from schemas.records import CollectionMade, Document
 from schemas.retrieval import pack_vector
 from schemas.settings import LogSettings
 from schemas.topics import collection_key, document_key
-from workers.search.service import documents as module
 from workers.search.service.collections import Collections
-from workers.search.service.documents import DocumentFollower
+from workers.search.service.feed.documents import DocumentFollower
 from workers.search.service.settings import RetrievalSettings, ShardPlace
 from workers.search.words.changes import Change
 
@@ -108,7 +107,7 @@ async def read(
 async def test_the_oldest_document_fixes_the_dimension_whatever_comes_first(
     batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_HISTORY_BATCH", batch)
+    monkeypatch.setattr(DocumentFollower, "history_batch", batch)
     good = [(1, at, f"a{at}", GOOD) for at in (10, 30, 40)] + [(2, 11, "b", GOOD)]
     log = log_of((0, 20, "bad", BAD), (0, 35, "c", GOOD), *good)
     tied = log_of((1, 10, "good", GOOD), (2, 10, "bad", BAD))
@@ -156,7 +155,7 @@ async def test_a_dimension_outlives_the_documents_that_fixed_it(
 ) -> None:
     """Compaction leaves a refused document as the oldest: it decides nothing, since the shard
     has written the dimension down (issue 10, 23)."""
-    monkeypatch.setattr(module, "_HISTORY_BATCH", batch)
+    monkeypatch.setattr(DocumentFollower, "history_batch", batch)
     held = Collections(RetrievalSettings())
     await read(log_of((1, 10, "a", GOOD), (2, 20, "bad", BAD)), 0, monkeypatch, held)
     assert held.untold() == {"c": 4}

@@ -7,7 +7,7 @@ from schemas.records import (
     Role,
     SearchCapability,
 )
-from workers.search.service.refusals import is_first
+from workers.search.service.feed.refusals import is_first
 from workers.search.service.settings import ShardPlace
 
 

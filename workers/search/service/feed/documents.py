@@ -1,0 +1,146 @@
+"""Follows the topic `documents`, as `follower.py` says, and what stands beside the documents there.
+
+The oldest document of a collection fixes its dimension, for every replica and at every start. That
+document may be replaced one day and a wrong one be the oldest then, so a shard's first replica
+writes the dimension beside the documents, to partition 0; at a start it is read from there before
+them. What operators declare of collections stands in the same partition.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+
+from aiokafka import ConsumerRecord
+from aiokafka.errors import KafkaError
+
+from schemas.errors import RecordError, TriviumError
+from schemas.log.clients import AssignedReader
+from schemas.log.clock import wall_ms
+from schemas.records import CollectionDeclared, CollectionMade, Document
+from schemas.rules.sizes import DIM_MAX, REST_BYTES_MAX
+from schemas.topics import check_record, collection_key, declaration_key, document_key
+from workers.search.service.feed.follower import Follower
+from workers.search.words.changes import Change, Failed, names_of
+
+log = logging.getLogger("trivium.retrieval")
+
+
+class DocumentFollower(Follower[Change]):
+    """`start` rebuilds, `run` follows until cancelled."""
+
+    topic = "documents"
+    history_batch, batch_max = 5_000, 2_000
+    _is_live = False  # before, what was declared is learned ahead of the documents
+
+    async def start(self, offsets: dict[int, int] | None = None) -> int:
+        """Everything up to the end as of now, from `offsets` on; returns the number of records."""
+        self._is_live = False
+        await self._learn_dimensions(offsets or {})
+        count = await super().start(offsets)
+        self._is_live = True
+        return count
+
+    async def run(self) -> None:
+        """Apply what comes, and tell what it made."""
+        while True:
+            await self._tell_dimensions()
+            if batch := await self._reader.batch(max_records=self.batch_max):
+                await self._apply(batch)
+
+    async def _learn_dimensions(self, offsets: dict[int, int]) -> None:
+        """What collections are, before any document is looked at."""
+        reader = AssignedReader(
+            self._settings, "documents", [0], client_id=f"{self.membership.member_id}-made"
+        )
+        async with reader.reading({0: offsets[0]} if offsets else "earliest"):
+            every = reader.by_time(await reader.end_offsets())
+            made = [record async for record in every if (record.key or b"").startswith(b"/")]
+        for record in reversed(made):  # of several the oldest counts: later ones follow in time
+            with suppress(RecordError):  # buried where it is read with all others
+                if not _is_declaration(record):
+                    self._learned(record)
+        for record in filter(_is_declaration, made):  # of several the last counts
+            with suppress(TriviumError):
+                await self._declare(record)
+
+    def _learned(self, record: ConsumerRecord) -> bool:
+        """Whether a record is no document, but says what a collection is; raises RecordError."""
+        if not (record.key or b"").startswith(b"/"):
+            return False
+        if record.value:
+            made, place = self._codec.decode(record.value), self._place
+            if not isinstance(made, CollectionMade) or not 0 < made.dim <= DIM_MAX:
+                raise RecordError(
+                    f"documents: expected a collection's dimension, found {made!r:.200}"
+                )
+            self._check_key(record, collection_key(made.collection, made.shard, made.shards))
+            here = (made.shard, made.shards) == (place.shard, place.shards)
+            self._collections.learn(made, here=here)
+        return True
+
+    async def _declare(self, record: ConsumerRecord) -> None:
+        """What an operator says of a collection; raises RecordError or InvalidRequest."""
+        try:
+            name, said = (record.key or b"").decode().removeprefix(declaration_key("")), None
+        except UnicodeDecodeError as error:
+            raise RecordError(f"documents: expected a key in UTF-8: {error}") from error
+        if record.value:
+            said = self._codec.decode(record.value)
+            if not isinstance(said, CollectionDeclared):
+                raise RecordError(f"documents: expected a declaration, found {said!r:.200}")
+            self._check_key(record, declaration_key(said.collection))
+            if len(record.value) > REST_BYTES_MAX:
+                raise RecordError(
+                    f"documents: expected a declaration of at most {REST_BYTES_MAX} bytes, found "
+                    f"{len(record.value)}"
+                )
+        async with self._collections.turn:
+            await asyncio.to_thread(self._collections.declare, name, said)
+
+    async def _tell_dimensions(self) -> None:
+        """Write down what new collections are; once more with the next documents if it fails."""
+        if not (untold := self._collections.untold()) or not self._is_first():
+            return
+        place = self._place
+        for name, dim in untold.items():
+            made = CollectionMade(
+                collection=name, dim=dim, shard=place.shard, shards=place.shards, at_ms=wall_ms()
+            )
+            key = collection_key(name, place.shard, place.shards)
+            try:
+                await (await self._producer.send("documents", made, key=key, partition=0))
+            except (TriviumError, KafkaError) as error:
+                log.warning("%s: its dimension is written later: %s", name, error)
+                return
+            self._collections.learn(made, here=True)
+
+    async def _change(self, record: ConsumerRecord) -> Change | None:
+        if _is_declaration(record):
+            if self._is_live:
+                await self._declare(record)
+            return None
+        if self._learned(record):
+            return None
+        if record.value:
+            document = self._codec.decode(record.value)
+            check_record("documents", document)
+            if not isinstance(document, Document):
+                raise RecordError(
+                    f"documents: expected a document under the key {record.key!r:.200}, found "
+                    f"{document!r:.200}"
+                )
+            self._check_key(record, document_key(document.collection, document.document_id))
+            kept = None if document.deleted else document
+            return Change(document.collection, document.document_id, kept, record.offset)
+        return Change(*names_of("documents", record.key), None, record.offset)
+
+    def _done(self, changes: Sequence[Change]) -> Failed[Change]:
+        return self._collections.apply(changes)
+
+    def _after(self, before: Change | None, change: Change) -> Change:
+        return change.after(before)
+
+
+def _is_declaration(record: ConsumerRecord) -> bool:
+    return bool((record.key or b"").startswith(declaration_key("").encode()))

@@ -1,0 +1,153 @@
+"""Follows a topic that every replica of a shard reads whole: what is there at the start, then live.
+
+All partitions are read with no consumer group; documents of other shards are skipped by their id.
+What is there at the start is read in the order of its timestamps, from the beginning or from the
+offsets that a snapshot holds. What cannot be used goes to the dead letters, once for a shard.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Generic
+
+from aiokafka import ConsumerRecord
+
+from schemas.codec import Codec
+from schemas.errors import InvalidRequest, RecordError
+from schemas.log.clients import AssignedReader, LogProducer
+from schemas.log.clock import wall_ms
+from schemas.log.membership import Membership
+from schemas.retrieval import shard_of
+from schemas.settings import LogSettings
+from workers.search.service.collections import Collections
+from workers.search.service.feed.refusals import Refusals, is_first
+from workers.search.service.settings import ShardPlace
+from workers.search.words.changes import AnyChange, Failed
+
+log = logging.getLogger("trivium.retrieval")
+
+
+class Follower(ABC, Generic[AnyChange]):
+    """`start` rebuilds, `run` follows until cancelled."""
+
+    topic: str
+    history_batch: int  # records that are applied together at the start
+    batch_max: int  # and live
+
+    def __init__(
+        self,
+        settings: LogSettings,
+        codec: Codec,
+        producer: LogProducer,
+        collections: Collections,
+        place: ShardPlace,
+        membership: Membership,
+    ) -> None:
+        self._settings = settings
+        self._codec, self._producer = codec, producer
+        self._collections = collections
+        self._place = place
+        self.membership = membership  # of the present life
+        name, partitions = membership.member_id, range(settings.document_partitions)
+        self._reader = AssignedReader(
+            settings, self.topic, partitions, client_id=f"{name}-{self.topic}"
+        )
+        self.refusals = Refusals(
+            settings, producer, is_first=self._is_first, client_id=name, topic=self.topic
+        )
+        self._applying: asyncio.Future[Any] | None = None
+        self.offsets: dict[int, int] = dict.fromkeys(partitions, 0)  # after the last one applied
+
+    @abstractmethod
+    async def _change(self, record: ConsumerRecord) -> AnyChange | None:
+        """What a record says of a document; None where it is of something else, which is done then.
+
+        Raises RecordError or InvalidRequest for what nobody can use.
+        """
+
+    @abstractmethod
+    def _done(self, changes: Sequence[AnyChange]) -> Failed[AnyChange]:
+        """Bring the collections up to date; what could not be done. Blocks."""
+
+    def _after(self, before: AnyChange | None, change: AnyChange) -> AnyChange:
+        """A change, where another of the same document comes before it in a batch."""
+        return change
+
+    async def start(self, offsets: dict[int, int] | None = None) -> int:
+        """Everything up to the end as of now, from `offsets` on; returns the number of records."""
+        started_ms, count = wall_ms(), 0
+        batch: list[ConsumerRecord] = []
+        await self._reader.start(offsets or "earliest")
+        self.offsets = dict.fromkeys(self.offsets, 0) | (offsets or {})
+        async for record in self._reader.by_time(await self._reader.end_offsets()):
+            batch.append(record)
+            count += 1
+            if len(batch) == self.history_batch:
+                await self._apply(batch)
+                batch = []
+        await self._apply(batch)
+        log.info("read %d records of %s in %d ms", count, self.topic, wall_ms() - started_ms)
+        return count
+
+    async def fits(self, offsets: dict[int, int]) -> bool:
+        """Whether the topic still holds everything from these offsets on."""
+        return await self._reader.reaches(offsets)
+
+    async def run(self) -> None:
+        """Apply what comes."""
+        while True:
+            if batch := await self._reader.batch(max_records=self.batch_max):
+                await self._apply(batch)
+
+    async def stop(self) -> None:
+        """Close; a batch that is being applied is waited for, since a thread cannot be stopped."""
+        if self._applying is not None:
+            await asyncio.wait([self._applying])
+        await self.refusals.look()
+        await self._reader.stop()
+
+    @property
+    def behind(self) -> int:
+        """Records that are not applied yet."""
+        return self._reader.behind(self.offsets)
+
+    def _is_first(self) -> bool:
+        member = self.membership
+        return is_first(member.view, self._place, member.member_id, wall_ms())
+
+    async def _apply(self, batch: Sequence[ConsumerRecord]) -> None:
+        """Records that cannot be used are their shard's to bury, or the first shard's."""
+        changes: dict[tuple[str, str], tuple[AnyChange, ConsumerRecord]] = {}
+        for record in batch:
+            try:
+                change = await self._change(record)
+            except (RecordError, InvalidRequest) as error:
+                if self._place.shard == 0:
+                    await self.refusals.add(record, error)
+                continue
+            if change is not None and self._is_wanted(change, record):
+                key = (change.collection, change.document_id)
+                before = changes.pop(key, None)  # it stands where it was written last
+                changes[key] = (self._after(before and before[0], change), record)
+        async with self._collections.turn:
+            work = asyncio.to_thread(self._done, [change for change, _ in changes.values()])
+            self._applying = asyncio.ensure_future(work)
+            failed = await asyncio.shield(self._applying)
+            for record in batch:
+                self.offsets[record.partition] = record.offset + 1
+        for change, wrong in failed:
+            await self.refusals.add(changes[change.collection, change.document_id][1], wrong)
+
+    def _is_wanted(self, change: AnyChange, record: ConsumerRecord) -> bool:
+        """Whether it is of this shard, and not in a snapshot already."""
+        is_mine = shard_of(change.document_id, self._place.shards) == self._place.shard
+        return is_mine and not self._collections.has(
+            self.topic, change.collection, record.partition, record.offset
+        )
+
+    def _check_key(self, record: ConsumerRecord, wanted: str) -> None:
+        if record.key != (key := wanted.encode()):
+            raise RecordError(
+                f"{self.topic}: expected the key {key!r:.200}, found {record.key!r:.200}"
+            )

@@ -1,0 +1,53 @@
+"""Follows the topic `passages`: what the embedding pool made of documents that came as text.
+
+After `documents`: what is there at the start counts only for documents that live as text. Passages
+that nobody can mean, or by another model than their collection's, go to the dead letters.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from aiokafka import ConsumerRecord
+
+from schemas.errors import RecordError
+from schemas.records import DocumentPassages
+from schemas.rules.sizes import CHUNKS_MAX, check_size
+from schemas.topics import check_record, document_key
+from workers.search.service.feed.follower import Follower
+from workers.search.words.changes import Failed, PassagesChange, names_of
+
+
+class PassageFollower(Follower[PassagesChange]):
+    """`start` once documents are read, `run` until cancelled."""
+
+    topic = "passages"
+    history_batch, batch_max = 1_000, 500
+
+    def __init__(self, *parts: Any, read_to: Callable[[], Mapping[int, int]]) -> None:
+        """`read_to` tells up to where `documents` is read."""
+        super().__init__(*parts)
+        self._read_to = read_to
+
+    async def _change(self, record: ConsumerRecord) -> PassagesChange:
+        read_to = self._read_to().get(record.partition, 0)
+        if not record.value:
+            return PassagesChange(*names_of("passages", record.key), None, read_to)
+        found = self._codec.decode(record.value)
+        check_record("passages", found)
+        assert isinstance(found, DocumentPassages)
+        check_size(found, len(record.value))
+        self._check_key(record, document_key(found.collection, found.document_id))
+        if len(found.chunks) > CHUNKS_MAX:
+            raise RecordError(
+                f"passages: expected at most {CHUNKS_MAX} of a document, found {len(found.chunks)}"
+            )
+        for chunk in found.chunks:
+            if len(chunk.vector) % 4 or not chunk.vector or len(chunk.tokens) % 4:
+                raise RecordError(
+                    "passages: expected vectors of float32 and tokens of int32, found "
+                    f"{len(chunk.vector)} and {len(chunk.tokens)} bytes"
+                )
+        return PassagesChange(found.collection, found.document_id, found, read_to)
+
+    def _done(self, changes: Sequence[PassagesChange]) -> Failed[PassagesChange]:
+        return self._collections.apply_passages(changes)
