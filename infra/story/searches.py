@@ -1,12 +1,12 @@
-"""What a request's story tells of the search for its prompt: when it was asked for, what came of
-it, and what of that stands in the prompt. Pure; the steps of the story use it.
+"""What a request's story tells of its searches: what came of the one for its prompt, and what of
+that stands there; what came of each probe of its answer. Pure; the steps of the story use it.
 """
 
 from collections.abc import Iterator
 from typing import Any
 
 from schemas.codec import to_dict
-from schemas.records import Request, Retrieval, Retrieved
+from schemas.records import Passage, Probes, Request, Retrieval, Retrieved
 from schemas.rules.tokens import token_count
 from streams.core.requests.context import Context, with_context
 
@@ -15,8 +15,9 @@ _QUERY_CHARS = 60
 
 def wish(retrieval: Retrieval, arrived_ms: int) -> str:
     """What is to be found, where the request is accepted."""
-    by_ms = retrieval.by_ms - arrived_ms
-    return f", wants {retrieval.k} passages of {retrieval.collection} by {by_ms} ms"
+    by_ms, probing = retrieval.by_ms - arrived_ms, retrieval.probing
+    more = "" if probing is None else f", and at most {probing.probes_max} probes while answering"
+    return f", wants {retrieval.k} passages of {retrieval.collection} by {by_ms} ms{more}"
 
 
 def outcome(retrieved: Retrieved) -> str:
@@ -42,19 +43,48 @@ def details(request: Request, retrieved: Retrieved, others: int) -> tuple[str, .
     )
 
 
+def probe_step(retrieved: Retrieved) -> tuple[str, tuple[str, ...]]:
+    """What came of a probe, in one line and in its details."""
+    tokens, where = token_count(retrieved.tokens), f"before token {retrieved.seq}"
+    if tokens:
+        what = f"{tokens} tokens put in {where}"
+    elif retrieved.error is not None:
+        what = f"{where}: goes on without: {retrieved.error.message} ({retrieved.error.code})"
+    else:
+        what = f"nothing new {where}"
+    stalled_ms = retrieved.stalled_ms
+    stood = f"decoding stood still for {stalled_ms:.1f} ms" if stalled_ms else "decoding went on"
+    passages = [_passage_line("→", passage) for passage in retrieved.passages]
+    details = (*([_shards_line(retrieved)] * bool(retrieved.shards)), stood, *passages)
+    return f"probe {retrieved.probe}, {what}", details
+
+
 def wish_value(retrieval: Retrieval) -> dict[str, Any]:
     """For JSON: counts in place of tokens."""
-    parts = ("lead", "joint", "trail", "tail")
-    return {**to_dict(retrieval), **{part: token_count(getattr(retrieval, part)) for part in parts}}
+    found: dict[str, Any] = _counted(to_dict(retrieval))
+    return found
 
 
 def retrieved_value(retrieved: Retrieved) -> dict[str, Any]:
     """Likewise."""
-    passages = [
-        {**to_dict(each), "tokens": token_count(each.tokens)} for each in retrieved.passages
-    ]
     history = [[insert.at, token_count(insert.tokens)] for insert in retrieved.history]
-    return {**to_dict(retrieved), "passages": passages, "history": history}
+    return {**_counted(to_dict(retrieved)), "history": history}
+
+
+def _counted(value: Any) -> Any:
+    """A value of records with counts in place of tokens, however deep."""
+    if isinstance(value, bytes):
+        return token_count(value)
+    if isinstance(value, dict):
+        return {name: _counted(each) for name, each in value.items()}
+    return [_counted(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def probes_value(probes: Probes) -> dict[str, Any]:
+    """What decode work carries for probes: what is not the request's own."""
+    found: dict[str, Any] = _counted(to_dict(probes))
+    del found["retrieval"]
+    return found
 
 
 def _search(retrieval: Retrieval, retrieved: Retrieved) -> Iterator[str]:
@@ -65,26 +95,33 @@ def _search(retrieval: Retrieval, retrieved: Retrieved) -> Iterator[str]:
         yield f"by its words alone: {retrieved.degraded}"
     if not retrieved.shards:
         return
+    yield _shards_line(retrieved)
+    if retrieved.missing:
+        yield f"without shards {', '.join(map(str, retrieved.missing))}, which did not answer"
+
+
+def _shards_line(retrieved: Retrieved) -> str:
     answered = retrieved.shards - len(retrieved.missing)
-    yield (
+    return (
         f"embedded in {retrieved.embedded_ms:.1f} ms; {answered} of {retrieved.shards} shards in "
         f"{retrieved.took_ms:.1f} ms, of that {retrieved.wait_ms:.1f} ms waited for a slot; "
         f"{retrieved.extends} extends, {retrieved.distances_computed:,} distances"
     )
-    if retrieved.missing:
-        yield f"without shards {', '.join(map(str, retrieved.missing))}, which did not answer"
 
 
 def _passages(retrieved: Retrieved, context: Context) -> Iterator[str]:
     cited = {citation.passage_id for citation in context.told.citations}
     for passage in retrieved.passages:
         mark = "→" if passage.passage_id in cited else " "
-        title = f", {passage.title}" if passage.title else ""
-        left_out = "" if passage.passage_id in cited else ", not put in"
-        yield (
-            f"{mark} {passage.passage_id}{title}: score {passage.score:.3f}, "
-            f"{token_count(passage.tokens)} tokens{left_out}"
-        )
+        yield _passage_line(mark, passage, "" if passage.passage_id in cited else ", not put in")
+
+
+def _passage_line(mark: str, passage: Passage, note: str = "") -> str:
+    title = f", {passage.title}" if passage.title else ""
+    return (
+        f"{mark} {passage.passage_id}{title}: score {passage.score:.3f}, "
+        f"{token_count(passage.tokens)} tokens{note}"
+    )
 
 
 def _put_in(context: Context) -> Iterator[str]:

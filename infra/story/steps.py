@@ -88,11 +88,17 @@ def _accepted(request: Request) -> Step:
 
 
 def _searched(story: Story) -> Iterator[Step]:
-    if story.retrieved:
-        first, *others = story.retrieved
+    found = [each for each in story.retrieved if not each.probe]
+    if found:
+        first, *others = found
         what, took_ms = searches.outcome(first), max(0, first.at_ms - first.asked_ms)
         details = searches.details(story.request, first, len(others))
         yield Step(first.at_ms, first.router_id, what, "retrieval", took_ms, details)
+    for probe in [each for each in story.retrieved if each.probe]:
+        what, details = searches.probe_step(probe)
+        attempt = f" (attempt {probe.attempt})" if probe.attempt > 1 else ""
+        took_ms = max(0, probe.at_ms - probe.asked_ms)
+        yield Step(probe.at_ms, probe.router_id, what + attempt, "probe", took_ms, details)
 
 
 def _decided(decision: Decision) -> Step:
@@ -201,6 +207,9 @@ def _dispatched(work: Work) -> Step:
     if work.kv_target is not None:
         held = work.kv_target.tokens
         details.append(f"KV goes to {work.kv_target.worker_id}, which holds {held} tokens of it")
+    if work.probes is not None and work.probes.decided:
+        again = f"{len(work.probes.put_in)} of {work.probes.decided} probes"
+        details.append(f"what {again} of earlier attempts put in goes in again")
     what = f"dispatched {where} to {work.worker_id}"
     return Step(work.dispatched_ms, work.router_id, what, "work", 0, tuple(details))
 
@@ -259,6 +268,9 @@ def _ended(outcome: Outcome, story: Story) -> Step:
         at_ms = max(at_ms, story.last_token_ms)  # it is written once its frame is in the log
     reason = f" ({outcome.finish_reason})" if outcome.finish_reason else ""
     what = f"{outcome.kind.value}{reason}: {outcome.completion_tokens} tokens"
+    if outcome.probes:
+        what += f", {outcome.probes} probes put in {outcome.retrieved_tokens} more"
+        what += f" and stalled it for {outcome.stalled_ms:.0f} ms"
     if outcome.error is not None:
         what += f"; {outcome.error.code}: {outcome.error.message}"
     return Step(at_ms, outcome.written_by, what, "outcome")

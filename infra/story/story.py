@@ -48,7 +48,7 @@ class Story:
     work: list[Work] = field(default_factory=list)
     stops: list[CancelWork] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
-    retrieved: list[Retrieved] = field(default_factory=list)  # the first one counts
+    retrieved: list[Retrieved] = field(default_factory=list)  # for the prompt the first one counts
     cancellations: list[Cancellation] = field(default_factory=list)
     resumptions: list[Resumption] = field(default_factory=list)
     rows: list[TokenRow] = field(default_factory=list)
@@ -123,6 +123,8 @@ def _without_prompt(record: Request | Work) -> dict[str, Any]:
     value = {**to_dict(record), "prompt_tokens": token_count(record.prompt_tokens)}
     if isinstance(record, Request) and record.retrieval is not None:
         value["retrieval"] = searches.wish_value(record.retrieval)
+    if isinstance(record, Work) and record.probes is not None:
+        value["probes"] = searches.probes_value(record.probes)
     return value
 
 

@@ -57,6 +57,7 @@ PASSAGES_MAX = 64  # of one answer to a retrieval, and in one prompt
 PROBES_MAX = 64  # of one answer
 PASSAGE_BYTES_MAX = 512 << 10  # of all passages that were found for a request
 HISTORY_BYTES_MAX = 256 << 10  # of the tokens that earlier turns of its session had put in
+PROBED_BYTES_MAX = 256 << 10  # of what probes put into one answer, with texts and names
 
 _BYTES_MAX: dict[type, int] = {
     Request: REQUEST_BYTES_MAX,
@@ -108,7 +109,7 @@ def check_size(record: Any, record_bytes: int) -> None:
 
 
 def _put_in_bytes(retrieval: Retrieval) -> int:
-    """By how much a prompt may grow at most; lead, trail and tail are in the record already."""
+    """By how much its work may grow at most; lead, trail and tail are in the record already."""
     joints = min(retrieval.k, PASSAGES_MAX) * len(retrieval.joint)
     before = max(0, 4 * retrieval.tokens_max + joints, 4 * retrieval.room_tokens)
     return before + (_probe_bytes(retrieval.probing) if retrieval.probing else 0)

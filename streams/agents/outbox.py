@@ -217,7 +217,9 @@ class Outbox:
         if isinstance(effect, End):
             self.ending.discard(effect.outcome.request_id)
         elif isinstance(effect, Tell):
-            self._untold.pop(effect.retrieved.request_id, None)
+            told = self._untold.get(effect.retrieved.request_id)
+            if told is not None and told.done():  # and not the first of several
+                del self._untold[effect.retrieved.request_id]
         if not self._pending:
             self._idle.set()
         if receipt is not None:

@@ -40,6 +40,7 @@ from streams.core.handlers.retrievals import Retrievals
 from streams.core.placement.placer import Placer
 from streams.core.placement.ppd_table import PpdTable
 from streams.core.requests.live import LiveRequest, arrived, may_cancel
+from streams.core.requests.probed import with_probe
 from streams.core.requests.recovery import Rebuild
 from streams.core.states import State
 from streams.core.tables import Tables
@@ -189,12 +190,17 @@ class Router:
             self._dispatcher.dispatch_waiting(now_ms)
 
     def _retrieved_arrived(self, event: RetrievedArrived, now_ms: int) -> None:
-        """The first counts: what comes later finds the request in another state."""
-        live = self.tables.requests.by_id.get(event.retrieved.request_id)
+        """For a prompt the first counts: what comes later finds the request in another state."""
+        retrieved = event.retrieved
+        live = self.tables.requests.by_id.get(retrieved.request_id)
+        if live is not None and retrieved.probe:
+            with self.tables.about(live):
+                live.probed = with_probe(live.probed, live.request, retrieved)
+            return
         if live is None or live.state is not State.RETRIEVING:
             return
         with self.tables.about(live):
-            self._retrievals.found(live, event.retrieved, now_ms)
+            self._retrievals.found(live, retrieved, now_ms)
             self._dispatcher.dispatch_waiting(now_ms)
 
     def _outcome_arrived(self, event: OutcomeArrived, now_ms: int) -> None:

@@ -22,6 +22,7 @@ from schemas.records import (
     Phase,
     PhaseKind,
     Priority,
+    Probing,
     Registration,
     Request,
     Resumption,
@@ -75,6 +76,11 @@ def retrieval(by_ms: int = T0 + 500, **changes: Any) -> Retrieval:
         tail=pack_tokens([904, 905]),
     )
     return replace(base, **changes)
+
+
+def probing(**changes: Any) -> Probing:
+    """A probe before every eighth token of the answer, with room for all that is found."""
+    return replace(Probing(every=8, lookahead=2, tokens_max=200), **changes)
 
 
 def passage(number: int, tokens: int = 3, **changes: Any) -> Passage:

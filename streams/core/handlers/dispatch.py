@@ -7,6 +7,7 @@ Who is chosen is `streams/core/placement`'s; what is told to workers, and which 
 from dataclasses import replace
 
 from schemas.records import DecisionKind, KvHandle, Mode, Orchestration, Reason, Role, Session
+from streams.core.effects import Tell
 from streams.core.fleet.workers import Worker
 from streams.core.handlers.endings import Endings
 from streams.core.handlers.orders import Orders
@@ -70,11 +71,18 @@ class Dispatcher:
             placement=placement,
             looked_at=looked_at,
         )
+        self._tell_again(live)
         kv = self._session_kv(live, case.session, now_ms)
         self._charge(live, placement)
         tables.requests.move(live, BEGINS[live.orchestration])
         self._orders.dispatch(live, now_ms, kv=kv)
         return True
+
+    def _tell_again(self, live: LiveRequest) -> None:
+        """Have the reader hear what earlier attempts put into the answer: their workers may not
+        have told it, and this one has only the tokens."""
+        for told in [probed.told for probed in live.probed if probed.told is not None]:
+            self._tables.effects.append(Tell(told, live.request.gateway_partition))
 
     def _charge(self, live: LiveRequest, placement: Placement) -> None:
         """Spend an attempt's credits; that of decode after prefill is spent at the hand-over."""

@@ -12,6 +12,7 @@ from streams.core.effects import Dispatch, Effect
 from streams.core.fleet.members import Fleet
 from streams.core.fleet.workers import Life, Worker
 from streams.core.requests.live import NOBODY, Charge, LiveRequest
+from streams.core.requests.probed import probes_of
 from streams.core.states import State
 
 DECODERS = (Role.DECODE, Role.REPLICA)
@@ -168,6 +169,7 @@ def work(
         kv=kv,
         dispatched_ms=now_ms,
         kv_target=kv_target,
+        probes=None if worker.role is Role.PREFILL else probes_of(request, live.known, live.probed),
     )
     return Dispatch(worker.topic, worker.partition, record)
 

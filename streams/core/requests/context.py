@@ -24,7 +24,6 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from schemas.records import (
-    Citation,
     Insert,
     Passage,
     Request,
@@ -32,6 +31,7 @@ from schemas.records import (
     Retrieved,
     StreamRetrieved,
 )
+from schemas.rules.citations import citation
 from schemas.rules.sizes import HISTORY_BYTES_MAX, PASSAGES_MAX
 from schemas.rules.tokens import token_count
 
@@ -60,7 +60,7 @@ def with_context(request: Request, retrieved: Retrieved) -> Context:
     told = StreamRetrieved(
         request_id=request.request_id,
         collection=retrieval.collection,
-        citations=tuple(_citation(passage) for passage in passages),
+        citations=tuple(citation(passage) for passage in passages),
         tokens=_tokens(inserts),
         missing_shards=len(retrieved.missing),
         error=retrieved.error,
@@ -117,18 +117,6 @@ def _put_in(plain: bytes, inserts: Sequence[Insert]) -> bytes:
         parts += [plain[done:at], insert.tokens]
         done = at
     return b"".join([*parts, plain[done:]])
-
-
-def _citation(passage: Passage) -> Citation:
-    return Citation(
-        passage_id=passage.passage_id,
-        document_id=passage.document_id,
-        title=passage.title,
-        source=passage.source,
-        text=passage.text,
-        start=passage.start,
-        score=passage.score,
-    )
 
 
 @dataclass(frozen=True, slots=True)

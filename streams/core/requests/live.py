@@ -30,6 +30,7 @@ from schemas.rules.tokens import token_count
 from streams.core.fleet.workers import Gateway, Life
 from streams.core.placement.case import Case
 from streams.core.requests.context import Context
+from streams.core.requests.probed import Probed
 from streams.core.states import ON_WORKERS, STANDS_ON, TRANSITIONS, Side, State, Word
 
 Key = TypeVar("Key")
@@ -83,6 +84,8 @@ class LiveRequest:
     failed_tries: int = 0  # how often a router ended over it
     case: Case | None = None  # what placement has computed for it
     told: StreamRetrieved | None = None  # what its reader is to hear of its prompt
+    known: tuple[str, ...] = ()  # passages that were found for its prompt and stand in it
+    probed: tuple[Probed, ...] = ()  # what searches during its answer have come to
 
     @property
     def next_attempt(self) -> int:
@@ -129,20 +132,22 @@ class LiveRequest:
     def take(self, context: Context) -> None:
         """From now on this is its prompt."""
         self.request, self.told = context.request, context.told
+        self.known = tuple(citation.passage_id for citation in context.told.citations)
         self.prompt_tokens = token_count(context.request.prompt_tokens)
 
     def view(self) -> tuple[object, ...]:
         """What a rebuild from the log has to give again; a queued request starts from nothing."""
         known = (self.request_id, self.partition, self.state, self.attempt)
         prompt = crc32(self.request.prompt_tokens)
+        put_in = (prompt, self.known, self.probed)
         if self.state in (State.RETRIEVING, State.QUEUED):
-            return (*known, self.cancel, self.readers, prompt)
+            return (*known, self.cancel, self.readers, put_in)
         return (
             *known,
             *(self.mode, self.orchestration, self.prefill, self.decode, self.holders),
             tuple(sorted(self.charges.items())),
             *(self.kv, self.kv_received, self.sent_tokens, self.sent_chars),
-            *(self.first_token_ms, self.cached_tokens, self.cancel, self.readers, prompt),
+            *(self.first_token_ms, self.cached_tokens, self.cancel, self.readers, put_in),
         )
 
 

@@ -48,6 +48,7 @@ from streams.core.requests.live import (
     resumed_at,
     step,
 )
+from streams.core.requests.probed import with_probe
 from streams.core.states import BEGINS, State
 
 _PLACING = (DecisionKind.PLACE, DecisionKind.REPLACE)
@@ -78,7 +79,8 @@ class _Trace:
     void_attempt: int = 0  # the latest that was given up
     faults: set[int] = field(default_factory=set)  # those of them that workers failed
     losses: set[int] = field(default_factory=set)  # those that were lost with their workers
-    retrieved: Retrieved | None = None  # the first in the log
+    retrieved: Retrieved | None = None  # the first in the log, for the prompt
+    probes: list[Retrieved] = field(default_factory=list)  # found during the answer
     phases: list[Phase] = field(default_factory=list)
     cancels: dict[str, Cancellation] = field(default_factory=dict)  # the first of each tenant
     resumed: list[Gateway] = field(default_factory=list)
@@ -129,7 +131,9 @@ class Rebuild:
                     trace.phases.append(phase)
             case RetrievedArrived(retrieved):
                 trace = self._trace(retrieved.request_id)
-                if trace.retrieved is None and not trace.has_ended:
+                if retrieved.probe and not trace.has_ended:
+                    trace.probes.append(retrieved)
+                elif trace.retrieved is None and not trace.has_ended:
                     trace.retrieved = retrieved
             case Placed(decision):
                 self._decided(decision)
@@ -193,6 +197,8 @@ def _live(request: Request, trace: _Trace, partition: int) -> tuple[LiveRequest,
         live.take(with_context(request, trace.retrieved))
     elif request.retrieval is not None and not placed.attempt:
         live.enter(State.RETRIEVING)
+    for probe in trace.probes:
+        live.probed = with_probe(live.probed, request, probe)
     cancels = [each.reason for each in trace.cancels.values() if may_cancel(each, request)]
     live.cancel = next(iter(cancels), None)
     for gateway in trace.resumed:

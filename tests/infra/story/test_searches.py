@@ -8,9 +8,18 @@ from infra.story.screen import as_json_value
 from infra.story.steps import Step, steps_of
 from infra.story.story import Story, tell
 from schemas.errors import DeadlineExceeded
-from schemas.records import Insert, Retrieved
+from schemas.records import Insert, Probes, Retrieved, WorkPhase
 from schemas.rules.tokens import pack_tokens
-from tests.streams.builders import T0, passage, request, retrieval, retrieved
+from tests.infra.story.told_requests import work
+from tests.streams.builders import (
+    T0,
+    outcome,
+    passage,
+    probing,
+    request,
+    retrieval,
+    retrieved,
+)
 
 
 def told(*answers: Retrieved, **changes: Any) -> Story:
@@ -89,3 +98,63 @@ def test_the_story_as_json_counts_tokens() -> None:
     assert value["retrieved"][0]["passages"][0]["tokens"] == 3
     assert value["retrieved"][0]["history"] == [[1, 2]]
     assert value["request"]["retrieval"]["tail"] == 2
+
+
+# Probes
+
+
+def probe(number: int, *passages: Any, **changes: Any) -> Retrieved:
+    tokens = b"".join(each.tokens for each in passages)
+    where = {"probe": number, "seq": 32 * number, "tokens": tokens, "attempt": 1}
+    return replace(found(*passages), **{**where, **changes})
+
+
+def probes_of(*answers: Retrieved, **changes: Any) -> list[Step]:
+    story = told(*answers, probing=probing(probes_max=4), **changes)
+    assert "and at most 4 probes while answering" in steps_of(story)[0].what
+    return [step for step in steps_of(story) if step.kind == "probe"]
+
+
+def test_each_probe_is_a_step_with_its_place_its_wait_its_work_and_what_stood_still() -> None:
+    first, second = probes_of(
+        found(passage(1)), probe(1, passage(3), stalled_ms=12.25), probe(2, attempt=2)
+    )
+    assert (first.after_ms, first.took_ms, first.who) == (95, 90, "router-a")
+    assert first.what == "probe 1, 3 tokens put in before token 32"
+    assert first.details == (
+        "embedded in 21.5 ms; 2 of 3 shards in 14.2 ms, of that 3.0 ms waited for a slot; "
+        "12 extends, 3,400 distances",
+        "decoding stood still for 12.2 ms",
+        "→ d3#0, title 3: score 0.333, 3 tokens",
+    )
+    assert second.what == "probe 2, nothing new before token 64 (attempt 2)"
+    assert second.details[1:] == ("decoding went on",)
+
+
+def test_a_probe_that_came_to_nothing_says_why_and_is_no_answer_for_the_prompt() -> None:
+    error = DeadlineExceeded("late").to_wire()
+    (step,) = probes_of(probe(1, error=error, shards=0, stalled_ms=200.0))
+    assert step.what == "probe 1, before token 32: goes on without: late (deadline_exceeded)"
+    assert step.details == ("decoding stood still for 200.0 ms",)
+    story = told(found(passage(1)), probe(1), probe(2))
+    assert not any("later answers" in line for line in search_of(story).details)
+
+
+def test_a_later_attempt_tells_what_goes_in_again_and_the_end_what_probes_came_to() -> None:
+    asked = request("r1", retrieval=retrieval(T0 + 400, probing=probing()))
+    kept = (Insert(at=8, tokens=pack_tokens([71, 72])),)
+    assert asked.retrieval is not None
+    again = replace(
+        work(WorkPhase.DECODE, "w1", T0 + 100, attempt=2),
+        probes=Probes(retrieval=asked.retrieval, put_in=kept, decided=3),
+    )
+    ended = replace(outcome(again, T0 + 900), probes=3, retrieved_tokens=2, stalled_ms=40.4)
+    story = tell([asked], [again, ended])["r1"]
+    told_of = {step.kind: step for step in steps_of(story)}
+    assert told_of["work"].details == (
+        "what 1 of 3 probes of earlier attempts put in goes in again",
+    )
+    assert told_of["outcome"].what.endswith(", 3 probes put in 2 more and stalled it for 40 ms")
+    value = json.loads(json.dumps(as_json_value(story)))
+    assert value["work"][0]["probes"]["put_in"][0]["tokens"] == 2
+    assert value["request"]["retrieval"]["probing"]["lead"] == 0

@@ -420,3 +420,24 @@ def test_work_waits_for_its_own_readers_word_alone_also_later() -> None:
         task.cancel()
 
     run(main())
+
+
+def test_work_waits_for_the_last_of_several_words_to_its_reader() -> None:
+    async def main() -> None:
+        producer = FakeProducer(at_once=False)
+        box = outbox(producer)
+        task = asyncio.create_task(box.run())
+        _, (tell, decided, work) = with_passages()
+        box.put([tell, tell])
+        await turns(9)
+        producer.acks[0].set_result(None)
+        await turns(9)
+        box.put([decided, work])
+        await turns(9)
+        assert [topic for topic, *_ in producer.sent] == ["tokens", "tokens", "decisions"]
+        producer.acks[1].set_result(None)
+        await turns(9)
+        assert producer.sent[-1][0] == "decode" and not box._untold
+        task.cancel()
+
+    run(main())

@@ -132,7 +132,8 @@ class RouterHarness:
         prompt = self.prompts.setdefault(work.request_id, work.prompt_tokens)
         assert work.prompt_tokens == prompt, "another prompt in another attempt"
         if self.accepted[work.request_id].retrieval is not None:
-            told = [each for each in self.told if each.request_id == work.request_id]
+            mine = [each for each in self.told if each.request_id == work.request_id]
+            told = [each for each in mine if not each.probe]
             assert told, "work before its reader was told"
             assert told.count(told[0]) == len(told), "its reader was told otherwise"
 
@@ -286,6 +287,12 @@ class RouterHarness:
         changes.setdefault("history", history[-1] if history else ())
         found = builders.retrieved(request_id, *passages, **changes)
         return self.record(RetrievedArrived(found, PARTITION))
+
+    def probed(self, work: Work, probe: int, *passages: Passage, **changes: Any) -> list[Effect]:
+        """The worker of the work has written what became of a probe."""
+        tokens = b"".join(passage.tokens for passage in passages)
+        said = {"attempt": work.attempt, "probe": probe, "seq": 8 * probe, "tokens": tokens}
+        return self.retrieved(work.request_id, *passages, **{"history": (), **said, **changes})
 
     def read(self) -> list[Effect]:
         """What the router itself wrote is read back."""

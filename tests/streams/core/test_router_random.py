@@ -33,6 +33,7 @@ from streams.core.events import (
     RetrievedArrived,
 )
 from streams.core.states import State
+from tests.streams import builders
 from tests.streams.builders import ALL, handle, passage, retrieval
 from tests.streams.core.hand_played import HandPlayedGateway, key_of
 from tests.streams.core.router_harness import PARTITION, RouterHarness
@@ -73,7 +74,8 @@ def arrive(on: RouterHarness, a: int, b: int) -> None:
 
 def a_retrieval(on: RouterHarness, a: int, b: int) -> Retrieval:
     """Some are late before they begin; the tokens of all prompts are alike, as a session's are."""
-    return retrieval(on.now_ms + 100 * (b % 9) - 50, history_tokens=a, at=a, tail_at=a)
+    by_ms, probing = on.now_ms + 100 * (b % 9) - 50, builders.probing() if a % 2 else None
+    return retrieval(by_ms, history_tokens=a, at=a, tail_at=a, probing=probing)
 
 
 def answer(on: RouterHarness, a: int, b: int) -> None:
@@ -85,6 +87,16 @@ def answer(on: RouterHarness, a: int, b: int) -> None:
             on.retrieved(asked, *found)
         else:
             on.retrieved(asked, error=FATAL)
+
+
+def probe(on: RouterHarness, a: int, b: int) -> None:
+    """A worker writes what became of a probe of some answer, in turn or not, late or not."""
+    works = [work for work in on.works if work.probes is not None]
+    if works:
+        work = works[-1 - a % min(4, len(works))]
+        assert work.probes is not None
+        found = [passage(1 + b)] * (b % 3 > 0)
+        on.probed(work, work.probes.decided + 1 + b % 4 - (b % 7 == 0), *found)
 
 
 def read(on: RouterHarness, a: int, b: int) -> None:
@@ -200,10 +212,10 @@ STEPS: dict[str, Callable[[RouterHarness, int, int], None]] = {
     step.__name__: step
     for step in (
         *(arrive, cancel, progress, break_down, repeat, stale, late_outcome),
-        *(fall_silent, start_again, drain, wait, lose_gateway, resume, answer, read),
+        *(fall_silent, start_again, drain, wait, lose_gateway, resume, answer, probe, read),
     )
 }
-WEIGHTED = [*STEPS, *["arrive"] * 4, *["progress"] * 8, *["answer"] * 2]
+WEIGHTED = [*STEPS, *["arrive"] * 4, *["progress"] * 8, *["answer"] * 2, *["probe"] * 2]
 
 
 def check_rebuild(on: RouterHarness) -> None:
@@ -295,7 +307,7 @@ def test_the_random_test_reaches_every_kind_of_outcome() -> None:
 @pytest.mark.parametrize("orchestration", ["decode_first", "concurrent"])
 def test_the_random_test_reaches_pairs_in_every_state(orchestration: str) -> None:
     """A seeded walk with takeovers, in which pairs are met in all states and end in all ways."""
-    draw = Random(7)
+    draw = Random(8)
     on = RouterHarness(queue_requests_max=8, orchestration=orchestration, gateway_grace_ms=GRACE_MS)
     for worker_id, role in FLEETS["split"]:
         on.worker(worker_id, role, window=3, can=ALL)
@@ -319,6 +331,7 @@ def test_the_random_test_reaches_pairs_in_every_state(orchestration: str) -> Non
     assert {outcome.kind for outcome in on.outcomes.values()} == set(OutcomeKind)
     assert State.RETRIEVING in states and any(each.citations for each in on.told)
     assert any(ask.history for ask in on.asks), "some turn follows another with passages"
+    assert any(work.probes and work.probes.put_in for work in on.works), "some answer goes on"
 
 
 def test_giving_a_partition_up_and_taking_it_again_changes_nothing() -> None:

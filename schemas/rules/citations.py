@@ -1,0 +1,33 @@
+"""How passages that were put in are told of: in a prompt by a router, in an answer by a worker."""
+
+from schemas.records import Citation, Passage, Retrieved, StreamRetrieved
+from schemas.rules.tokens import token_count
+
+
+def citation(passage: Passage, seq: int = 0, probe: int = 0) -> Citation:
+    """Of a probe also which one, and before which token of the answer."""
+    return Citation(
+        passage_id=passage.passage_id,
+        document_id=passage.document_id,
+        title=passage.title,
+        source=passage.source,
+        text=passage.text,
+        start=passage.start,
+        score=passage.score,
+        seq=seq,
+        content=passage.content,
+        probe=probe,
+    )
+
+
+def told_of_probe(record: Retrieved, collection: str) -> StreamRetrieved:
+    """What a reader hears of a probe that put something in."""
+    return StreamRetrieved(
+        request_id=record.request_id,
+        collection=collection,
+        citations=tuple(citation(each, record.seq, record.probe) for each in record.passages),
+        tokens=token_count(record.tokens),
+        missing_shards=len(record.missing),
+        probe=record.probe,
+        seq=record.seq,
+    )
