@@ -15,15 +15,15 @@ import logging
 from schemas.codec import Codec
 from schemas.log.clients import LogProducer
 from schemas.log.documents import embedding_group
-from schemas.log.faust.app import add_agents, follow_rebalances, make_app, run_app
+from schemas.log.faust.app import add_agents, follow_rebalances, make_app
 from schemas.log.faust.beginning import begin_now
 from schemas.log.faust.receipts import Place
-from schemas.log.faust.watchdog import watch
 from schemas.log.membership import Membership
 from schemas.log.patience import outlive
 from schemas.records import EmbedCapability, EmbedLoad, MemberKind, MemberState, Registration, Role
 from schemas.settings import LogSettings
 from workers import tasks
+from workers.agent_life import AgentLife
 from workers.embed.batcher import Batcher
 from workers.embed.content import Tokens
 from workers.embed.documents import DocumentWork, Totals
@@ -64,7 +64,6 @@ class EmbeddingWorker:
         self.totals = Totals()
         self.membership = self._new_membership()
         self._steady = tasks.Tasks()  # what goes on from life to life
-        self._tasks = tasks.Tasks()
 
     def _new_membership(self, former_epoch: int = 0) -> Membership:
         return Membership(
@@ -101,7 +100,7 @@ class EmbeddingWorker:
             {TOPIC: queries.handle, DOCUMENTS: self._documents.handle},
             {TOPIC: self._settings.queries_max, DOCUMENTS: self._settings.documents_max},
         )
-        self._app = make_app(
+        app = make_app(
             log_settings,
             group=embedding_group(log_settings),
             member_id=name,
@@ -109,10 +108,14 @@ class EmbeddingWorker:
             leaves_group=True,
         )
         prefix = log_settings.topic_prefix
-        add_agents(self._app, prefix, "embedding", (TOPIC, DOCUMENTS), self._intake)
-        follow_rebalances(self._app, prefix, self)
-        self._tasks = tasks.Tasks()
-        self._drained = False
+        add_agents(app, prefix, "embedding", (TOPIC, DOCUMENTS), self._intake)
+        follow_rebalances(app, prefix, self)
+        self._life = AgentLife(
+            settings=log_settings, membership=self.membership, producer=self._producer,
+            app=app, intake=self._intake, give_up=self._give_up,
+            drain_timeout_ms=self._settings.drain_timeout_ms,
+            close_timeout_ms=self._settings.close_timeout_ms,
+        )  # fmt: skip
 
     async def run(self, stop: asyncio.Event) -> None:
         """Life after life, with the same model, until one is drained."""
@@ -128,10 +131,10 @@ class EmbeddingWorker:
         try:
             await self._join()
             self._serve()
-            await self._tasks.until(stop.wait())
-            await self._drain()
+            await self._life.tasks.until(stop.wait())
+            await self._life.drain()
         finally:
-            await self._close()
+            await self._life.close(declarations=self._declarations.stop)
 
     async def _join(self) -> None:
         embedder = self.batcher.embedder
@@ -141,17 +144,14 @@ class EmbeddingWorker:
         self.membership.embedding_source = self._load_now
         await self._producer.start()
         await self.membership.join()
-        self._tasks.spawn("membership", self.membership.run())
+        self._life.tasks.spawn("membership", self.membership.run())
         await self._declarations.start()
         await begin_now(self._log_settings, embedding_group(self._log_settings), [TOPIC])
 
     def _serve(self) -> None:
-        group = self._intake.group
-        self._tasks.spawn("steady", self._steady.watch())
-        self._tasks.spawn("declarations", self._declarations.run())
-        self._tasks.spawn("watchdog", watch(self._log_settings, group, _STALL_MS))
-        self._tasks.spawn("failure", group.failure())
-        self._tasks.spawn("agents", run_app(self._app))
+        self._life.tasks.spawn("steady", self._steady.watch())
+        self._life.tasks.spawn("declarations", self._declarations.run())
+        self._life.serve(_STALL_MS)
 
     def assigned(self, places: set[Place]) -> None:
         """The group gave it partitions; with the first it is ready."""
@@ -172,7 +172,10 @@ class EmbeddingWorker:
         """The partitions were taken away: nothing more is written to passages, and queries that
         are under way are handed on, not acknowledged."""
         self._intake.group.revoked()
-        await self._intake.cancel(DOCUMENTS)
+        await self._give_up(DOCUMENTS)
+
+    async def _give_up(self, *topics: str) -> None:
+        await self._intake.cancel(*topics)
         await self._documents.give_up()
 
     def _load_now(self) -> EmbedLoad:
@@ -184,24 +187,3 @@ class EmbeddingWorker:
             unchanged_total=self.totals.unchanged,
             ms_per_text=self.batcher.ms_per_text,
         )
-
-    async def _drain(self) -> None:
-        self.membership.set_state(MemberState.DRAINING)
-        try:
-            async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
-                await self._tasks.until(self._intake.drain())
-        except TimeoutError:
-            log.warning("%s: texts left after the drain", self.membership.member_id)
-        self._drained = True
-
-    async def _close(self) -> None:
-        """Commit and stop reading first, say goodbye last. A lost life writes nothing more."""
-        close_ms = self._settings.close_timeout_ms
-        await tasks.close("agents", self._app.stop(), close_ms)
-        await self._intake.cancel()
-        await self._documents.give_up()
-        await self._tasks.cancel()
-        await tasks.close("declarations", self._declarations.stop(), close_ms)
-        await tasks.close("membership", self.membership.leave(), close_ms)
-        closing = self._producer.stop() if self._drained else self._producer.discard()
-        await tasks.close("producer", closing, close_ms)

@@ -15,9 +15,8 @@ import logging
 from schemas.codec import Codec
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
-from schemas.log.faust.app import add_agents, follow_rebalances, make_app, run_app
+from schemas.log.faust.app import add_agents, follow_rebalances, make_app
 from schemas.log.faust.receipts import Place
-from schemas.log.faust.watchdog import watch
 from schemas.log.membership import Membership
 from schemas.log.patience import outlive
 from schemas.records import (
@@ -31,6 +30,7 @@ from schemas.records import (
 )
 from schemas.settings import LogSettings
 from workers import tasks
+from workers.agent_life import AgentLife
 from workers.search.engine.engine import EngineSettings, SearchEngine
 from workers.search.index.kinds import Kind
 from workers.search.service import group
@@ -92,7 +92,6 @@ class RetrievalWorker:
         self._passages = PassageFollower(*parts, read_to=lambda: self._documents.offsets)
         self._steady = tasks.Tasks()  # what goes on from life to life
         self._left_ms = 0  # when the last life ended
-        self._tasks = tasks.Tasks()
 
     def _new_membership(self, former_epoch: int = 0) -> Membership:
         return Membership(
@@ -126,7 +125,7 @@ class RetrievalWorker:
             self.membership,
             self._producer,
         )
-        self._app = make_app(
+        app = make_app(
             self._log_settings,
             group=group.group_id(self._log_settings, self._place),
             member_id=self._worker_id,
@@ -134,10 +133,14 @@ class RetrievalWorker:
             leaves_group=True,
         )
         prefix = self._log_settings.topic_prefix
-        add_agents(self._app, prefix, "retrieval", tuple(TOPICS), self._intake)
-        follow_rebalances(self._app, prefix, self)
-        self._tasks = tasks.Tasks()
-        self._drained = False
+        add_agents(app, prefix, "retrieval", tuple(TOPICS), self._intake)
+        follow_rebalances(app, prefix, self)
+        self._life = AgentLife(
+            settings=self._log_settings, membership=self.membership, producer=self._producer,
+            app=app, intake=self._intake, give_up=self._intake.cancel,
+            drain_timeout_ms=self._settings.drain_timeout_ms,
+            close_timeout_ms=self._settings.close_timeout_ms,
+        )  # fmt: skip
 
     async def run(self, stop: asyncio.Event) -> None:
         """Life after life, with the same documents and engine, until one is drained."""
@@ -152,14 +155,15 @@ class RetrievalWorker:
         self._begin()
         try:
             await self._join()
-            if not await self._tasks.until(tasks.unless(stop, self._load())):
+            if not await self._life.tasks.until(tasks.unless(stop, self._load())):
                 return
             self._serve()
-            await self._tasks.until(stop.wait())
-            await self._drain()
+            await self._life.tasks.until(stop.wait())
+            await self._life.drain()
             await self._snapshots.save_if_wanted()
         finally:
-            await self._close()
+            await self._life.close(documents=self._documents.stop, passages=self._passages.stop)
+            self._left_ms = wall_ms()
 
     async def _join(self) -> None:
         load = self.engine.load()
@@ -170,7 +174,7 @@ class RetrievalWorker:
         self.membership.search_source = self._load_now
         await self._producer.start()
         await self.membership.join()
-        self._tasks.spawn("membership", self.membership.run())
+        self._life.tasks.spawn("membership", self.membership.run())
 
     async def _load(self) -> None:
         """Read what is missing: all but a snapshot the first time, what came since the next ones.
@@ -207,16 +211,14 @@ class RetrievalWorker:
         }
 
     def _serve(self) -> None:
-        self._tasks.spawn("documents", self._documents.run())
-        self._tasks.spawn("refusals", self._documents.refusals.run())
-        self._tasks.spawn("passages", self._passages.run())
-        self._tasks.spawn("refused passages", self._passages.refusals.run())
-        self._tasks.spawn("steady", self._steady.watch())
-        self._tasks.spawn("control", self._control.run())
-        group = self._intake.group
-        self._tasks.spawn("watchdog", watch(self._log_settings, group, _STALL_MS))
-        self._tasks.spawn("failure", group.failure())
-        self._tasks.spawn("agents", run_app(self._app))
+        spawn = self._life.tasks.spawn
+        spawn("documents", self._documents.run())
+        spawn("refusals", self._documents.refusals.run())
+        spawn("passages", self._passages.run())
+        spawn("refused passages", self._passages.refusals.run())
+        spawn("steady", self._steady.watch())
+        spawn("control", self._control.run())
+        self._life.serve(_STALL_MS)
 
     def assigned(self, places: set[Place]) -> None:
         """The group gave it partitions; with the first it is ready."""
@@ -259,25 +261,3 @@ class RetrievalWorker:
             collections=self.collections.states(),
             behind=self._documents.behind + self._passages.behind,
         )
-
-    async def _drain(self) -> None:
-        self.membership.set_state(MemberState.DRAINING)
-        try:
-            async with asyncio.timeout(self._settings.drain_timeout_ms / 1000):
-                await self._tasks.until(self._intake.drain())
-        except TimeoutError:
-            log.warning("%s: retrievals left after the drain", self.membership.member_id)
-        self._drained = True
-
-    async def _close(self) -> None:
-        """Commit and stop reading first, say goodbye last. A lost life writes no more hits."""
-        close_ms = self._settings.close_timeout_ms
-        await tasks.close("agents", self._app.stop(), close_ms)
-        await self._intake.cancel()
-        await self._tasks.cancel()
-        await tasks.close("reader of documents", self._documents.stop(), close_ms)
-        await tasks.close("reader of passages", self._passages.stop(), close_ms)
-        await tasks.close("membership", self.membership.leave(), close_ms)
-        closing = self._producer.stop() if self._drained else self._producer.discard()
-        await tasks.close("producer", closing, close_ms)
-        self._left_ms = wall_ms()

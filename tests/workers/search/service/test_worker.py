@@ -192,7 +192,7 @@ async def test_a_worker_that_lost_its_lease_keeps_its_documents(
         with_dimension = len(vectors) + 1  # which the worker itself writes beside the documents
         await until(lambda: sum(running._documents.offsets.values()) == with_dimension)
         index, former = running.collections.get("books"), running.membership
-        running._tasks.spawn("cut", _lost())
+        running._life.tasks.spawn("cut", _lost())
         await until(lambda: running.membership is not former)
         await until(lambda: running.membership.state is MemberState.READY)
         assert running.membership.epoch > former.epoch
