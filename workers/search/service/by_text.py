@@ -8,6 +8,7 @@ ranked. Of passages only those are sent that may be among the k best of all shar
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -190,7 +191,7 @@ def texts_of(
         if room < 0:
             break
         bare = Passage(passage_id=name, document_id=name)
-        found.append(unpacked(payload).as_record() if payload else bare)
+        found.append(replace(unpacked(payload).as_record(), passage_id=name) if payload else bare)
     return tuple(found)
 
 

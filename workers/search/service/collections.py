@@ -29,6 +29,7 @@ from workers.search.words.changes import (
     PassagesChange,
     grouped,
     metadata_of,
+    text_beside,
     texts_of,
 )
 from workers.search.words.index import WordIndex
@@ -241,6 +242,7 @@ class Collections:
             [each.document_id for each in group],
             vectors,
             [metadata_of(document.metadata, document.tenant) for document in documents],
+            [text_beside(each).packed() if each.text else b"" for each in documents],
             gone=[row for each in group for row in shelf.rows(each.document_id)],
         )
         self.indexes[name] = index

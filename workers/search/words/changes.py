@@ -79,6 +79,21 @@ def texts_of(found: Passages) -> list[PassageText]:
     ]
 
 
+def text_beside(document: Document) -> PassageText:
+    """What is kept of a text that came with its vector; it is neither cut nor found by its words."""
+    return PassageText(
+        document_id=document.document_id,
+        number=0,
+        start=0,
+        text=document.text,
+        tokens=b"",
+        title="",
+        source="",
+        offset=0,
+        content="",
+    )
+
+
 def metadata_of(text: str, tenant: str = "") -> dict[str, Value]:
     """Values by field, and the tenant as one that no filter can name."""
     ours: dict[str, Value] = {TENANT: tenant} if tenant else {}

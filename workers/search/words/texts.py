@@ -87,8 +87,10 @@ def row_id(document_id: str, number: int) -> bytes:
 
 
 def passages_of(index: Index) -> Iterator[PassageText]:
-    """All that an index holds; nobody may change it meanwhile."""
+    """All that an index holds; nobody may change it meanwhile. Texts that came with a vector are
+    none.
+    """
     rows = index.rows
-    for row in list(rows.row_of.values()):
-        if payload := rows.payloads[row]:
+    for each, row in list(rows.row_of.items()):
+        if isinstance(each, bytes) and (payload := rows.payloads[row]):
             yield unpacked(payload)

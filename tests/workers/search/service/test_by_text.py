@@ -33,7 +33,9 @@ from workers.search.service import by_text
 from workers.search.service.collections import Collections
 from workers.search.service.responder import Responder
 from workers.search.service.settings import RetrievalSettings, ShardPlace
+from workers.search.service.snapshots import shelf_of
 from workers.search.words.terms import terms_asked, terms_of
+from workers.search.words.texts import passages_of
 
 TEXTS = {name.decode(): each for name, each in drawn(400).items()}
 
@@ -332,3 +334,21 @@ async def test_quoted_documents_are_looked_at_with_a_search_without_one_and_wher
         assert await told(tenant="t", **check) == {"b", "x"}
         for each in await pool.hits("one", quoted=quoted * 1_000, **check):
             assert each.error is not None and each.error.code == errors.InvalidRequest.code
+
+
+async def test_a_text_that_comes_with_its_vector_is_found_by_that_alone(pool: Pool) -> None:
+    """As answers are, which stand under the vectors of their questions (issue 12, cache)."""
+    held = pool.of("a")
+    own = document("a", 1, vector=vector_of("asked"), text="said", metadata='{"until": 9}')
+    assert held.apply([own, document("b", 2, vector=vector_of("other"))]) == []
+    pool.put("c", "said", offset=3)
+    found = await pool.find("asked", mode="vector", k=1, filter='{"until": {"$gt": 8}}')
+    ((hit,), passage) = found.hits, found.passages[0]
+    assert (hit.document_id, passage.passage_id, passage.document_id) == ("a", "a", "a")
+    assert (passage.text, passage.content) == ("said", "")
+    assert hit.cosine == pytest.approx(1)
+    assert await pool.names("asked", mode="vector", filter='{"until": {"$gt": 9}}') == []
+    assert await pool.names("said", mode="words") == ["c#0"]
+    held.words("c").compact({each.row_id: each.text for each in passages_of(held.indexes["c"])})
+    assert await pool.names("said", mode="words") == ["c#0"]
+    assert shelf_of(held.indexes["c"]).documents == 1
