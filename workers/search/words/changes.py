@@ -80,7 +80,7 @@ def texts_of(found: Passages) -> list[PassageText]:
 
 
 def text_beside(document: Document) -> PassageText:
-    """What is kept of a text that came with its vector; it is neither cut nor found by its words."""
+    """What is kept of a text that came with its vector, and is neither cut nor found by words."""
     return PassageText(
         document_id=document.document_id,
         number=0,
