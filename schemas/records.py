@@ -1114,6 +1114,7 @@ class StreamRetrieved:
     error: WireError | None = None  # why the answer goes on without
     probe: int = 0  # which probe of the answer, from 1; 0: for the prompt
     seq: int = 0  # of a probe: before which token of the answer it was put in
+    degraded: str = ""  # why by words alone, though not wished so
 
 
 @frozen

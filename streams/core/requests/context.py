@@ -64,6 +64,7 @@ def with_context(request: Request, retrieved: Retrieved) -> Context:
         tokens=_tokens(inserts),
         missing_shards=len(retrieved.missing),
         error=retrieved.error,
+        degraded=retrieved.degraded,
     )
     if not inserts:
         return Context(request, (), (), told)

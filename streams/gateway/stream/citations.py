@@ -24,6 +24,7 @@ def retrieval(retrieved: Retrieved) -> Json:
         "tokens": sum(each.tokens for each in told),
         "missing_shards": max(each.missing_shards for each in told),
         "citations": [_citation(one, each) for each in told for one in each.citations],
+        **({"degraded": told[0].degraded} if told[0].degraded else {}),
         **({"error": {"code": error.code, "message": error.message}} if error else {}),
     }
 

@@ -67,6 +67,8 @@ def test_without_anything_found_the_prompt_is_the_plain_one() -> None:
         assert context.request == asked() and not context.inserts
         assert context.told.error == found.error and not context.told.citations
     assert context.told.missing_shards == 2
+    by_words = replace(retrieved("r1"), degraded="no embedding worker is ready")
+    assert with_context(asked(), by_words).told.degraded == by_words.degraded
 
 
 @pytest.mark.parametrize(("at", "tail_at"), [(-5, -1), (99, 1), (10, 10), (99, 1 << 40), (0, 0)])

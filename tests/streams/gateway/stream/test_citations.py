@@ -176,3 +176,10 @@ async def test_a_probe_number_that_nobody_can_mean_is_not_kept() -> None:
     for probe in range(1_000):
         stream.note_retrieved(StreamRetrieved(request_id="r1", collection="town", probe=probe))
     assert len(stream.retrieved) == 65
+
+
+async def test_an_answer_looked_up_by_words_alone_says_so() -> None:
+    gateway = InProcessGateway()
+    answering(gateway, {"citations": FOUND[:1], "degraded": "no embedding worker is ready"})
+    _, answer = await call(gateway, chat("where", **ASKED))
+    assert answer["trivium"]["retrieval"]["degraded"] == "no embedding worker is ready"
