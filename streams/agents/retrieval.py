@@ -22,6 +22,7 @@ from schemas.records import Passage, Retrieved
 from schemas.rules.sizes import PASSAGE_BYTES_MAX, PASSAGES_MAX
 from schemas.settings import LogSettings
 from streams.core.effects import Ask
+from streams.core.requests.context import quoted_in
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class Retriever:
             min_score=wanted.min_score,
             tenant=request.tenant,
             request_id=request.request_id,
+            quoted=quoted_in(ask.history),
         )
         return Retrieved(
             request_id=request.request_id,
@@ -104,6 +106,7 @@ class Retriever:
             history=ask.history,
             mode=found.mode,
             degraded=found.degraded,
+            changed=tuple(sorted(found.changed)),
         )
 
     def _failed(self, ask: Ask, asked_ms: int, error: TriviumError) -> Retrieved:

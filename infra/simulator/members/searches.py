@@ -18,12 +18,14 @@ from schemas.errors import UnknownCollection
 from schemas.records import Passage, Retrieval, Retrieved
 from schemas.rules.tokens import pack_tokens
 from streams.core.effects import Ask
+from streams.core.requests.context import quoted_in
 
 SHARE = 0.6  # of requests that want something found
 BY_MS = 150  # after their arrival
 LATE_MS = 400  # the slowest answer, after it was asked for
 TOKENS_MAX = 96
 ROOM_TOKENS = 600
+CHANGED_SHARE = 0.2  # of quoted documents
 _WORD = 1 << 29  # tokens of passages, which no conversation has
 Write = Callable[[Retrieved], None]
 
@@ -96,10 +98,17 @@ class Searches:
             asked_ms=int(self._clock.now_ms),
             at_ms=0,
             history=ask.history,
+            changed=_changed(ask, draw),
         )
 
     def _draw(self, request_id: str, number: int) -> np.random.Generator:
         return np.random.default_rng([self._seed, crc32(request_id.encode()), number])
+
+
+def _changed(ask: Ask, draw: np.random.Generator) -> tuple[str, ...]:
+    """Documents that earlier turns quoted, and somebody has edited meanwhile."""
+    quoted = sorted({each.document_id for each in quoted_in(ask.history)})
+    return tuple(name for name in quoted if draw.random() < CHANGED_SHARE)
 
 
 def _passage(draw: np.random.Generator) -> Passage:

@@ -7,13 +7,14 @@ as far as `tokens_max` goes; what does not fit, or has no tokens, is left out. W
 nothing is put in. Those of earlier turns stand where they stood, so that a session's prompts stay
 beginnings of each other, which is what prefix caches are for. They are taken from the first on, as
 far as `room_tokens` goes with all that is put in. A gateway names both so that prompt and answer
-fit the model.
+fit the model. What quotes a document that has changed since, or of which nobody could be asked, is
+left out, for the rest of the session.
 
 `Histories` remembers what stands in a session's last prompt, with a digest of the plain one. A
 later turn of the same tenant that begins with the same plain tokens gets the same inserts. Its
-router writes them into the `Retrieved`, so a prompt follows from two records, `Request` and
-`Retrieved`, and is the same after a takeover. The memory is bounded, and lost with its router; that
-costs a cache hit.
+router writes them into the `Retrieved`, with the documents that changed, so a prompt follows from
+two records, `Request` and `Retrieved`, and is the same after a takeover. The memory is bounded, and
+lost with its router; that costs a cache hit.
 
 Pure; `streams/core/handlers/retrievals.py` and `streams/core/requests/recovery.py` use it.
 """
@@ -26,18 +27,20 @@ from hashlib import blake2b
 from schemas.records import (
     Insert,
     Passage,
+    Quoted,
     Request,
     Retrieval,
     Retrieved,
     StreamRetrieved,
 )
 from schemas.rules.citations import citation
-from schemas.rules.sizes import HISTORY_BYTES_MAX, PASSAGES_MAX
+from schemas.rules.sizes import HISTORY_BYTES_MAX, PASSAGES_MAX, QUOTED_MAX
 from schemas.rules.tokens import token_count
 
 _TOKEN_BYTES = 4
 _ENTRY_BYTES = 512  # of a remembered session, beside its tokens
 _DIGEST_BYTES = 16
+_QUOTED_BYTES = 16  # of a quoted document, beside its names
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ def with_context(request: Request, retrieved: Retrieved) -> Context:
     assert retrieval is not None, f"{request.request_id}: nothing was to be found"
     passages = () if retrieved.error is not None else _chosen(retrieval, retrieved.passages)
     own = _own(retrieval, passages)
-    inserts = (*_first(retrieved.history, retrieval.room_tokens - _tokens(own)), *own)
+    inserts = (*_first(_standing(retrieved), retrieval.room_tokens - _tokens(own)), *own)
     told = StreamRetrieved(
         request_id=request.request_id,
         collection=retrieval.collection,
@@ -90,10 +93,29 @@ def _own(retrieval: Retrieval, passages: Sequence[Passage]) -> tuple[Insert, ...
     if not passages:
         return ()
     between = retrieval.joint.join(passage.tokens for passage in passages)
-    own = [Insert(at=retrieval.at, tokens=retrieval.lead + between + retrieval.trail)]
-    if retrieval.tail:
-        own.append(Insert(at=retrieval.tail_at, tokens=retrieval.tail))
+    quoted = tuple({Quoted(document_id=p.document_id, content=p.content): None for p in passages})
+    tokens = retrieval.lead + between + retrieval.trail
+    own = [Insert(at=retrieval.at, tokens=tokens, quoted=quoted)]
+    if retrieval.tail:  # which says what to do with them
+        own.append(Insert(at=retrieval.tail_at, tokens=retrieval.tail, quoted=quoted))
     return tuple(own)
+
+
+def quoted_in(inserts: Sequence[Insert]) -> tuple[Quoted, ...]:
+    """The documents of these, each as it was quoted, once."""
+    return tuple({quoted: None for insert in inserts for quoted in insert.quoted})
+
+
+def _standing(retrieved: Retrieved) -> Sequence[Insert]:
+    """What earlier turns had put in, but for what quotes documents that are other now; where the
+    search failed, nobody knows which."""
+    gone, knows = frozenset(retrieved.changed), retrieved.error is None
+    return [
+        insert
+        for insert in retrieved.history
+        if not insert.quoted
+        or (knows and gone.isdisjoint(quoted.document_id for quoted in insert.quoted))
+    ]
 
 
 def _first(history: Sequence[Insert], room_tokens: int) -> tuple[Insert, ...]:
@@ -159,9 +181,11 @@ class Histories:
     def remember(self, request: Request, inserts: tuple[Insert, ...], partition: int) -> None:
         """What stands in a session's prompt now; `request` has the plain one."""
         self._forget(_key(request))
-        token_bytes = sum(len(insert.tokens) for insert in inserts)
-        cost_bytes = _ENTRY_BYTES + token_bytes
-        if not inserts or token_bytes > HISTORY_BYTES_MAX or cost_bytes > self._bytes_max:
+        insert_bytes = sum(_bytes_of(insert) for insert in inserts)
+        cost_bytes = _ENTRY_BYTES + insert_bytes
+        if not inserts or insert_bytes > HISTORY_BYTES_MAX or cost_bytes > self._bytes_max:
+            return
+        if len(quoted_in(inserts)) > QUOTED_MAX:
             return
         plain = request.prompt_tokens
         history = _History(partition, len(plain), _digest(plain), inserts, cost_bytes)
@@ -179,6 +203,15 @@ class Histories:
         known = self._known.pop(key, None)
         if known is not None:
             self._bytes -= known.cost_bytes
+
+
+def _bytes_of(insert: Insert) -> int:
+    """Twice the names of its documents: those that changed are named once more."""
+    names = sum(
+        2 * len(each.document_id.encode()) + len(each.content) + _QUOTED_BYTES
+        for each in insert.quoted
+    )
+    return len(insert.tokens) + names
 
 
 def _key(request: Request) -> _Key:

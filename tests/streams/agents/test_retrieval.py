@@ -9,20 +9,25 @@ import pytest
 
 from schemas.codec import Codec
 from schemas.errors import DeadlineExceeded, LeaseError, UnknownCollection
-from schemas.records import Insert, Passage, Retrieved
+from schemas.records import Insert, Passage, Quoted, Retrieved
 from schemas.retrieval import Found, Hit
-from schemas.rules.sizes import HISTORY_BYTES_MAX, PASSAGE_BYTES_MAX, check_size
+from schemas.rules.sizes import HISTORY_BYTES_MAX, PASSAGE_BYTES_MAX, QUOTED_MAX, check_size
 from streams.agents import retrieval as agent
 from streams.agents.retrieval import TRY_AGAIN_S, Retriever
 from streams.core.effects import Ask
 from streams.core.events import RequestArrived
+from streams.core.requests.context import Histories
 from tests.streams import builders
 from tests.streams.agents.fakes import CODEC, LOG, FakeEvent, router_with_partition
 from tests.streams.builders import passage
 from tests.virtual import run_virtual
 from tests.waiting import run, until
 
-HISTORY = (Insert(at=1, tokens=b"abcd"),)
+QUOTED = (Quoted(document_id="d8", content="x"), Quoted(document_id="d9", content="y"))
+HISTORY = (
+    Insert(at=1, tokens=b"abcd", quoted=QUOTED[:1]),
+    Insert(at=2, tokens=b"abcd", quoted=QUOTED),
+)
 
 
 class FakeMembership:
@@ -120,7 +125,11 @@ def test_a_request_is_searched_for_as_it_wishes(monkeypatch: pytest.MonkeyPatch)
     async def main() -> None:
         on = await Searching(monkeypatch).leased()
         FakeAsker.find = lambda: found(
-            passage(1), passage(2), missing={2: DeadlineExceeded("").to_wire()}, degraded="why"
+            passage(1),
+            passage(2),
+            missing={2: DeadlineExceeded("").to_wire()},
+            degraded="why",
+            changed=frozenset(["d9", "d8"]),
         )
         on.retriever.ask(ask())
         told = await on.answered()
@@ -130,6 +139,7 @@ def test_a_request_is_searched_for_as_it_wishes(monkeypatch: pytest.MonkeyPatch)
         assert wishes == {
             "collection": "handbook", "k": 2, "deadline_ms": 77_000, "mode": "hybrid",
             "filter": "{}", "min_score": 0.3, "tenant": "acme", "request_id": "r1",
+            "quoted": QUOTED,
         }  # fmt: skip
         assert told.passages == (passage(1), passage(2)) and told.error is None
         assert (told.request_id, told.session_id, told.router_id) == ("r1", "s-r1", "router-a")
@@ -137,6 +147,7 @@ def test_a_request_is_searched_for_as_it_wishes(monkeypatch: pytest.MonkeyPatch)
         assert (told.distances_computed, told.embedded_ms) == (500, 2.5)
         assert (told.wait_ms, told.took_ms, told.mode) == (1.5, 6.5, "hybrid")
         assert told.degraded == "why" and told.history == HISTORY
+        assert told.changed == ("d8", "d9")
         await on.stop()
 
     run(main())
@@ -245,8 +256,16 @@ def test_what_is_found_fits_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         on = await Searching(monkeypatch).leased()
         long = [passage(n, 10_000, text="é" * 40_000) for n in range(1, 20)]
-        FakeAsker.find = lambda: found(*long)
-        on.retriever.ask(replace(ask(), history=(Insert(at=0, tokens=bytes(HISTORY_BYTES_MAX)),)))
+        quoted = tuple(Quoted(document_id=f"{n:0100}", content="") for n in range(QUOTED_MAX))
+        changed = frozenset(each.document_id for each in quoted)
+        FakeAsker.find = lambda: found(*long, changed=changed)
+        names_bytes = QUOTED_MAX * (2 * 100 + 16)
+        tokens = bytes(HISTORY_BYTES_MAX - names_bytes)
+        request, most = ask().request, (Insert(at=0, tokens=tokens, quoted=quoted),)
+        memory = Histories(sessions_max=1, bytes_max=1 << 30)
+        memory.remember(request, most, 0)
+        assert len(memory) == 1, "no more would be remembered"
+        on.retriever.ask(replace(ask(), history=most))
         told = await on.answered()
         assert 0 < len(told.passages) < 10
         assert told.passages == tuple(long[: len(told.passages)])

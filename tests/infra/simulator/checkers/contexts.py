@@ -32,6 +32,7 @@ class Contexts(Checker):
             self.seen["second answers"] += first is not record
             self.seen["errors"] += first is record and record.error is not None
             self.seen["histories"] += first is record and bool(record.history)
+            self.seen["changed documents"] += first is record and bool(record.changed)
         elif isinstance(record, TokenFrame):
             for told in record.retrieved:
                 self._tell(told)
@@ -86,7 +87,10 @@ def expected(request: Request, found: Retrieved) -> bytes:
         places = [(wanted.at, block), (wanted.tail_at, wanted.tail)]
     room = wanted.room_tokens * _TOKEN - sum(len(tokens) for _, tokens in places)
     before: list[tuple[int, bytes]] = []
+    gone = set(found.changed)
     for insert in found.history:
+        if insert.quoted and (found.error or {q.document_id for q in insert.quoted} & gone):
+            continue
         room -= len(insert.tokens)
         if room < 0:
             break

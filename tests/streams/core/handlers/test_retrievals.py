@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from schemas.records import Cancellation, OutcomeKind, PhaseKind, Work
-from schemas.rules.tokens import token_count, unpack_tokens
+from schemas.records import Cancellation, OutcomeKind, PhaseKind, Quoted, Work
+from schemas.rules.tokens import pack_tokens, token_count, unpack_tokens
 from streams.core.effects import Ask, Decide, Dispatch, End, GoWithout, Tell
 from streams.core.events import (
     CancellationArrived,
@@ -287,16 +287,45 @@ def test_the_next_turn_begins_with_the_prompt_of_the_last() -> None:
     assert on.asks[-1].history == ()
 
 
-def test_what_goes_on_without_keeps_what_earlier_turns_had() -> None:
-    """(issue 12, 3)"""
+def test_what_goes_on_without_leaves_out_what_earlier_turns_quoted() -> None:
+    """Nobody could be asked whether the documents still say that. It does not come back."""
     on = replicas(1)
     on.request("t1", session_id="s", retrieval=retrieval(on.now_ms + BY_MS))
     on.retrieved("t1", passage(1))
-    wanted = retrieval(on.now_ms, at=15, history_tokens=14, room_tokens=99)
-    on.request("t2", session_id="s", tokens=20, retrieval=wanted)
+    wanted: dict[str, Any] = {"at": 15, "history_tokens": 14, "room_tokens": 99}
+    on.request("t2", session_id="s", tokens=20, retrieval=retrieval(on.now_ms, **wanted))
     on.read()
-    assert on.works[-1].prompt_tokens.startswith(on.works[-2].prompt_tokens)
-    assert on.told[-1].error is not None and on.told[-1].tokens == 7
+    assert on.works[-1].prompt_tokens == pack_tokens(range(20))
+    assert on.told[-1].error is not None and on.told[-1].tokens == 0
+    later = retrieval(on.now_ms + BY_MS, **wanted)
+    on.request("t3", session_id="s", tokens=20, retrieval=later)
+    assert on.asks[-1].history == ()
+
+
+def test_a_document_that_changed_between_two_turns_is_not_in_the_second_prompt() -> None:
+    """Nor in the third; what other turns quoted stays. The next router has the same prompt."""
+    on = replicas(1, window=9)
+    on.request("t1", session_id="s", retrieval=retrieval(on.now_ms + BY_MS))
+    on.retrieved("t1", passage(1, content="old"))
+    place: dict[str, Any] = {"room_tokens": 99, "history_tokens": 14}
+    second = retrieval(on.now_ms + BY_MS, at=15, tail_at=18, **place)
+    on.request("t2", session_id="s", tokens=20, retrieval=second)
+    asked = on.asks[-1].history
+    assert {each for insert in asked for each in insert.quoted} == {
+        Quoted(document_id="d1", content="old")
+    }
+    on.retrieved("t2", passage(2), changed=("d1",))
+    prompt = unpack_tokens(on.works[-1].prompt_tokens)
+    assert 2000 in prompt and 1000 not in prompt
+    assert prompt[:15] == list(range(15)), "nor what stood around it"
+    third = retrieval(on.now_ms + BY_MS, at=28, tail_at=29, **{**place, "history_tokens": 24})
+    on.request("t3", session_id="s", tokens=30, retrieval=third)
+    assert [insert.at for insert in on.asks[-1].history] == [15, 18]
+    on.retrieved("t3", passage(3))
+    prompt = unpack_tokens(on.works[-1].prompt_tokens)
+    assert {2000, 3000} < set(prompt) and 1000 not in prompt
+    on.taken_over()
+    assert on.router.view() == on.rebuilt().view()
 
 
 def test_a_partition_that_is_lost_takes_its_sessions_with_it() -> None:

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from schemas.errors import DeadlineExceeded
-from schemas.records import Insert, Request
+from schemas.records import Insert, Quoted, Request
+from schemas.rules.sizes import QUOTED_MAX
 from schemas.rules.tokens import pack_tokens, unpack_tokens
-from streams.core.requests.context import Context, Histories, with_context
+from streams.core.requests.context import Context, Histories, quoted_in, with_context
 from tests.streams.builders import passage, request, retrieval, retrieved
 
 HISTORY = (
@@ -94,6 +95,64 @@ def test_what_earlier_turns_had_comes_back_as_far_as_there_is_room(
     assert len(context.told.citations) == 2
     if len(history) > 2:
         assert prompt(context)[:9] == [0, 71, 72, 1, 2, 73, 74, 75, 3]
+
+
+QUOTING = (
+    Insert(at=1, tokens=pack_tokens([71]), quoted=(Quoted(document_id="d1", content="a"),)),
+    Insert(
+        at=2,
+        tokens=pack_tokens([72]),
+        quoted=tuple(Quoted(document_id=name, content="a") for name in ("d1", "d2")),
+    ),
+    Insert(at=3, tokens=pack_tokens([73])),
+)
+
+
+@pytest.mark.parametrize(
+    ("changed", "stays"),
+    [((), [71, 72, 73]), (("d1",), [73]), (("d2",), [71, 73]), (("d3",), [71, 72, 73])],
+)
+def test_what_quotes_a_document_that_changed_is_left_out(
+    changed: tuple[str, ...], stays: list[int]
+) -> None:
+    found = retrieved("r1", passage(1), history=QUOTING, changed=changed)
+    context = with_context(asked(room_tokens=99), found)
+    assert [token for token in prompt(context) if 70 < token < 80] == stays
+    assert len([each for each in context.inserts if each.at < 4]) == len(stays)
+
+
+def test_what_quotes_anything_is_left_out_where_the_search_failed() -> None:
+    error = DeadlineExceeded("too late").to_wire()
+    found = retrieved("r1", error=error, history=QUOTING)
+    context = with_context(asked(room_tokens=99), found)
+    assert [token for token in prompt(context) if 70 < token < 80] == [73]
+
+
+def test_what_is_put_in_names_its_documents_once() -> None:
+    passages = (passage(1, content="a"), passage(2, document_id="d1", content="a"))
+    context = with_context(asked(), retrieved("r1", *passages))
+    quoted = (Quoted(document_id="d1", content="a"),)
+    assert [insert.quoted for insert in context.inserts] == [quoted, quoted]
+    assert quoted_in(context.inserts) == quoted
+    assert quoted_in((*QUOTING, *QUOTING)) == QUOTING[1].quoted
+
+
+@pytest.mark.parametrize(
+    ("count", "chars", "kept"),
+    [
+        (QUOTED_MAX, 4, True),
+        (QUOTED_MAX + 1, 4, False),
+        (QUOTED_MAX, 200, False),
+    ],
+)
+def test_no_more_is_remembered_than_may_be_asked_and_answered(
+    count: int, chars: int, kept: bool
+) -> None:
+    """A search that asks of too many documents is none, and what changed stands in a record."""
+    quoted = tuple(Quoted(document_id=f"{n:0{chars}}", content="") for n in range(count))
+    histories = Histories(sessions_max=9, bytes_max=64 << 20)
+    histories.remember(asked(), (Insert(at=1, tokens=b"aaaa", quoted=quoted),), 0)
+    assert len(histories) == kept
 
 
 # Sessions
