@@ -3,6 +3,8 @@
 A router leases a partition of `hits` beside its membership, and asks through `Asker`. Nothing here
 holds up the router: a search that fails, that nobody can do, or that is one too many is answered
 with its error, and a router without a partition of `hits` serves on, and tries again to get one.
+The choices of a call want the same, so one search serves all that ask while it is under way; it is
+no request's own, and goes on whichever of them ends.
 What becomes of a `Retrieved` is the core's to say (`streams/core/handlers/retrievals.py`).
 """
 
@@ -18,7 +20,8 @@ from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
 from schemas.log.patience import TROUBLE
 from schemas.log.retrieval.asker import Asker
-from schemas.records import Passage, Retrieved
+from schemas.records import Passage, Quoted, Request, Retrieval, Retrieved
+from schemas.retrieval import Found
 from schemas.rules.sizes import PASSAGE_BYTES_MAX, PASSAGES_MAX
 from schemas.settings import LogSettings
 from streams.core.effects import Ask
@@ -28,6 +31,7 @@ log = logging.getLogger(__name__)
 
 TRY_AGAIN_S = 5.0  # to lease a partition of `hits`
 _PASSAGE_BYTES = 64  # beside its texts and tokens
+_Wanted = tuple[str, str, Retrieval, tuple[Quoted, ...]]  # a call's id and tenant, and what for
 
 
 class Retriever:
@@ -50,6 +54,7 @@ class Retriever:
         self._answer = answer
         self._asker: Asker | None = None
         self._asks: set[asyncio.Task[None]] = set()
+        self._searches: dict[_Wanted, asyncio.Task[Found]] = {}
 
     def ask(self, ask: Ask) -> None:
         """Begin a search."""
@@ -73,25 +78,10 @@ class Retriever:
         self._answer(found, ask.partition)
 
     async def _found(self, ask: Ask, asked_ms: int) -> Retrieved:
-        request, wanted = ask.request, ask.request.retrieval
-        assert wanted is not None, f"{request.request_id}: wants nothing to be found"
-        if self._asker is None:
-            raise NotReady("this router has no partition of hits (log.asker_partitions)")
-        found = await self._asker.search_text(
-            wanted.query,
-            collection=wanted.collection,
-            k=min(wanted.k, PASSAGES_MAX),
-            deadline_ms=wanted.by_ms,
-            mode=cast(Literal["hybrid", "vector", "words"], wanted.mode),  # it says if not
-            filter=wanted.filter,
-            min_score=wanted.min_score,
-            tenant=request.tenant,
-            request_id=request.request_id,
-            quoted=quoted_in(ask.history),
-        )
+        found = await asyncio.shield(self._search_for_call(ask))
         return Retrieved(
-            request_id=request.request_id,
-            session_id=request.session_id,
+            request_id=ask.request.request_id,
+            session_id=ask.request.session_id,
             router_id=self._membership.member_id,
             passages=_within(found.passages, PASSAGE_BYTES_MAX),
             shards=found.shards,
@@ -107,6 +97,37 @@ class Retriever:
             mode=found.mode,
             degraded=found.degraded,
             changed=tuple(sorted(found.changed)),
+        )
+
+    def _search_for_call(self, ask: Ask) -> asyncio.Task[Found]:
+        """The search of the request's call: the one under way, or a new one."""
+        request, retrieval = ask.request, ask.request.retrieval
+        assert retrieval is not None, f"{request.request_id}: wants nothing to be found"
+        quoted = quoted_in(ask.history)
+        wanted = (request.parent_id, request.tenant, retrieval, quoted)
+        search = self._searches.get(wanted)
+        if search is None:
+            begun = asyncio.create_task(self._asked(request, retrieval, quoted))
+            search = self._searches[wanted] = begun
+            search.add_done_callback(lambda _: self._searches.pop(wanted))
+        return search
+
+    async def _asked(
+        self, request: Request, wanted: Retrieval, quoted: tuple[Quoted, ...]
+    ) -> Found:
+        if self._asker is None:
+            raise NotReady("this router has no partition of hits (log.asker_partitions)")
+        return await self._asker.search_text(
+            wanted.query,
+            collection=wanted.collection,
+            k=min(wanted.k, PASSAGES_MAX),
+            deadline_ms=wanted.by_ms,
+            mode=cast(Literal["hybrid", "vector", "words"], wanted.mode),  # it says if not
+            filter=wanted.filter,
+            min_score=wanted.min_score,
+            tenant=request.tenant,
+            request_id=request.request_id,
+            quoted=quoted,
         )
 
     def _failed(self, ask: Ask, asked_ms: int, error: TriviumError) -> Retrieved:
@@ -146,9 +167,10 @@ class Retriever:
 
     async def stop(self) -> None:
         """Give up what is asked; whoever takes its requests over asks again."""
-        for task in self._asks:
+        tasks = [*self._asks, *self._searches.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._asks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _within(passages: Sequence[Passage], bytes_max: int) -> tuple[Passage, ...]:

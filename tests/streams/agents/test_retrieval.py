@@ -15,7 +15,7 @@ from schemas.rules.sizes import HISTORY_BYTES_MAX, PASSAGE_BYTES_MAX, QUOTED_MAX
 from streams.agents import retrieval as agent
 from streams.agents.retrieval import TRY_AGAIN_S, Retriever
 from streams.core.effects import Ask
-from streams.core.events import RequestArrived
+from streams.core.events import CancellationArrived, RequestArrived
 from streams.core.requests.context import Histories
 from tests.streams import builders
 from tests.streams.agents.fakes import CODEC, LOG, FakeEvent, router_with_partition
@@ -235,6 +235,113 @@ def test_one_search_too_many_is_answered_at_once(monkeypatch: pytest.MonkeyPatch
         on.retriever.ask(ask("r3"))
         assert (await on.answered(4)).error is None
         await on.stop()
+
+    run(main())
+
+
+def choices(count: int, **changes: Any) -> list[Ask]:
+    """Of one call."""
+    asks = [ask(f"c-{number}") for number in range(count)]
+    return [
+        replace(each, request=replace(each.request, **{"parent_id": "c", **changes}))
+        for each in asks
+    ]
+
+
+def test_one_search_serves_all_choices_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has a record of its own; the next call is searched for anew."""
+
+    async def main() -> None:
+        on = await Searching(monkeypatch).leased()
+        for each in choices(4):
+            on.retriever.ask(each)
+        await on.answered(4)
+        assert len(FakeAsker.asked) == 1
+        told = [retrieved for retrieved, _ in on.answers]
+        assert [each.request_id for each in told] == ["c-0", "c-1", "c-2", "c-3"]
+        assert [each.session_id for each in told] == ["s-c-0", "s-c-1", "s-c-2", "s-c-3"]
+        assert {each.passages for each in told} == {(passage(1),)} and not on.retriever._searches
+        on.retriever.ask(choices(1)[0])
+        await on.answered(5)
+        assert len(FakeAsker.asked) == 2
+        await on.stop()
+
+    run(main())
+
+
+@pytest.mark.parametrize("what", ["call", "tenant", "question"])
+def test_what_wants_something_else_has_a_search_of_its_own(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Likewise where other documents were quoted."""
+
+    async def main() -> None:
+        on = await Searching(monkeypatch).leased()
+        (first,) = choices(1)
+        assert first.request.retrieval is not None
+        changes: dict[str, Any] = {
+            "call": {"parent_id": "d"},
+            "tenant": {"tenant": "other"},
+            "question": {"retrieval": replace(first.request.retrieval, query="another")},
+        }
+        (second,) = choices(1, **changes[what])
+        for each in (first, second, replace(first, history=HISTORY[:1])):
+            on.retriever.ask(each)
+        await on.answered(3)
+        assert len(FakeAsker.asked) == 3
+        await on.stop()
+
+    run(main())
+
+
+def test_a_search_of_several_fails_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Found:
+        raise DeadlineExceeded("nobody answered")
+
+    async def main() -> None:
+        on = await Searching(monkeypatch).leased()
+        FakeAsker.find = fail
+        for each in choices(3):
+            on.retriever.ask(each)
+        await on.answered(3)
+        codes = [retrieved.error and retrieved.error.code for retrieved, _ in on.answers]
+        assert codes == ["deadline_exceeded"] * 3 and len(FakeAsker.asked) == 1
+        await on.stop()
+
+    run(main())
+
+
+def test_choices_go_on_whichever_of_them_ends() -> None:
+    """The first of a call, for which the search was begun, is cancelled meanwhile."""
+
+    async def main() -> None:
+        partitions, producer = await router_with_partition()
+        process = partitions.process
+        search = asyncio.get_running_loop().create_future()
+
+        class Waiting:
+            async def search_text(self, *_: Any, **__: Any) -> Found:
+                return await search  # type: ignore[no-any-return]
+
+        process.retriever._asker = Waiting()  # type: ignore[assignment]
+        task = asyncio.create_task(process.outbox.run())
+        wanted = builders.retrieval(process._now_ms + 60_000)
+        for name in ("c-0", "c-1"):
+            request = builders.request(
+                name, retrieval=wanted, deadline_ms=1 << 60, parent_id="c", session_id="s"
+            )
+            effects = process.apply(RequestArrived(request, 0), "requests", 0, 0)
+            process.outbox.put(effects)
+        await until(lambda: len(process.retriever._asks) == 2)
+        gone = builders.cancellation("c-0")
+        process.outbox.put(process.apply(CancellationArrived(gone, 0), "cancellations", 0, 0))
+        search.set_result(found(passage(1)))
+        await until(lambda: any(topic == "phases" for topic, *_ in producer.sent))
+        await process.outbox.drain()
+        written = [record for topic, record, *_ in producer.sent if topic == "phases"]
+        assert [each.request_id for each in written] == ["c-1"]
+        assert written[0].passages == (passage(1),)
+        task.cancel()
 
     run(main())
 
