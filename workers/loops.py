@@ -19,14 +19,17 @@ from schemas.errors import BrokerUnavailable, EngineDead, RecordError
 from schemas.log.clients import Ack, AssignedReader, LogProducer, bury
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
-from schemas.records import AssignRoles, CancelWork, Work
+from schemas.records import AssignRoles, CancelWork, Retrieved, WarmPrefix, Work
 from schemas.rules.sizes import check_size
 from workers.config import WorkerSettings
 from workers.llm.engine import Engine, Output
 from workers.llm.frames import Frames, HeldReport
 from workers.llm.held import HeldRequests
 from workers.llm.pacing import Intervals, Pacing
+from workers.llm.probing.jobs import ProbingJobs
+from workers.llm.warm import warm
 from workers.outbox import ReportOutbox
+from workers.probes import Prober
 
 
 class Loops:
@@ -40,6 +43,8 @@ class Loops:
         tokens: LogProducer,
         membership: Membership,
         engine: Engine,
+        probing: ProbingJobs,
+        prober: Prober,
         held: HeldRequests,
         frames: Frames,
         outbox: ReportOutbox,
@@ -51,6 +56,9 @@ class Loops:
         self._tokens = tokens
         self._membership = membership
         self._engine = engine
+        self._probing = probing
+        self._prober = prober
+        prober.answer, outbox.on_written = self._found, self._written
         self._held = held
         self._outbox = outbox
         self._settings = settings
@@ -93,24 +101,45 @@ class Loops:
             order = self._codec.decode(record.value)
             check_size(order, len(record.value))
             if isinstance(order, Work):
+                if order.probes is not None:
+                    self._prober.want()
                 self._held.take(order, record.headers, wall_ms())
             elif isinstance(order, CancelWork):
                 self._held.cancel(order, wall_ms())
             elif isinstance(order, AssignRoles):
                 self._assign(order)
+            elif isinstance(order, WarmPrefix):
+                warm(order, self._engine, self._held, wall_ms())
             else:
-                raise RecordError(
-                    f"expected Work, CancelWork or AssignRoles, found {type(order).__name__}"
-                )
+                expected = "Work, CancelWork, AssignRoles or WarmPrefix"
+                raise RecordError(f"expected {expected}, found {type(order).__name__}")
         except RecordError as error:
             await bury(self._durable, record, error)
 
     async def step(self) -> None:
         """Take the engine's outputs step by step, and send their tokens at once."""
         while True:
-            outputs = await self._outputs()
-            self._held.step(outputs, wall_ms())
+            outputs, now_ms = await self._outputs(), wall_ms()
+            self._held.step(self._probing.step(outputs, now_ms), now_ms)
+            if len(self._probing):
+                self._watch_deadlines()
             await self.flush()
+
+    def _found(self, found: Retrieved, seeds: Sequence[str]) -> None:
+        """A search of an answer has ended."""
+        now_ms = wall_ms()
+        self._say(self._probing.found(found, seeds, now_ms), now_ms)
+
+    def _written(self, record: Retrieved) -> None:
+        """What became of a search is in the log."""
+        now_ms = wall_ms()
+        self._say(self._probing.written(record, now_ms), now_ms)
+
+    def _say(self, outputs: Sequence[Output], now_ms: int) -> None:
+        if outputs:
+            self._held.step(outputs, now_ms)
+            self._acknowledged.set()  # to be sent
+        self._watch_deadlines()
 
     async def _outputs(self) -> list[Output]:
         try:
@@ -184,20 +213,27 @@ class Loops:
             await self.flush(at_once=True)
         await self._outbox.flushed()
 
+    def _due_ms(self) -> int | None:
+        """When something happens by time alone: a deadline, or a search that is late."""
+        due = (self._held.next_deadline_ms, self._probing.alarm_ms)
+        return min((each for each in due if each is not None), default=None)
+
     def _watch_deadlines(self) -> None:
-        due_ms = self._held.next_deadline_ms
+        due_ms = self._due_ms()
         if due_ms is not None and (self._armed_ms is None or due_ms < self._armed_ms):
             self._rearm.set()
 
     async def expire(self) -> None:
-        """End requests at their deadlines."""
+        """End requests at their deadlines, and waits for searches."""
         while True:
             self._rearm.clear()
-            self._armed_ms = due_ms = self._held.next_deadline_ms
+            self._armed_ms = due_ms = self._due_ms()
             left_s = None if due_ms is None else max(0, due_ms - wall_ms()) / 1000
             try:
                 async with asyncio.timeout(left_s):
                     await self._rearm.wait()
             except TimeoutError:
-                self._held.expire(wall_ms())
+                now_ms = wall_ms()
+                self._held.step(self._probing.wake(now_ms), now_ms)
+                self._held.expire(now_ms)
                 await self.flush()

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from schemas.errors import BrokerUnavailable, RecordTooLarge
 from schemas.log.clients import Ack, Headers, LogProducer
-from schemas.records import Outcome, Phase
+from schemas.records import Outcome, Phase, Retrieved
 from workers.llm.reports import Report, Reports
 
 
@@ -24,6 +24,7 @@ class ReportOutbox:
         pending_max: int,
         tries_max: int,
     ) -> None:
+        self.on_written: Callable[[Retrieved], None] = lambda record: None
         self._producer = producer
         self._stands = stands
         self._reports = Reports(pending_max=pending_max, tries_max=tries_max)
@@ -35,8 +36,8 @@ class ReportOutbox:
     def __len__(self) -> int:
         return len(self._reports)
 
-    def add(self, record: Phase | Outcome, headers: Headers = ()) -> None:
-        """Send a record as soon as possible."""
+    def add(self, record: Phase | Outcome | Retrieved, headers: Headers = ()) -> None:
+        """Send a record as soon as possible; `on_written` is told when a `Retrieved` is there."""
         self._reports.add(record, headers)
         self._changed.set()
         self._update()
@@ -100,6 +101,8 @@ class ReportOutbox:
             return
         self._reports.acknowledged(report)
         self._update()
+        if isinstance(report.record, Retrieved):
+            self.on_written(report.record)
 
     def _failed(self, report: Report, error: BaseException) -> None:
         pause_ms = self._reports.failed(report, error)

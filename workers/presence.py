@@ -8,7 +8,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aiokafka.errors import KafkaError
 
@@ -19,6 +19,8 @@ from schemas.records import Grant, Heartbeat, Load, MemberKind, Registration, Ro
 from workers import credits
 from workers.llm.engine import Engine, EngineLoad, KnowsPeers
 from workers.llm.held import HeldRequests
+from workers.llm.probing.jobs import ProbingJobs
+from workers.llm.probing.stalls import StalledShare
 
 log = logging.getLogger("trivium.worker")
 WINDOW_S = 3.0  # over which tokens per second are taken
@@ -31,6 +33,7 @@ class _Offer:
 
     engine: Engine
     held: HeldRequests
+    stalls: StalledShare
     capacities: Mapping[Role, int]
 
 
@@ -47,9 +50,15 @@ class Presence:
         self.membership.load_source = self.load
         self.membership.grant_source = self.grants
 
-    def serve(self, engine: Engine, held: HeldRequests, capacities: Mapping[Role, int]) -> None:
+    def serve(
+        self,
+        engine: Engine,
+        held: HeldRequests,
+        probing: ProbingJobs,
+        capacities: Mapping[Role, int],
+    ) -> None:
         """The engine is up: offer its capacity by role, and tell it of its peers if it asks."""
-        self._offer = _Offer(engine, held, capacities)
+        self._offer = _Offer(engine, held, StalledShare(probing, WINDOW_S), capacities)
         if isinstance(engine, KnowsPeers):
             engine.set_peer_metadata(self.peer_metadata)
         for member in self.membership.view.members.values():
@@ -75,11 +84,13 @@ class Presence:
         """What the engine is doing; the rate is over the last seconds."""
         if self._offer is None:
             return Load()
-        found = self._offer.engine.load()
-        return load_of(found, self._offer.held, self._rate(found.tokens_total))
+        found, held, now_s = self._offer.engine.load(), self._offer.held, self._clock_s()
+        load = load_of(found, held, self._rate(found.tokens_total, now_s))
+        stalled = self._offer.stalls.sample(now_s, held.decoding)
+        return load if stalled is None else replace(load, stalled_share=stalled)
 
-    def _rate(self, tokens_total: int) -> float:
-        samples, now_s = self._samples, self._clock_s()
+    def _rate(self, tokens_total: int, now_s: float) -> float:
+        samples = self._samples
         samples.append((now_s, tokens_total))
         while len(samples) > 2 and now_s - samples[1][0] >= WINDOW_S:
             samples.popleft()

@@ -14,6 +14,7 @@ from schemas.codec import Codec
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.membership import Membership
 from schemas.log.patience import outlive
+from schemas.log.retrieval.asker import Asker
 from schemas.records import MemberKind, Role
 from schemas.settings import LogSettings, ModelSettings
 from workers import tasks
@@ -67,6 +68,7 @@ async def run_worker(
             client_id=f"{worker_id}-{topic}",
             committed_group=f"{topic}-workers",
         ),
+        asker=lambda membership: Asker(log_settings, codec, durable, membership),
     )
     settings = ServingSettings(log=log_settings, worker=worker, model=model)
     await WorkerProcess(clients, settings, roles, worker_id=worker_id).run(engine, stop)

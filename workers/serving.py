@@ -19,6 +19,7 @@ from schemas.fleet import HEARTBEAT_MS
 from schemas.log.clients import AssignedReader, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership, OnRecord
+from schemas.log.retrieval.asker import Asker
 from schemas.records import MemberState, Role, WireError
 from schemas.settings import LogSettings, ModelSettings
 from workers import tasks
@@ -27,10 +28,12 @@ from workers.kv_events import KvEventsPublisher
 from workers.llm.engine import Engine
 from workers.llm.frames import Frames
 from workers.llm.held import HeldRequests, Limits
+from workers.llm.probing.jobs import ProbingJobs
 from workers.llm.stream import WorkerIdentity
 from workers.loops import Loops
 from workers.outbox import ReportOutbox
 from workers.presence import Presence
+from workers.probes import Prober
 from workers.roles import RoleOrders, lease_topics
 
 log = logging.getLogger("trivium.worker")
@@ -45,6 +48,7 @@ class LogClients:
     tokens: LogProducer
     membership: Callable[[OnRecord, Sequence[Role], int], Membership]  # roles, former epoch
     reader: Callable[[str, int], AssignedReader]  # of a topic and partition
+    asker: Callable[[Membership], Asker]  # of a member with a lease on `hits`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +88,15 @@ class Serving:
             pending_max=settings.worker.reports_pending_max,
             tries_max=settings.worker.report_tries_max,
         )
+        self._prober = Prober(clients.asker, membership)
+        self._probing = ProbingJobs(
+            engine,
+            self._prober.ask,
+            self._outbox.add,
+            model_len=engine.capability.max_model_len,
+        )
         self._held = HeldRequests(
-            engine, self._me, self._limits(), frames, self._outbox.add, presence
+            self._probing, self._me, self._limits(), frames, self._outbox.add, presence
         )
         self._orders = RoleOrders(self._me, engine.capability, self._assign)
         self._loops = Loops(
@@ -94,6 +105,8 @@ class Serving:
             tokens=clients.tokens,
             membership=membership,
             engine=engine,
+            probing=self._probing,
+            prober=self._prober,
             held=self._held,
             frames=frames,
             outbox=self._outbox,
@@ -146,9 +159,11 @@ class Serving:
         return reader
 
     async def _open(self) -> None:
-        self._presence.serve(self._engine, self._held, self._capacities(self.roles))
+        capacities = self._capacities(self.roles)
+        self._presence.serve(self._engine, self._held, self._probing, capacities)
         self._tasks.spawn("outbox", self._outbox.run())
         self._tasks.spawn("roles", self._orders.run())
+        self._tasks.spawn("probes", self._prober.run())
         self._tasks.spawn("step", self._loops.step())
         self._tasks.spawn("expire", self._loops.expire())
         self._tasks.spawn("watch", self._loops.watch())
@@ -245,4 +260,5 @@ class Serving:
         """
         self._held.abandon()
         await self._tasks.cancel()
+        await self._prober.stop()
         self._presence.withdraw()

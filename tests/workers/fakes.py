@@ -9,11 +9,12 @@ from typing import Any, Literal, cast
 from aiokafka import ConsumerRecord
 
 from schemas.codec import Codec
-from schemas.errors import BrokerUnavailable, LeaseError
+from schemas.errors import BrokerUnavailable, LeaseError, NotReady
 from schemas.fleet import FleetView
 from schemas.log.clients import AssignedReader, Headers, LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership, OnRecord
+from schemas.log.retrieval.asker import Asker
 from schemas.records import (
     CancelWork,
     Capability,
@@ -30,6 +31,7 @@ from schemas.records import (
     Work,
     WorkPhase,
 )
+from schemas.retrieval import Found
 from schemas.rules.sizes import check_size
 from schemas.rules.tokens import pack_tokens
 from schemas.topics import check_record, partition_of
@@ -133,6 +135,10 @@ class FakeLog:
         self.full: set[str] = set()  # topics without a free partition
         self.leases = {"prefill": 1, "decode": 2}
         self.meetings: list[Exception] = []  # what stands in the way of the next lives
+        self.askers: list[FakeAsker] = []  # that serve now
+        self.searches: list[tuple[str, dict[str, Any]]] = []
+        self.is_silent = False  # nobody answers a search
+        self.found: Found | Exception = NotReady("nothing is there to be searched")
 
     def of(self, kind: type) -> list[Any]:
         return [record for *_, record, _ in self.sent if type(record) is kind]
@@ -213,6 +219,30 @@ class FakeReader:
 
     async def stop(self) -> None:
         self.stopped = True
+
+
+class FakeAsker:
+    """Answers searches with what the log's `found` says of them."""
+
+    def __init__(self, log: FakeLog) -> None:
+        self.log = log
+
+    async def start(self) -> None:
+        self.log.askers.append(self)
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def stop(self) -> None:
+        self.log.askers.remove(self)
+
+    async def search_text(self, text: str, **fields: Any) -> Found:
+        self.log.searches.append((text, fields))
+        if self.log.is_silent:
+            await asyncio.Event().wait()
+        if isinstance(self.log.found, Exception):
+            raise self.log.found
+        return self.log.found
 
 
 class FakeMembership:
@@ -330,6 +360,7 @@ def clients(log: FakeLog) -> tuple[LogClients, list[FakeMembership]]:
         tokens=producers[1],
         membership=membership,
         reader=reader,
+        asker=lambda membership: cast(Asker, FakeAsker(log)),
     )
     return bundle, made
 

@@ -16,8 +16,10 @@ from schemas.records import (
     KvHandle,
     Orchestration,
     Sampling,
+    StreamRetrieved,
     TokenLogprob,
     WireError,
+    Work,
     WorkPhase,
 )
 from schemas.rules.pairs import is_paired
@@ -42,6 +44,9 @@ class Job:
     of the prompt, of which the first `kv_target.tokens` tokens are valid already. With
     `concurrent` they are empty, and the engines tell each other. A prefill job may have `kv` too:
     earlier KV of the session, which an engine that cannot read it ignores.
+
+    A job whose answer searches again while it is generated has the `work`; engines ignore it
+    (`workers/llm/probing/`).
     """
 
     request_id: str
@@ -52,11 +57,22 @@ class Job:
     kv: KvHandle | None = None
     orchestration: Orchestration = Orchestration.NONE
     kv_target: KvHandle | None = None
+    work: Work | None = None
 
     @property
     def is_paired(self) -> bool:
         """Prefill writes the KV into decode's blocks, while both have the job."""
         return is_paired(self.orchestration)
+
+
+@frozen
+class Probed:
+    """What searches have done to an answer so far."""
+
+    probes: int
+    retrieved_tokens: int
+    stalled_ms: float
+    told: StreamRetrieved | None = None  # what was put in now, for its reader to hear
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,6 +109,7 @@ class Output:
     cached_tokens: int = 0  # of the prompt; valid from the first output on
     kv_bytes: int = 0
     transfer_ms: float = 0.0
+    probed: Probed | None = None  # set by `workers/llm/probing/`, by no engine
 
     @staticmethod
     def failed(request_id: str, error: TriviumError) -> "Output":

@@ -20,6 +20,7 @@ from schemas.records import (
     Phase,
     StreamEnd,
     StreamLogprobs,
+    StreamRetrieved,
     StreamStart,
     TokenFrame,
     TokenLogprob,
@@ -86,6 +87,7 @@ class Columns:
         self._closed: list[_Row] = []  # rows that nothing joins any more; they go first
         self._first: dict[str, _Row] = {}
         self._starts: list[StreamStart] = []
+        self._told: list[StreamRetrieved] = []
         self._ends: list[StreamEnd] = []
         self._reports: list[HeldReport] = []
 
@@ -138,6 +140,13 @@ class Columns:
         """A stream begins on this worker; told with its first row, or whatever leaves before."""
         self._starts.append(start)
 
+    def tell(self, told: StreamRetrieved) -> None:
+        """What was put into an answer; goes before its later tokens, in front of them or alone."""
+        if not self.dirty:
+            self._frames.touch(self)
+        self._told.append(told)
+        self._urge()
+
     def add_logprobs(self, request_id: str, tokens: Sequence[TokenLogprob]) -> None:
         """Log-probabilities that belong to the row just added, which is now complete."""
         self._close(request_id, tokens)
@@ -169,10 +178,10 @@ class Columns:
         fit = _fit(rows)
         rest = rows[fit:]
         ends, reports = ([], []) if rest else (self._ends, self._reports)
-        frame = _frame(worker_id, now_ms, rows[:fit], self._starts, ends)
+        frame = _frame(worker_id, now_ms, rows[:fit], self._starts, ends, self._told)
         batch = OutgoingFrame(partition=self.partition, frame=frame, reports=reports)
         if rest:
-            self._closed, self._first, self._starts = rest, {}, []
+            self._closed, self._first, self._starts, self._told = rest, {}, [], []
             self._urge()
         else:
             self._reset()
@@ -198,6 +207,7 @@ def _frame(
     rows: Sequence[_Row],
     starts: Sequence[StreamStart],
     ends: Sequence[StreamEnd],
+    told: Sequence[StreamRetrieved],
 ) -> TokenFrame:
     columns = [(row.request_id, row.attempt, row.seq, row.char, row.ids, row.text) for row in rows]
     lists = map(list, zip(*columns, strict=True)) if columns else ([],) * 6
@@ -224,6 +234,7 @@ def _frame(
         ],
         ends=ends,
         starts=starts,
+        retrieved=told,
     )
 
 

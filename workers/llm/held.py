@@ -31,6 +31,7 @@ from schemas.records import (
     PhaseKind,
     Role,
     StreamEnd,
+    WarmPrefix,
     WireError,
     Work,
     WorkPhase,
@@ -99,6 +100,11 @@ class HeldRequests:
         return len(self._streams)
 
     @property
+    def decoding(self) -> int:
+        """Answers that are being generated."""
+        return sum(1 for stream in self._streams.values() if stream.seq and not stream.prefill)
+
+    @property
     def works(self) -> list[Work]:
         """What is held, oldest first."""
         return [stream.work for stream in self._streams.values()]
@@ -107,10 +113,14 @@ class HeldRequests:
         """Other roles from now on; what is held is finished all the same."""
         self._limits = dataclasses.replace(self._limits, roles=frozenset(roles), held_max=held_max)
 
+    def is_mine(self, order: Work | WarmPrefix) -> bool:
+        """Whether an order is for this life."""
+        me = self._me
+        return (order.worker_id, order.worker_epoch) == (me.worker_id, me.epoch)
+
     def take(self, work: Work, headers: Headers, now_ms: int) -> None:
         """Start the work, or say why not; work for another life or seen before is ignored."""
-        me = self._me
-        if (work.worker_id, work.worker_epoch) != (me.worker_id, me.epoch) or not self._new(work):
+        if not self.is_mine(work) or not self._new(work):
             return
         older = self._jobs.get(work.request_id)
         if older is not None:  # a higher attempt voids it; its reports would be void as well
@@ -149,6 +159,7 @@ class HeldRequests:
             kv=kv,
             orchestration=work.orchestration,
             kv_target=work.kv_target,
+            work=work if work.probes is not None and not stream.prefill else None,
         )
 
     def _new(self, work: Work) -> bool:
@@ -222,6 +233,8 @@ class HeldRequests:
             stream = streams.get(output.request_id)
             if stream is None:  # ended here already
                 continue
+            if output.probed is not None:
+                stream.take(output.probed)
             token_ids, text, seq, chars = output.token_ids, output.text, stream.seq, stream.chars
             if not seq:
                 self._first(stream, output, now_ms)

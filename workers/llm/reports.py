@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from schemas.errors import BrokerUnavailable, RecordTooLarge
 from schemas.log.clients import Headers
-from schemas.records import Outcome, Phase, PhaseKind
+from schemas.records import Outcome, Phase, PhaseKind, Retrieved
 from schemas.rules.outcomes import outcome_key
 
 RETRY_MS = 100  # times the tries so far
@@ -21,7 +21,7 @@ RETRY_MS = 100  # times the tries so far
 class Report:
     """One record; its tries are counted here."""
 
-    record: Phase | Outcome
+    record: Phase | Outcome | Retrieved
     headers: Headers
     tries: int = 0
 
@@ -51,7 +51,7 @@ class Reports:
         """Fewer than the most are pending: only then new work is begun."""
         return self._pending < self._pending_max
 
-    def add(self, record: Phase | Outcome, headers: Headers) -> None:
+    def add(self, record: Phase | Outcome | Retrieved, headers: Headers) -> None:
         """One more, behind all others."""
         self._pending += 1
         self._queue.append(Report(record, headers))
@@ -73,7 +73,7 @@ class Reports:
 
     def too_large(self, report: Report, error: RecordTooLarge) -> None:
         """Say instead what can travel, in the same place; raises the error where nothing can."""
-        if report.record.kv is None:
+        if isinstance(report.record, Retrieved) or report.record.kv is None:
             raise error
         report.record = without_kv(report.record, error)
         self._queue.appendleft(report)

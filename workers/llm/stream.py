@@ -23,7 +23,10 @@ from schemas.records import (
 )
 from schemas.rules.pairs import is_paired
 from schemas.rules.phases import phase_of
+from workers.llm.engine import Probed
 from workers.llm.frames import Columns
+
+NOTHING = Probed(probes=0, retrieved_tokens=0, stalled_ms=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,12 +62,19 @@ class HeldStream:
     repeated_ids: Sequence[int] = ()
     repeated_text: str = ""
     repeated_logprobs: Sequence[TokenLogprob] = ()
+    probed: Probed | None = None  # what searches have done to the answer
     prefill: bool = field(init=False)
     paired: bool = field(init=False)  # prefill and decode hold the attempt at the same time
 
     def __post_init__(self) -> None:
         self.prefill = self.work.phase is WorkPhase.PREFILL
         self.paired = is_paired(self.work.orchestration)
+
+    def take(self, probed: Probed) -> None:
+        """What a search has done; the reader hears of what it put in, before any later token."""
+        self.probed = probed
+        if probed.told is not None:
+            self.columns.tell(probed.told)
 
     @property
     def ends_request(self) -> bool:
@@ -154,6 +164,7 @@ def ended(
     """
     whole = kind is OutcomeKind.COMPLETED
     prefill_worker, decode_worker = _who(stream, me)
+    probed = stream.probed or NOTHING
     both: dict[str, Any] = {
         "request_id": stream.request_id,
         "attempt": stream.attempt,
@@ -166,6 +177,9 @@ def ended(
         "prefill_worker": prefill_worker,
         "decode_worker": decode_worker,
         "kv_bytes": stream.kv_bytes,
+        "probes": probed.probes,
+        "retrieved_tokens": probed.retrieved_tokens,
+        "stalled_ms": probed.stalled_ms,
     }
     end = StreamEnd(
         seq=stream.seq if whole else 0,

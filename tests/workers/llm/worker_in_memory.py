@@ -3,11 +3,21 @@
 from typing import Any
 
 from schemas.log.clients import Headers
-from schemas.records import Outcome, Phase, Role, StreamEnd, TokenFrame, Work, WorkPhase
+from schemas.records import (
+    Outcome,
+    Phase,
+    Retrieved,
+    Role,
+    StreamEnd,
+    TokenFrame,
+    Work,
+    WorkPhase,
+)
 from tests.schemas.examples import TRACEPARENT
 from tests.workers.fakes import EPOCH, MODEL, WORKER, FakeEngine, work
 from workers.llm.frames import Frames
 from workers.llm.held import HeldRequests, Limits
+from workers.llm.probing.jobs import ProbingJobs
 from workers.llm.stream import WorkerIdentity
 
 NOW_MS = 1_000_000
@@ -19,11 +29,21 @@ class WorkerInMemory:
     """A HeldRequests with everything around it, and what came out."""
 
     def __init__(
-        self, held_max: int = 4, seen_max: int = 64, *roles: Role, at_once: int = 0
+        self,
+        held_max: int = 4,
+        seen_max: int = 64,
+        *roles: Role,
+        at_once: int = 0,
+        model_len: int = 0,
     ) -> None:
         self.epochs: dict[str, int] = {}  # of other workers, as the fleet knows them
         self.clocks_ms: dict[str, int] = {}  # likewise, over this one's
         self.engine = FakeEngine()
+        self.asks: list[Any] = []
+        self.records: list[Retrieved] = []  # what is to be written of searches
+        self.probing = ProbingJobs(
+            self.engine, self.asks.append, self.records.append, model_len=model_len
+        )
         self.frames = Frames(WORKER)
         self.phases: list[Phase] = []
         self.headers: list[Headers] = []
@@ -37,7 +57,7 @@ class WorkerInMemory:
         )
         identity = WorkerIdentity(worker_id=WORKER, epoch=EPOCH)
         self.held = HeldRequests(
-            self.engine,
+            self.probing,
             identity,
             limits,
             self.frames,
@@ -62,7 +82,7 @@ class WorkerInMemory:
         self.take(work(request_id, phase, NOW_MS, **changes))
 
     def step(self, *outputs: Any, now_ms: int = NOW_MS + 10) -> None:
-        self.held.step(outputs, now_ms)
+        self.held.step(self.probing.step(outputs, now_ms), now_ms)
 
     def frame(self, partition: int = 0) -> TokenFrame:
         (batch,) = self.frames.take(NOW_MS)

@@ -1,0 +1,65 @@
+"""An answer that searches while a real engine generates it, and finds at once what a test says."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from schemas.log.clock import wall_ms
+from schemas.records import Passage, Probes, Retrieved
+from tests.workers.fakes import work
+from tests.workers.llm.probing.probes import found
+from workers.llm.engine import Engine, Job, Output
+from workers.llm.probing.answer import ProbeAsk
+from workers.llm.probing.jobs import ProbingJobs
+
+
+@dataclass
+class Searched:
+    """What became of it."""
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    records: list[Retrieved] = field(default_factory=list)
+    raw: list[Output] = field(default_factory=list)  # what the engine said itself
+    last: Output | None = None
+
+
+async def searched(
+    engine: Engine,
+    one: Job,
+    probes: Probes,
+    finds: Callable[[ProbeAsk], Sequence[Passage]] = lambda ask: (),
+) -> Searched:
+    """The whole answer to a job."""
+    asks: list[ProbeAsk] = []
+    records: list[Retrieved] = []
+    probing = ProbingJobs(
+        engine, asks.append, records.append, model_len=engine.capability.max_model_len
+    )
+    order: Any = replace(work(one.request_id, deadline_ms=one.deadline_ms), probes=probes)
+    base = f"{one.request_id}.1"
+    result = Searched()
+
+    def hear(outputs: Sequence[Output]) -> None:
+        for output in outputs:
+            if output.request_id != base:  # of a job that was given up; a worker knows none such
+                continue
+            assert result.last is None
+            result.token_ids += output.token_ids
+            result.text += output.text
+            result.last = output if output.finish_reason else None
+
+    probing.add(replace(one, request_id=base, work=order))
+    while result.last is None:
+        outputs = await engine.outputs()
+        result.raw += outputs
+        hear(
+            probing.step([each for each in outputs if each.request_id.startswith(base)], wall_ms())
+        )
+        while asks:
+            ask = asks.pop()
+            hear(probing.found(found(ask, *finds(ask)), (), wall_ms()))
+        while records:
+            result.records.append(record := records.pop())
+            hear(probing.written(record, wall_ms()))
+    return result

@@ -1,0 +1,52 @@
+"""When an answer searches again, by plain calls (issue 12, 3)."""
+
+import pytest
+
+from schemas.records import Probing
+from workers.llm.probing.triggers import Every, Seen, SentenceEnd, Uncertain, trigger_of
+
+
+def seen(tokens: int, text: str = "", *logprobs: float, asked_tokens: int = 0) -> Seen:
+    return Seen(tokens=tokens, asked_tokens=asked_tokens, text=text, logprobs=logprobs)
+
+
+def test_every_so_many_tokens() -> None:
+    trigger = Every(Probing(every=8, lookahead=3))
+    assert [trigger.asks(seen(tokens)) for tokens in (4, 5)] == [False, True]
+    assert [trigger.is_place(seen(tokens)) for tokens in (7, 8)] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_place"),
+    [
+        ("It leaves.", True),
+        ("Does it? ", True),
+        ('He said "go!"', True),
+        ("- one\n", True),
+        ("それは桟橋です。", True),
+        ("It costs 3.", False),  # and 50 cents, it may be
+        ("It leaves", False),
+        ("It leaves. The", False),
+        ("", False),
+    ],
+)
+def test_at_the_first_sentence_end_after_so_many(text: str, is_place: bool) -> None:
+    trigger = SentenceEnd(Probing(every=8, lookahead=3))
+    assert trigger.is_place(seen(8, text)) == is_place
+    assert not trigger.is_place(seen(7, text))
+    assert trigger.asks(seen(5, "It"))
+
+
+def test_where_the_last_tokens_were_improbable() -> None:
+    trigger = Uncertain(Probing(every=8, lookahead=3))
+    assert trigger.asks(seen(5, "", *[-2.0] * 6))
+    assert not trigger.asks(seen(4, "", *[-2.0] * 6))
+    assert not trigger.asks(seen(5, "", *[-0.1] * 6))
+    assert not trigger.asks(seen(5, "", *[-2.0] * 5))
+    assert not trigger.is_place(seen(9, asked_tokens=2))
+    assert trigger.is_place(seen(9, asked_tokens=3))
+
+
+def test_a_trigger_of_a_newer_gateway_is_every_so_many_tokens() -> None:
+    assert type(trigger_of(Probing(trigger="mood"))) is Every
+    assert type(trigger_of(Probing(trigger="uncertain"))) is Uncertain

@@ -1,0 +1,325 @@
+"""One answer that searches while it is generated: what may leave, and what is to be done. Pure.
+
+Theory of operation. The engine goes on while a search is under way. When its place is reached, what
+the engine says beyond it waits here, until the search is there or `stall_ms` are over. What comes
+of it is written to the log as a `Retrieved`, whatever it is, and nothing at or after its place
+leaves before the log has it: so a later attempt puts the same tokens in at the same places, and an
+answer that somebody has read is made again. Where nothing new was found the engine was never
+interrupted. Else its job is given up, and a new one goes on with all tokens so far and the
+passages, of which its prefix cache lacks the passages alone. A place is where an output ends, and
+its text has all of its tokens: characters are never cut. Stop strings are looked for here, because
+an answer may go on in several jobs. What earlier attempts have put in needs no search: such a part
+of the answer is a job that ends there.
+"""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from schemas.errors import DeadlineExceeded
+from schemas.frozen import frozen
+from schemas.records import (
+    Passage,
+    Retrieved,
+    WireError,
+    Work,
+)
+from schemas.rules.sizes import PASSAGES_MAX
+from schemas.rules.tokens import token_count
+from workers.llm.engine import Job, Output, Probed
+from workers.llm.probing.parts import Parts
+from workers.llm.probing.passages import chosen, put_in, told
+from workers.llm.probing.triggers import LAST_TOKENS, Seen, trigger_of
+from workers.llm.stop_strings import StopText
+
+TEXT_CHARS = 200  # of the answer, in what is searched for
+
+
+@frozen
+class ProbeAsk:
+    """A search to be begun."""
+
+    work: Work
+    probe: int
+    seq: int  # tokens of the answer when it is asked
+    text: str
+    k: int
+    seeds: Sequence[str]
+    asked_ms: int
+    deadline_ms: int
+
+
+class Actions(Protocol):
+    """What an answer has done, for one of its jobs after the other."""
+
+    def ask(self, ask: ProbeAsk) -> None:
+        """Begin a search."""
+
+    def write(self, record: Retrieved) -> None:
+        """Into the log; `ProbedAnswer.written` follows."""
+
+    def go_on(self, job: Job) -> None:
+        """Give the present job up, and begin this one."""
+
+    def stop(self) -> None:
+        """Give the present job up, with the KV that was kept of it."""
+
+
+class ProbedAnswer:
+    """`begin`, then tell it what happens; it returns what may be said, under the first job's id."""
+
+    def __init__(self, job: Job, model_len: int, actions: Actions) -> None:
+        """`model_len` is how many tokens the model takes, 0 for any number."""
+        assert job.work is not None and job.work.probes is not None
+        self._probes, self._work = job.work.probes, job.work
+        probing = self._probes.retrieval.probing
+        assert probing is not None
+        self.alarm_ms: int | None = None  # when to `wake` it
+        self._probing, self._whole, self._actions = probing, job, actions
+        self._trigger = trigger_of(probing)
+        wants_logprobs = self._trigger.wants_logprobs
+        self._parts = Parts(job, self._probes.put_in, model_len, wants_logprobs=wants_logprobs)
+        self._text = ""  # how it ends
+        self._logprobs: deque[float] = deque(maxlen=LAST_TOKENS)
+        stops = job.sampling.stop
+        self._stops = StopText(stops, include_stop=job.sampling.include_stop) if stops else None
+        self._known = set(self._probes.known)
+        self._seeds: Sequence[str] = ()
+        self._ask: ProbeAsk | None = None  # the search under way, or whose place has not come
+        self._found: Retrieved | None = None  # what it found
+        self._reached_ms: int | None = None  # since when its place is reached
+        self._record: Retrieved | None = None  # what is not in the log yet
+        self._waiting: deque[tuple[Output, int]] = deque()  # with when they came
+        self._decided = self._probes.decided
+        self._last = self._last_place()
+        self._first_ms = self._left_ms = 0  # when tokens left, first and last
+        self._due_ms = math.inf  # when the next token could have been made
+        self._stalled_ms = 0.0
+        self._has_news = self._decided > 0  # totals that were not told
+
+    def _last_place(self) -> int:
+        """From where the next one counts. Of probes that are not told each took a whole turn."""
+        inserts = self._probes.put_in
+        last = max((insert.at for insert in inserts), default=0)
+        return last + max(0, self._decided - len(inserts)) * self._probing.every
+
+    @property
+    def stalled_ms(self) -> float:
+        """How long decoding stood still so far."""
+        return self._stalled_ms
+
+    def begin(self) -> Job:
+        """The answer's first job."""
+        return self._parts.next_job()
+
+    def take(self, output: Output, now_ms: int) -> list[Output]:
+        """The present job said something."""
+        if output.finish_reason in ("abort", "error"):  # what waits will never be said
+            return [replace(output, request_id=self._whole.request_id)]
+        self._waiting.append((output, now_ms))
+        return self._leave(now_ms)
+
+    def found(self, found: Retrieved, seeds: Sequence[str], now_ms: int) -> list[Output]:
+        """A search has ended, in whatever way."""
+        if self._ask is None or self._found is not None or found.probe != self._ask.probe:
+            return []
+        self._found = found
+        self._seeds = seeds if self._probing.is_warm else ()
+        if self._reached_ms is not None or not self._new_passages(found):
+            self._decide(found, now_ms)
+        return self._leave(now_ms)
+
+    def wake(self, now_ms: int) -> list[Output]:
+        """Time has passed."""
+        if self.alarm_ms is None or now_ms < self.alarm_ms or self._ask is None:
+            return []
+        late = DeadlineExceeded(
+            f"{self._work.request_id}: probe {self._ask.probe} found nothing in time; decoding "
+            f"waited {self._probing.stall_ms} ms"
+        )
+        return self.found(failed(self._ask, late.to_wire(), now_ms), (), now_ms)
+
+    def written(self, record: Retrieved, now_ms: int) -> list[Output]:
+        """What was written is in the log."""
+        if self._record is None or record.probe != self._record.probe:
+            return []
+        self._record, said = None, []
+        if record.tokens:
+            news = replace(self._totals(), told=told(record, self._probes.retrieval.collection))
+            said.append(Output(request_id=self._whole.request_id, probed=news))
+        return said + self._leave(now_ms)
+
+    # What leaves
+
+    def _leave(self, now_ms: int) -> list[Output]:
+        said: list[Output] = []
+        while self._waiting and not self._is_held(self._waiting[0][0]):
+            output, made_ms = self._waiting.popleft()
+            since_ms = max(min(self._due_ms, made_ms), self._left_ms)
+            if output.token_ids and now_ms > since_ms:
+                self._stalled_ms += 0 if said else now_ms - since_ms
+                self._has_news = True
+            said.append(self._said(output, now_ms))
+            if said[-1].finish_reason:
+                self._waiting.clear()
+            elif output.finish_reason:
+                self._parts.put_in_again()
+                self._has_news = True
+                self._actions.go_on(self._parts.next_job())
+            else:
+                self._look(output, now_ms)
+        return said
+
+    def _is_held(self, output: Output) -> bool:
+        if self._reached_ms is not None:
+            return True
+        beyond = self._parts.seq + len(output.token_ids)
+        return self._record is not None and (
+            beyond > self._record.seq or bool(output.finish_reason)
+        )
+
+    def _said(self, output: Output, now_ms: int) -> Output:
+        ids, sampling = output.token_ids, self._whole.sampling
+        if ids:
+            self._first_ms, self._left_ms = self._first_ms or now_ms, now_ms
+            self._due_ms = math.inf
+        self._parts.said(ids)
+        self._text = (self._text + output.text)[-TEXT_CHARS:]
+        self._logprobs.extend(each.logprob for each in output.logprobs)
+        text, finish, stop_reason = output.text, output.finish_reason, output.stop_reason
+        if self._parts.is_over(finish):
+            finish = ""
+        if self._stops is not None:
+            text = self._stops.feed(text, may_stop=self._parts.seq > sampling.min_tokens)
+            if self._stops.matched:
+                finish, stop_reason = "stop", self._stops.matched
+            elif finish:
+                text += self._stops.flush()
+        keeps_kv = bool(finish) and finish == output.finish_reason and not self._parts.put_in_tokens
+        if finish and not keeps_kv:  # the next turn's prompt has not what was put in
+            self._actions.stop()
+        news, self._has_news = self._totals() if self._has_news else None, False
+        return replace(
+            output,
+            request_id=self._whole.request_id,
+            text=text,
+            logprobs=() if sampling.logprobs is None else output.logprobs,
+            finish_reason=finish,
+            stop_reason=stop_reason if finish else "",
+            kv=output.kv if keeps_kv or not output.finish_reason else None,
+            probed=news,
+        )
+
+    def _totals(self) -> Probed:
+        return Probed(
+            probes=self._decided,
+            retrieved_tokens=self._parts.put_in_tokens,
+            stalled_ms=self._stalled_ms,
+        )
+
+    # Searches and their places
+
+    def _look(self, output: Output, now_ms: int) -> None:
+        """Whether to search, and whether the place of a search has come."""
+        if self._parts.is_repeating or self._record is not None:
+            return
+        if self._ask is None and self._may_ask() and self._trigger.asks(self._seen()):
+            self._begin_search(now_ms)
+        if self._ask is not None and output.text and self._trigger.is_place(self._seen()):
+            self._reached_ms = now_ms
+            if self._found is None:
+                self.alarm_ms = now_ms + self._probing.stall_ms
+            else:
+                self._decide(self._found, now_ms)
+
+    def _seen(self) -> Seen:
+        return Seen(
+            tokens=self._parts.seq - self._last,
+            asked_tokens=0 if self._ask is None else self._parts.seq - self._ask.seq,
+            text=self._text,
+            logprobs=tuple(self._logprobs),
+        )
+
+    def _may_ask(self) -> bool:
+        probing = self._probing
+        around = token_count(probing.lead) + token_count(probing.trail)
+        ends_first = probing.lookahead >= self._parts.left
+        return self._decided < probing.probes_max and self._room() > around and not ends_first
+
+    def _room(self) -> int:
+        """For tokens that are put in: what is left of those wished, if the model takes them."""
+        return min(self._probing.tokens_max - self._parts.put_in_tokens, self._parts.room())
+
+    def _begin_search(self, now_ms: int) -> None:
+        probing, query = self._probing, self._probes.retrieval.query
+        ahead_ms = probing.lookahead * self._pace_ms()
+        by_ms = now_ms + math.ceil(ahead_ms) + max(1, probing.stall_ms)
+        self._found = None
+        self._ask = ProbeAsk(
+            work=self._work,
+            probe=self._decided + 1,
+            seq=self._parts.seq,
+            text=f"{query} {self._text}".strip(),
+            k=min(probing.k + len(self._known), PASSAGES_MAX),
+            seeds=self._seeds,
+            asked_ms=now_ms,
+            deadline_ms=min(by_ms, self._work.deadline_ms),
+        )
+        self._actions.ask(self._ask)
+
+    def _pace_ms(self) -> float:
+        """Between two tokens."""
+        busy_ms = self._left_ms - self._first_ms - self._stalled_ms
+        return max(0.0, busy_ms / (self._parts.seq - 1)) if self._parts.seq > 1 else 0.0
+
+    def _new_passages(self, found: Retrieved) -> tuple[Passage, ...]:
+        if found.error is not None:
+            return ()
+        return chosen(self._probing, found.passages, self._known, self._room())
+
+    def _decide(self, found: Retrieved, now_ms: int) -> None:
+        """Have the log hear what comes of a search, and go on with it."""
+        ask, is_reached = self._ask, self._reached_ms is not None
+        assert ask is not None
+        passages = self._new_passages(found)
+        due_ms = float(now_ms)
+        if self._waiting:
+            due_ms = self._waiting[0][1]
+        elif self._reached_ms is not None and passages:
+            due_ms = self._reached_ms + self._pace_ms()
+        self._record = record = replace(
+            found,
+            attempt=self._work.attempt,
+            seq=self._parts.seq
+            if is_reached
+            else max(self._parts.seq, ask.seq + self._probing.lookahead),
+            tokens=put_in(self._probing, passages),
+            passages=passages,
+            stalled_ms=max(0.0, now_ms - due_ms),
+            at_ms=now_ms,
+        )
+        self._decided, self._last, self._has_news = ask.probe, record.seq, True
+        self._ask = self._found = self._reached_ms = self.alarm_ms = None
+        if passages:
+            self._known.update(each.passage_id for each in passages)
+            self._waiting.clear()
+            self._due_ms = due_ms
+            self._parts.put_in(record.tokens)
+            self._actions.go_on(self._parts.next_job())
+        self._actions.write(record)
+
+
+def failed(ask: ProbeAsk, error: WireError, now_ms: int) -> Retrieved:
+    """A search that found nothing, and why."""
+    return Retrieved(
+        request_id=ask.work.request_id,
+        session_id=ask.work.session_id,
+        router_id=ask.work.worker_id,
+        error=error,
+        asked_ms=ask.asked_ms,
+        at_ms=now_ms,
+        attempt=ask.work.attempt,
+        probe=ask.probe,
+    )

@@ -1,0 +1,139 @@
+"""Stands between the rules of a worker and its engine, and has answers search meanwhile. Pure.
+
+To `workers/llm/held.py` it is the engine: a job that searches is one job with one id, whatever
+becomes of it behind. What the engine says is told here first, by whoever also tells of searches,
+of what is in the log, and of time: `workers/loops.py`, or the simulator. Other jobs pass untouched.
+"""
+
+from collections.abc import Callable, Sequence
+
+from schemas.records import Retrieved
+from workers.llm.engine import Job, Jobs, Output
+from workers.llm.probing.answer import ProbeAsk, ProbedAnswer
+
+Ask = Callable[[ProbeAsk], None]
+Write = Callable[[Retrieved], None]
+
+
+class _Running:
+    """An answer and its present job; does what the answer wants done."""
+
+    def __init__(self, owner: "ProbingJobs", job: Job) -> None:
+        self.base_id = self.job_id = job.request_id
+        self.answer = ProbedAnswer(job, owner.model_len, self)
+        self._owner = owner
+
+    def ask(self, ask: ProbeAsk) -> None:
+        self._owner.asked_total += 1
+        self._owner.ask(ask)
+
+    def write(self, record: Retrieved) -> None:
+        self._owner.write(record)
+
+    def go_on(self, job: Job) -> None:
+        self._owner.engine.abort(self.job_id)
+        self._owner.move(self, job.request_id)
+        self._owner.engine.add(job)
+
+    def stop(self) -> None:
+        self._owner.engine.abort(self.job_id)
+
+
+class ProbingJobs:
+    """Jobs of an engine; `step` takes what it says and returns what is to be said."""
+
+    def __init__(self, engine: Jobs, ask: Ask, write: Write, *, model_len: int = 0) -> None:
+        """`ask` begins a search, `write` has a record written; neither answers before it returns.
+        `model_len` is how many tokens the model takes, 0: any number.
+        """
+        self.engine, self.ask, self.write = engine, ask, write
+        self.model_len = model_len
+        self.asked_total = 0
+        self._stalled_ms = 0.0  # of answers that have ended
+        self._answers: dict[str, _Running] = {}  # by the first job's id
+        self._running: dict[str, _Running] = {}  # by the present one's
+
+    def __len__(self) -> int:
+        """Answers that search."""
+        return len(self._answers)
+
+    @property
+    def stalled_ms(self) -> float:
+        """How long decoding stood still for searches, all answers together."""
+        return self._stalled_ms + sum(each.answer.stalled_ms for each in self._answers.values())
+
+    def add(self, job: Job) -> None:
+        """Take a job."""
+        probes = None if job.work is None else job.work.probes
+        wishes = None if probes is None else probes.retrieval.probing
+        if wishes is None or job.sampling.structured is not None or job.request_id in self._answers:
+            self.engine.add(job)
+            return
+        running = _Running(self, job)
+        self._answers[job.request_id] = self._running[job.request_id] = running
+        self.engine.add(running.answer.begin())
+
+    def abort(self, request_id: str) -> None:
+        """Stop a request, whichever job it has now."""
+        running = self._answers.get(request_id)
+        if running is not None:
+            self._forget(running)
+        self.engine.abort(request_id if running is None else running.job_id)
+
+    def move(self, running: _Running, job_id: str) -> None:
+        """An answer has another job now; what the one before still says is dropped."""
+        del self._running[running.job_id]
+        running.job_id = job_id
+        self._running[job_id] = running
+
+    def _forget(self, running: _Running) -> None:
+        self._stalled_ms += running.answer.stalled_ms
+        del self._answers[running.base_id], self._running[running.job_id]
+
+    def step(self, outputs: Sequence[Output], now_ms: int) -> Sequence[Output]:
+        """What one engine step produced, as far as it may be said."""
+        if not self._answers:
+            return outputs
+        said: list[Output] = []
+        for output in outputs:
+            running = self._running.get(output.request_id)
+            if running is not None:
+                said += self._seen(running, running.answer.take(output, now_ms))
+            elif output.request_id not in self._answers:  # else of a job that was given up
+                said.append(output)
+        return said
+
+    def found(self, found: Retrieved, seeds: Sequence[str], now_ms: int) -> list[Output]:
+        """A search has ended; what may be said now."""
+        running = self._of(found)
+        if running is None:
+            return []
+        return self._seen(running, running.answer.found(found, seeds, now_ms))
+
+    def written(self, record: Retrieved, now_ms: int) -> list[Output]:
+        """A record is in the log; what may be said now."""
+        running = self._of(record)
+        return (
+            [] if running is None else self._seen(running, running.answer.written(record, now_ms))
+        )
+
+    def _of(self, record: Retrieved) -> _Running | None:
+        return self._answers.get(f"{record.request_id}.{record.attempt}")
+
+    @property
+    def alarm_ms(self) -> int | None:
+        """When `wake` has to be called next."""
+        alarms = (each.answer.alarm_ms for each in self._answers.values())
+        return min((alarm for alarm in alarms if alarm is not None), default=None)
+
+    def wake(self, now_ms: int) -> list[Output]:
+        """Time has passed; what may be said now."""
+        said: list[Output] = []
+        for running in list(self._answers.values()):
+            said += self._seen(running, running.answer.wake(now_ms))
+        return said
+
+    def _seen(self, running: _Running, said: list[Output]) -> list[Output]:
+        if said and said[-1].finish_reason and running.base_id in self._answers:
+            self._forget(running)
+        return said

@@ -1,0 +1,31 @@
+"""Prompts' beginnings that are computed before the rest is known: lost is lost, and nobody waits.
+
+A router has one computed while the rest is searched for. It goes to the engine as a job of one
+token whose output nobody takes. Pure; `workers/loops.py` calls it.
+"""
+
+from schemas.records import Sampling, WarmPrefix, WorkPhase
+from schemas.rules.tokens import token_array
+from workers.llm.engine import Engine, Job
+from workers.llm.held import HeldRequests
+
+_ONE_TOKEN = Sampling(max_tokens=1, temperature=0.0)
+
+
+def warm(order: WarmPrefix, engine: Engine, held: HeldRequests, now_ms: int) -> None:
+    """Compute it, unless others would wait for that: where there is a queue, or a drain."""
+    load, most = engine.load(), engine.capability.running_max
+    is_busy = load.waiting or len(held.prefill_gate) or max(load.running, len(held)) >= most
+    if is_busy or held.draining or not held.is_mine(order):
+        return
+    if order.deadline_ms <= now_ms or order.model != engine.capability.model:
+        return
+    engine.add(
+        Job(
+            request_id=f"warm.{order.request_id}",
+            phase=WorkPhase.DECODE,  # of which nothing is kept for a peer
+            prompt_tokens=token_array(order.prompt_tokens),
+            sampling=_ONE_TOKEN,
+            deadline_ms=order.deadline_ms,
+        )
+    )

@@ -1,0 +1,112 @@
+"""Has the retrieval pool searched for answers while they are generated, in the background.
+
+A worker leases a partition of `hits` when the first work comes whose answer may search, and asks
+through `Asker`. A search that fails, or that nobody can do, is answered with its error, and the
+answer goes on without. What becomes of it is for `workers/llm/probing/` to say.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Literal, cast
+
+from schemas.errors import NotReady, TriviumError
+from schemas.log.clock import wall_ms
+from schemas.log.membership import Membership
+from schemas.log.retrieval.asker import Asker
+from schemas.log.retrieval.leased import LeasedAsker
+from schemas.records import Retrieved
+from schemas.retrieval import Found
+from workers.llm.probing.answer import ProbeAsk, failed
+
+log = logging.getLogger("trivium.worker")
+Answer = Callable[[Retrieved, Sequence[str]], None]
+
+
+class Prober:
+    """`ask` at any time; `run` until cancelled, then `stop`."""
+
+    def __init__(self, make: Callable[[Membership], Asker], membership: Membership) -> None:
+        """`make` is given a membership that has leased a partition of `hits`."""
+        self.answer: Answer = lambda found, seeds: None  # is told what was found, and warm seeds
+        self._leased = LeasedAsker(make, membership)
+        self._is_wanted = asyncio.Event()
+        self._asks: set[asyncio.Task[None]] = set()
+
+    def want(self) -> None:
+        """Work has come whose answer may search."""
+        self._is_wanted.set()
+
+    async def run(self) -> None:
+        """Lease a partition once it is wanted, and hand hits to those who wait."""
+        await self._is_wanted.wait()
+        await self._leased.run()
+
+    def ask(self, ask: ProbeAsk) -> None:
+        """Begin a search."""
+        task = asyncio.create_task(self._search(ask))
+        self._asks.add(task)
+        task.add_done_callback(self._asks.discard)
+
+    async def _search(self, ask: ProbeAsk) -> None:
+        seeds: Sequence[str] = ()
+        try:
+            found = await self._found(ask)
+            record, seeds = _record(ask, found), found.seeds
+        except TriviumError as error:
+            record = failed(ask, error.to_wire(), wall_ms())
+        except Exception:
+            log.exception("%s: a probe failed over a bug", ask.work.request_id)
+            bug = TriviumError("the probe failed; report this")
+            record = failed(ask, bug.to_wire(), wall_ms())
+        self.answer(record, seeds)
+
+    async def _found(self, ask: ProbeAsk) -> Found:
+        asker, probes = self._leased.asker, ask.work.probes
+        assert probes is not None and probes.retrieval.probing is not None
+        if asker is None:
+            raise NotReady("this worker has no partition of hits (log.asker_partitions)")
+        wanted = probes.retrieval
+        return await asker.search_text(
+            ask.text,
+            collection=wanted.collection,
+            k=ask.k,
+            deadline_ms=ask.deadline_ms,
+            kind="decode",
+            mode=cast(Literal["hybrid", "vector", "words"], wanted.mode),  # it says if not
+            filter=wanted.filter,
+            min_score=probes.retrieval.probing.min_score,
+            tenant=probes.tenant,
+            seeds=ask.seeds,
+            wants_seeds=probes.retrieval.probing.is_warm,
+            request_id=ask.work.request_id,
+        )
+
+    async def stop(self) -> None:
+        """Give up what is asked."""
+        for task in self._asks:
+            task.cancel()
+        await asyncio.gather(*self._asks, return_exceptions=True)
+
+
+def _record(ask: ProbeAsk, found: Found) -> Retrieved:
+    """What was found, for the answer to choose from."""
+    return Retrieved(
+        request_id=ask.work.request_id,
+        session_id=ask.work.session_id,
+        router_id=ask.work.worker_id,
+        passages=found.passages,
+        shards=found.shards,
+        missing=tuple(sorted(found.missing)),
+        extends=found.extends,
+        distances_computed=found.distances_computed,
+        embedded_ms=found.embedded_ms,
+        wait_ms=found.wait_ms,
+        took_ms=found.took_ms,
+        asked_ms=ask.asked_ms,
+        at_ms=wall_ms(),
+        mode=found.mode,
+        degraded=found.degraded,
+        attempt=ask.work.attempt,
+        probe=ask.probe,
+    )
