@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.waiting import run, until
-from tests.workers.sockets import listening
+from tests.workers.kv.sockets import listening
 from workers.kv.layout import Card, card_of, spans
 from workers.kv.network import ucx_variables, variables
 from workers.kv.nixl_transfer import NixlTransfer

@@ -5,7 +5,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tests.workers.llm.engines import start_vllm
+from tests.workers.llm.engines import Answer, answered, job, start_vllm
+from tests.workers.llm.engines import prompt as make_prompt
 
 LIMIT_S = 100
 Start = Callable[[], Awaitable[Any]]
@@ -45,6 +46,16 @@ class EnginePair:
         for engine in (self.consumer, self.producer):
             self.runner.run(engine.close())
         self.runner.close()
+
+
+class Pair(EnginePair):
+    """Answers of one of the two."""
+
+    def answer(self, **fields: Any) -> Answer:
+        """An answer of the consumer to a prompt that is always the same."""
+        tokens = fields.pop("prompt_tokens", make_prompt(40))
+        answer: Answer = self.run(answered(self.consumer, job(tokens, **fields)))
+        return answer
 
 
 async def _start_pulling() -> Any:

@@ -2,17 +2,15 @@
 
 import asyncio
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from schemas.errors import EngineDead
-from schemas.records import Insert, Orchestration
-from schemas.rules.tokens import pack_tokens, unpack_tokens
+from schemas.records import Orchestration
 from tests.waiting import until
-from tests.workers.llm.engine_pair import EnginePair, PullingPair
+from tests.workers.llm.engine_pair import Pair
 from tests.workers.llm.engines import (
     ENGINES,
     PREFILL,
@@ -26,35 +24,6 @@ from tests.workers.llm.engines import (
     paired_jobs,
 )
 from tests.workers.llm.engines import prompt as make_prompt
-from tests.workers.llm.probing.on_engine import Searched, searched
-from tests.workers.llm.probing.probes import passage, probes
-
-_MARKS = {"vllm": [pytest.mark.vllm, pytest.mark.timeout(500)]}
-
-
-class Pair(EnginePair):
-    """Answers of one of the two."""
-
-    def answer(self, **fields: Any) -> Answer:
-        """An answer of the consumer to a prompt that is always the same."""
-        tokens = fields.pop("prompt_tokens", make_prompt(40))
-        answer: Answer = self.run(answered(self.consumer, job(tokens, **fields)))
-        return answer
-
-
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(name, marks=_MARKS.get(name, [])) for name in ENGINES],
-)
-def pair(request: pytest.FixtureRequest, pulling_pair: PullingPair) -> Iterator[Pair]:
-    """Engines are shared by all tests of the module, and real ones with those of another."""
-    if request.param == "vllm":
-        shared = pulling_pair.get()
-        yield Pair(shared.runner, shared.producer, shared.consumer)
-        return
-    found = Pair.started(ENGINES[request.param])
-    yield found
-    found.close()
 
 
 def test_capability(pair: Pair) -> None:
@@ -216,95 +185,6 @@ def test_prefix_is_cached_for_the_next_turn(pair: Pair) -> None:
     answer = pair.answer(prompt_tokens=first)
     again = pair.answer(prompt_tokens=[*first, *answer.token_ids, *make_prompt(20, salt=95)])
     assert again.outputs[0].cached_tokens >= 256
-
-
-FOUND = [passage(f"p{number}", *range(50 + number, 70 + number)) for number in range(3)]
-WISHES: dict[str, Any] = {
-    **{"every": 8, "lookahead": 3, "probes_max": 3, "tokens_max": 200, "stall_ms": 10_000},
-    **{name: pack_tokens([token]) for name, token in (("lead", 41), ("joint", 42), ("trail", 43))},
-}
-
-
-def with_passages(pair: Pair, prompt: list[int], answer: Searched, max_tokens: int) -> list[int]:
-    """The answer as it is where each part is generated alone, from all that is before it."""
-    said: list[int] = []
-    for record in [*answer.records, None]:
-        until_seq = max_tokens if record is None else record.seq
-        part = job(prompt, max_tokens=until_seq - len(said))
-        ids = pair.run(answered(pair.producer, part)).token_ids
-        said += ids
-        prompt = [*prompt, *ids, *unpack_tokens(b"" if record is None else record.tokens)]
-    return said
-
-
-@pytest.mark.parametrize("is_remote", [False, True])
-def test_an_answer_goes_on_with_what_its_searches_found(pair: Pair, is_remote: bool) -> None:
-    """Whether its KV was computed here or fetched; only what was put in is computed."""
-    prompt = make_prompt(300, salt=400 + is_remote)
-
-    async def main() -> Searched:
-        request_id = f"searching-{is_remote}"
-        kv = None
-        if is_remote:
-            first = job(prompt, PREFILL, request_id=f"{request_id}.1", max_tokens=40)
-            kv = (await answered(pair.producer, first)).last.kv
-            assert kv is not None
-        one = job(prompt, request_id=request_id, kv=kv, max_tokens=40)
-        return await searched(
-            pair.consumer, one, probes(**WISHES), lambda ask: [FOUND[ask.probe - 1]]
-        )
-
-    answer: Searched = pair.run(main())
-    assert [record.probe for record in answer.records] == [1, 2, 3]
-    assert answer.token_ids == with_passages(pair, prompt, answer, 40)
-    assert answer.last is not None and answer.last.finish_reason == "length"
-    assert any(output.kv_bytes for output in answer.raw) == is_remote
-    later: dict[str, int] = {}  # what each further job found in the engine's cache
-    for output in answer.raw:
-        later.setdefault(output.request_id, output.cached_tokens)
-    assert [job_id.partition("+")[2] for job_id in later] == ["", "2", "3", "4"]
-    assert all(cached >= 256 for job_id, cached in later.items() if "+" in job_id)
-
-
-def test_a_later_attempt_makes_the_same_answer_again(pair: Pair) -> None:
-    """Without asking for what is decided, on another engine (issue 12, 3)."""
-    prompt = make_prompt(60, salt=410)
-
-    def finds(ask: Any) -> Any:
-        return [FOUND[ask.probe - 1]] if ask.probe != 2 else []
-
-    async def first() -> Searched:
-        one = job(prompt, max_tokens=40)
-        return await searched(pair.consumer, one, probes(**WISHES), finds)
-
-    async def again(lived: Searched) -> Searched:
-        put_in = [Insert(at=each.seq, tokens=each.tokens) for each in lived.records[:2]]
-        wishes = probes(put_in, 2, known=["p0#0"], **WISHES)
-        return await searched(pair.producer, job(prompt, max_tokens=40), wishes, finds)
-
-    lived = pair.run(first())
-    repeated = pair.run(again(lived))
-    assert [record.probe for record in repeated.records] == [3]
-    assert (repeated.token_ids, repeated.text) == (lived.token_ids, lived.text)
-    assert repeated.records[0].tokens == lived.records[2].tokens
-
-
-def test_stop_strings_end_an_answer_that_searches_where_they_end_any_other(pair: Pair) -> None:
-    prompt, nothing = make_prompt(40), {**WISHES, "probes_max": 0}
-    text = pair.answer(max_tokens=24).text
-    for stop in (text[5:8], text[-4:-1]):
-        plain = pair.answer(max_tokens=24, stop=(stop,))
-        one = job(prompt, max_tokens=24, stop=(stop,))
-        answer: Searched = pair.run(searched(pair.consumer, one, probes(**nothing)))
-        assert (answer.text, answer.token_ids) == (plain.text, plain.token_ids)
-        assert answer.last is not None
-        assert (answer.last.finish_reason, answer.last.stop_reason) == ("stop", stop)
-    pair.run(until_idle(pair))
-
-
-async def until_idle(pair: Pair) -> None:
-    """An answer that was stopped from here has left the engine."""
-    await until(lambda: not pair.consumer.load().running)
 
 
 def test_prefill_that_is_the_whole_answer_leaves_no_handle(pair: Pair) -> None:

@@ -21,6 +21,7 @@ from zmq.constants import SocketType
 from schemas.log.clock import wall_ms
 from schemas.records import KvHandle, Orchestration
 from tests.waiting import until
+from tests.workers.kv.sockets import listening
 from tests.workers.llm.engine_pair import EnginePair
 from tests.workers.llm.engines import (
     PREFILL,
@@ -33,7 +34,6 @@ from tests.workers.llm.engines import (
     start_vllm,
 )
 from tests.workers.processes import family
-from tests.workers.sockets import listening
 from workers.llm.engine import Engine, Job
 from workers.llm.vllm import endings as vllm_endings
 from workers.llm.vllm import engine as vllm_engine
