@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from infra.simulator.log.clock import Clock
 from infra.simulator.machine.engine import TimedEngine
 from schemas.errors import RecordTooLarge, WorkerRefused
-from schemas.records import CancelWork, Outcome, Phase, TokenFrame, Work
+from schemas.records import CancelWork, Outcome, Phase, Retrieved, TokenFrame, Work
 from workers.config import WorkerSettings
 from workers.llm.frames import Frames, OutgoingFrame
 from workers.llm.held import HeldRequests, Limits
@@ -32,7 +32,7 @@ class Ports:
     """The log; raises RecordTooLarge. `ack_ms` later a writer knows that its record is there."""
 
     frame: Callable[[int, TokenFrame], None]  # to a gateway's partition
-    report: Callable[[Phase | Outcome], None]
+    report: Callable[[Phase | Outcome | Retrieved], None]
     blocks_changed: Callable[[str], None]  # what the prefix cache of a worker holds
     ack_ms: float
 

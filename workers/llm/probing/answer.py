@@ -26,11 +26,12 @@ from schemas.records import (
     WireError,
     Work,
 )
+from schemas.rules.citations import told_of_probe
 from schemas.rules.sizes import PASSAGES_MAX
 from schemas.rules.tokens import token_count
 from workers.llm.engine import Job, Output, Probed
 from workers.llm.probing.parts import Parts
-from workers.llm.probing.passages import chosen, put_in, told
+from workers.llm.probing.passages import chosen, put_in
 from workers.llm.probing.triggers import LAST_TOKENS, Seen, trigger_of
 from workers.llm.stop_strings import StopText
 
@@ -147,7 +148,9 @@ class ProbedAnswer:
             return []
         self._record, said = None, []
         if record.tokens:
-            news = replace(self._totals(), told=told(record, self._probes.retrieval.collection))
+            news = replace(
+                self._totals(), told=told_of_probe(record, self._probes.retrieval.collection)
+            )
             said.append(Output(request_id=self._whole.request_id, probed=news))
         return said + self._leave(now_ms)
 

@@ -1,8 +1,8 @@
-"""What of a search goes into an answer, and how a reader is told of it. Pure."""
+"""What of a search goes into an answer. Pure."""
 
 from collections.abc import Container, Sequence
 
-from schemas.records import Citation, Passage, Probing, Retrieved, StreamRetrieved
+from schemas.records import Passage, Probing
 from schemas.rules.tokens import token_count
 
 
@@ -29,31 +29,3 @@ def put_in(probing: Probing, passages: Sequence[Passage]) -> bytes:
         return b""
     between = probing.joint.join(passage.tokens for passage in passages)
     return probing.lead + between + probing.trail
-
-
-def told(record: Retrieved, collection: str) -> StreamRetrieved:
-    """What a reader hears of a probe that put something in."""
-    return StreamRetrieved(
-        request_id=record.request_id,
-        collection=collection,
-        citations=tuple(_citation(each, record) for each in record.passages),
-        tokens=token_count(record.tokens),
-        missing_shards=len(record.missing),
-        probe=record.probe,
-        seq=record.seq,
-    )
-
-
-def _citation(passage: Passage, record: Retrieved) -> Citation:
-    return Citation(
-        passage_id=passage.passage_id,
-        document_id=passage.document_id,
-        title=passage.title,
-        source=passage.source,
-        text=passage.text,
-        start=passage.start,
-        score=passage.score,
-        seq=record.seq,
-        content=passage.content,
-        probe=record.probe,
-    )
