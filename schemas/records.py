@@ -902,6 +902,14 @@ class Request:
 
 
 @frozen
+class ResponseDeleted:
+    """A stored response that is to be known no more."""
+
+    request_id: str  # the response's request
+    at_ms: int  # wall time
+
+
+@frozen
 class Resumption:
     """A client reads the answer of a request at another gateway than before."""
 
@@ -1046,6 +1054,26 @@ class StoredFile:
     state: str  # uploading, stored, or deleted: its parts are going
     partition: int = 0  # of files, where all its parts are
     parts: Sequence[int] = ()  # offsets of its parts, in order; while it is uploaded as many zeros
+
+
+@frozen
+class StoredResponse:
+    """A call of /v1/responses as any gateway can tell of it and go on from it; its answer is what
+    the log has of its tokens.
+    """
+
+    request_id: str  # the one request that answers it
+    session_id: str  # the conversation
+    tenant: str = ""  # whose key was used
+    created_ms: int  # wall time at the gateway
+    deadline_ms: int  # wall time after which the answer is worthless
+    token_partition: int  # partition of tokens on which the answer comes
+    token_offset: int  # from where on
+    query: str = ""  # what was searched for first, empty: nothing
+    options: str  # JSON: what the answer repeats of the call
+    include: Sequence[str] = ()  # what the answer is to have besides
+    input: str  # JSON: the items that the call brought
+    history: str  # JSON: the messages before them, without instructions
 
 
 @frozen

@@ -224,7 +224,7 @@ class AssignedReader:
         try:
             consumer.assign(self._partitions)
             if at == "earliest":
-                await self.seek(await self._bounds(consumer.beginning_offsets))
+                await self.seek(await self.first_offsets())
             elif at == "latest":
                 await self.seek(await self.end_offsets())
             elif at == "nowhere":
@@ -241,6 +241,10 @@ class AssignedReader:
             place = TopicPartition(self.topic, partition)
             self._started.seek(place, offset)
             self._started.resume(place)
+
+    async def first_offsets(self) -> dict[int, int]:
+        """The offset of the first record of each partition; raises as `end_offsets`."""
+        return await self._bounds(self._started.beginning_offsets)
 
     async def end_offsets(self) -> dict[int, int]:
         """The offset after the last record of each partition.
@@ -286,9 +290,7 @@ class AssignedReader:
         return TopicError(f"{trouble}; create the topics with `trivium topics create`")
 
     async def offsets_at(self, timestamp_ms: int) -> dict[int, int]:
-        """The first offset at or after a time, of each partition; its end where nothing is that
-        late.
-        """
+        """The first offset at or after a time, of each partition; its end where there is none."""
         ends = await self.end_offsets()  # first, or what comes in between is passed over
         offsets = await self._started.offsets_for_times(
             dict.fromkeys(self._partitions, timestamp_ms)

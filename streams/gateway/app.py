@@ -37,6 +37,8 @@ from streams.gateway.metrics import Metrics
 from streams.gateway.request.intake import Served
 from streams.gateway.request.model_files import model_folder
 from streams.gateway.request.tokenizer import Tokenizer
+from streams.gateway.responses.create import create
+from streams.gateway.responses.stored import cancel, delete, input_items, retrieve
 from streams.gateway.state import Gateway
 from streams.gateway.stream.hub import Hub
 
@@ -58,6 +60,7 @@ def create_app(gateway: Gateway) -> Entry:
         "/v1/completions": endpoint("completion", partial(generate, gateway, Endpoint.COMPLETION)),
         "/v1/embeddings": endpoint("embeddings", partial(embeddings, gateway)),
         "/v1/rerank": endpoint("rerank", partial(rerank, gateway)),
+        "/v1/responses": endpoint("responses", partial(create, gateway)),
     }
     app = FastAPI(title="Trivium", version=_version(), description="OpenAI-compatible gateway.")
     app.openapi = lambda: describe(app)  # type: ignore[method-assign]  # FastAPI's documented way
@@ -67,6 +70,15 @@ def create_app(gateway: Gateway) -> Entry:
             "/v1/requests/{request_id}/events",
             endpoint("events", partial(events, gateway)),
             methods=["GET"],
+        ),
+        *(
+            Route(f"/v1/responses/{{response_id}}{path}", endpoint(name, at), methods=[method])
+            for path, method, name, at in (
+                ("", "GET", "response", partial(retrieve, gateway)),
+                ("", "DELETE", "response.delete", partial(delete, gateway)),
+                ("/cancel", "POST", "response.cancel", partial(cancel, gateway)),
+                ("/input_items", "GET", "response.input", partial(input_items, gateway)),
+            )
         ),
     ]
     app.include_router(make_router(gateway))

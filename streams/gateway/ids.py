@@ -11,7 +11,7 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 LENGTH = 26
 _TIME_DIGITS = 10  # of 5 bits each, which hold the 48 of the time
-CHAT_PREFIX, COMPLETION_PREFIX = "chatcmpl-", "cmpl-"
+CHAT_PREFIX, COMPLETION_PREFIX, RESPONSE_PREFIX = "chatcmpl-", "cmpl-", "resp_"
 
 
 def _ordered(now_ms: int) -> str:
@@ -56,4 +56,6 @@ def choice_ids(parent_id: str, choices: int) -> list[str]:
 
 def from_public(public_id: str) -> str:
     """The call's id in what a client sends: bodies carry it with OpenAI's prefixes."""
+    if public_id.startswith(RESPONSE_PREFIX):  # what follows says where its record lies
+        return public_id.removeprefix(RESPONSE_PREFIX).partition("_")[0]
     return public_id.removeprefix(CHAT_PREFIX).removeprefix(COMPLETION_PREFIX)

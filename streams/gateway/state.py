@@ -30,6 +30,7 @@ from streams.gateway.request.conversation import Conversation, Conversations
 from streams.gateway.request.intake import Served
 from streams.gateway.stream.event_id import EventIds
 from streams.gateway.stream.hub import Call, Hub
+from streams.gateway.stream.response_id import ResponseIds
 
 logger = logging.getLogger(__name__)
 SWEEP_S = 0.25
@@ -67,6 +68,7 @@ class Gateway:
         # Without a key nobody else resumes what is streamed here.
         event_key = settings.event_key or secrets.token_hex()
         self.event_ids = EventIds(event_key, choices_max=settings.choices_max)
+        self.response_ids = ResponseIds(event_key)
         self.conversations = Conversations(
             entries_max=settings.sessions_max, idle_ms=settings.session_idle_ms
         )

@@ -52,7 +52,7 @@ def test_rows_are_whole(topic: Topic) -> None:
 def test_whoever_owns_a_session_partition_owns_all_of_it() -> None:
     by_session = {topic.name for topic in ROWS if topic.partition_by == "session"}
     assert by_session == {
-        "requests", "cancellations", "phases", "outcomes", "decisions", "sessions",
+        "requests", "cancellations", "phases", "outcomes", "decisions", "sessions", "responses",
     }  # fmt: skip
     assert {TOPICS[name].group for name in by_session} == {"session"}
 

@@ -6,6 +6,7 @@ the client's to retry. A call with `Last-Event-ID` resumes a stream instead (`re
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from schemas.log.clients import Headers
@@ -19,7 +20,7 @@ from streams.gateway.ids import choice_ids, new_request_id
 from streams.gateway.request.conversation import Conversation, session_of
 from streams.gateway.request.intake import CallOptions, Intake, options_of, take_in
 from streams.gateway.state import Gateway
-from streams.gateway.stream.chunks import ChunkWriter
+from streams.gateway.stream.chunks import ChunkWriter, whole_answer
 from streams.gateway.stream.delivery import CLIENT_GONE, COMPLETED, write_stream, write_whole
 from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.hub import Call
@@ -46,16 +47,22 @@ async def generate(gateway: Gateway, endpoint: Endpoint, exchange: Exchange) -> 
     gateway.admit()  # before anything of the body is kept
     raw = await exchange.read_body(gateway.body_reader)
     intake = await take_in(raw, endpoint, gateway.served, gateway.settings)
-    conversation = _conversation_of(gateway, exchange, intake)
+    conversation = conversation_of(gateway, exchange, intake)
     exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
     options = options_of(exchange, intake, gateway.settings)
     inquiry = Inquiry(intake=intake, options=options, conversation=conversation)
-    call = await _accept(gateway, exchange, inquiry)
+    call = await accept(gateway, exchange, inquiry)
     exchange.reply_headers.append((b"x-trivium-request-id", exchange.call_id.encode()))
-    return await _answer(gateway, exchange, inquiry, call)
+
+    async def write() -> str:
+        if call.waits_for_end:
+            return await _write_whole(gateway, exchange, conversation, call)
+        return await _write_stream(gateway, exchange, conversation, call)
+
+    return await answer(gateway, exchange, call, write, keeps_running=options.keeps_running)
 
 
-def _conversation_of(gateway: Gateway, exchange: Exchange, intake: Intake) -> Conversation:
+def conversation_of(gateway: Gateway, exchange: Exchange, intake: Intake) -> Conversation:
     """The session of a call, by header or by what was said."""
     named = session_of(exchange.headers)
     if named is not None:
@@ -65,7 +72,7 @@ def _conversation_of(gateway: Gateway, exchange: Exchange, intake: Intake) -> Co
     return gateway.conversations.find(scope, intake.messages, exchange.arrived_ms)
 
 
-async def _accept(gateway: Gateway, exchange: Exchange, inquiry: Inquiry) -> Call:
+async def accept(gateway: Gateway, exchange: Exchange, inquiry: Inquiry) -> Call:
     """Send the call's requests; returns when the broker has them all."""
     intake = inquiry.intake
     gateway.admit(choices := len(intake.prompts) * intake.n)
@@ -175,18 +182,22 @@ async def _send_all(gateway: Gateway, requests: list[Request], headers: Headers)
     await asyncio.gather(*(gateway.backend.send(request, headers) for request in requests))
 
 
-async def _answer(gateway: Gateway, exchange: Exchange, inquiry: Inquiry, call: Call) -> str:
+async def answer(
+    gateway: Gateway,
+    exchange: Exchange,
+    call: Call,
+    write: Callable[[], Awaitable[str]],
+    *,
+    keeps_running: bool,
+) -> str:
     """Write the answer until it ends, or its client has gone; returns the outcome."""
     watcher = exchange.on_hang_up(call.hang_up)
     outcome = ""
     try:
-        if call.waits_for_end:
-            outcome = await _write_whole(gateway, exchange, inquiry.conversation, call)
-        else:
-            outcome = await _write_stream(gateway, exchange, inquiry.conversation, call)
+        outcome = await write()
     finally:
         watcher.cancel()
-        if outcome == CLIENT_GONE and inquiry.options.keeps_running:
+        if outcome == CLIENT_GONE and keeps_running:
             gateway.detach(call)
         else:
             gateway.release(call)
@@ -210,7 +221,7 @@ async def _write_stream(
 async def _write_whole(
     gateway: Gateway, exchange: Exchange, conversation: Conversation, call: Call
 ) -> str:
-    outcome = await write_whole(exchange, call)
+    outcome = await write_whole(exchange, call, lambda: whole_answer(call.key, call.streams))
     if outcome == COMPLETED and call.key.choices == 1:
         gateway.remember(conversation, call.streams[0].drain())
     return outcome

@@ -4,7 +4,7 @@ Any gateway can do this, whichever one accepted the request.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from schemas.errors import NotFound, TriviumError
 from schemas.log.clock import wall_ms
@@ -12,7 +12,7 @@ from streams.gateway.http.exchange import Exchange
 from streams.gateway.ids import choice_ids, from_public, is_id, new_request_id
 from streams.gateway.state import Gateway
 from streams.gateway.stream.chunks import ChunkWriter
-from streams.gateway.stream.delivery import write_stream
+from streams.gateway.stream.delivery import EventWriter, write_stream
 from streams.gateway.stream.event_id import Position, StreamKey
 from streams.gateway.stream.hub import Call, Hub
 
@@ -49,21 +49,38 @@ async def events(gateway: Gateway, exchange: Exchange) -> str:
 async def resume(
     gateway: Gateway, exchange: Exchange, key: StreamKey, positions: Sequence[Position]
 ) -> str:
-    """Read the stream's partition from where it began, and write what the client lacks.
+    """Read the stream's partition from where it began, and write what the client lacks."""
+    call = resumed_call(gateway, exchange, key, positions)
+    writer = ChunkWriter(key, gateway.event_ids.name(key), call.streams, positions)
+    return await read_on(gateway, exchange, call, writer)
+
+
+def _nothing() -> None:
+    pass
+
+
+async def read_on(
+    gateway: Gateway,
+    exchange: Exchange,
+    call: Call,
+    writer: EventWriter,
+    after_frame: Callable[[], None] = _nothing,
+) -> str:
+    """Write what comes of a call that any gateway may have accepted; returns the outcome.
 
     The request itself is left alone: hanging up here does not cancel it. It goes on where the
     gateway that accepted it is lost, for this one reads it.
     """
+    key = call.key
     exchange.reply_headers = [
         (b"x-request-id", key.parent_id.encode()),
         (b"x-session-id", key.session_id.encode()),
     ]
     gateway.admit_resume(key.parent_id)
-    call = _resumed_call(gateway, exchange, key, positions)
-    writer = ChunkWriter(key, gateway.event_ids.name(key), call.streams, positions)
     gateway.resumed.add(call)
     loop = asyncio.get_running_loop()
-    tasks = [exchange.on_hang_up(call.hang_up), loop.create_task(_read_frames(gateway, call))]
+    reading = loop.create_task(_read_frames(gateway, call, after_frame))
+    tasks = [exchange.on_hang_up(call.hang_up), reading]
     if gateway.find_call(key.parent_id, key.tenant) is None:
         tasks.append(loop.create_task(gateway.announce_reader(call)))
     try:
@@ -74,14 +91,20 @@ async def resume(
         gateway.resumed.discard(call)
 
 
-def _resumed_call(
-    gateway: Gateway, exchange: Exchange, key: StreamKey, positions: Sequence[Position]
+def resumed_call(
+    gateway: Gateway,
+    exchange: Exchange,
+    key: StreamKey,
+    positions: Sequence[Position],
+    *,
+    waits_for_end: bool = False,
 ) -> Call:
+    """A call that began anywhere, to be read here from these positions on."""
     call = Call(
         key,
         deadline_ms=max(key.deadline_ms, wall_ms() + gateway.settings.resume_ms),
         arrived_s=exchange.arrived_s,
-        waits_for_end=False,
+        waits_for_end=waits_for_end,
         tolerates_difference=gateway.tolerates_difference,
         abort_connection=exchange.abort_connection,
     )
@@ -91,12 +114,13 @@ def _resumed_call(
     return call
 
 
-async def _read_frames(gateway: Gateway, call: Call) -> None:
+async def _read_frames(gateway: Gateway, call: Call, after_frame: Callable[[], None]) -> None:
     """Frames of the call's partition to the call alone."""
     hub = Hub()
     hub.add(call)
     try:
         async for frame in gateway.backend.read_frames(call.key.partition, call.key.offset):
             hub.apply(frame, asyncio.get_running_loop().time())
+            after_frame()
     except TriviumError as error:
         call.fail(error)

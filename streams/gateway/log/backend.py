@@ -7,7 +7,7 @@ and it joins again with a new epoch when it is back. Tests put another `Backend`
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from typing import Protocol
 
 from aiokafka import ConsumerRecord
@@ -44,6 +44,7 @@ from schemas.records import (
 from schemas.settings import LogSettings
 from streams.gateway.config import GatewaySettings
 from streams.gateway.log.frames import FRAMES_MAX, decode_frame, frame_reader, frames_from
+from streams.gateway.log.responses import ResponseStore, ResponseTopic
 from streams.gateway.log.turns import TurnTopic
 from streams.gateway.metrics import Metrics
 from streams.gateway.request.conversation import Turn
@@ -57,6 +58,10 @@ ToRouter = Request | Cancellation | Resumption
 
 class Backend(Protocol):
     """Where requests go and tokens come from."""
+
+    @property
+    def responses(self) -> ResponseStore:
+        """Where calls of /v1/responses are kept."""
 
     def reply_position(self) -> tuple[int, int]:
         """Partition and offset from which the tokens of a request sent now will come.
@@ -73,8 +78,12 @@ class Backend(Protocol):
     def problems(self) -> list[str]:
         """Why this gateway is not ready; empty when it is."""
 
-    def read_frames(self, partition: int, offset: int) -> AsyncIterator[TokenFrame]:
-        """Frames of any gateway's partition from an offset on, and then live, without end."""
+    def read_frames(
+        self, partition: int, offset: int, *, live: bool = True
+    ) -> AsyncGenerator[TokenFrame]:
+        """Frames of any gateway's partition from an offset on: to the present end, or live, without
+        end. Raises NotFound where the log has that offset no more.
+        """
 
 
 class LogBackend:
@@ -110,6 +119,13 @@ class LogBackend:
             back_ms=settings.session_idle_ms,
             producer=lambda: self._producer,
             bury=self._bury,
+        )
+        self.responses = ResponseTopic(
+            log,
+            codec,
+            gateway_id=gateway_id,
+            accept_ms=settings.accept_ms,
+            producer=lambda: self._producer,
         )
         self._producer: LogProducer | None = None
         self._membership: Membership | None = None
@@ -198,9 +214,11 @@ class LogBackend:
                 f"{self._settings.accept_ms} ms: {type(error).__name__}: {error}"
             ) from error
 
-    def read_frames(self, partition: int, offset: int) -> AsyncIterator[TokenFrame]:
+    def read_frames(
+        self, partition: int, offset: int, *, live: bool = True
+    ) -> AsyncGenerator[TokenFrame]:
         client_id = f"{self._gateway_id}-resume"
-        return frames_from(self._log, self._codec, partition, offset, client_id)
+        return frames_from(self._log, self._codec, partition, offset, client_id, live=live)
 
     # The connection's life
 
@@ -213,6 +231,7 @@ class LogBackend:
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self.turns.read())
+                tasks.create_task(self.responses.follow())
                 tasks.create_task(self.turns.publish_pending())
                 while True:
                     began_s = loop.time()

@@ -1,6 +1,6 @@
 """Frames of topic `tokens`: checked as they are decoded, and read once more for a resume."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 from aiokafka.errors import KafkaError
 
@@ -37,9 +37,16 @@ def decode_frame(codec: Codec, value: bytes) -> TokenFrame:
 
 
 async def frames_from(
-    log: LogSettings, codec: Codec, partition: int, offset: int, client_id: str
-) -> AsyncIterator[TokenFrame]:
-    """Frames of any gateway's partition from an offset on, and then live, without end.
+    log: LogSettings,
+    codec: Codec,
+    partition: int,
+    offset: int,
+    client_id: str,
+    *,
+    live: bool = True,
+) -> AsyncGenerator[TokenFrame]:
+    """Frames of any gateway's partition from an offset on: to its present end, or live, without
+    end.
 
     Raises NotFound, BrokerUnavailable. What is no frame is left to the partition's own gateway.
     """
@@ -47,9 +54,14 @@ async def frames_from(
         raise NotFound(f"Last-Event-ID: there is no partition {partition} of tokens")
     reader = frame_reader(log, partition, client_id)
     try:
-        await reader.start({partition: offset})
-        while True:
+        await reader.start("nowhere")
+        if offset < (await reader.first_offsets())[partition]:
+            raise NotFound("the log has the beginning of this answer no more")
+        end = None if live else (await reader.end_offsets())[partition]
+        await reader.seek({partition: offset})
+        while end is None or offset < end:
             for record in await reader.batch(max_records=FRAMES_MAX):
+                offset = record.offset + 1
                 try:
                     yield decode_frame(codec, record.value)
                 except RecordError:

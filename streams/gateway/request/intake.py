@@ -80,12 +80,19 @@ class CallOptions:
 async def take_in(
     raw: bytes, endpoint: Endpoint, served: Served, settings: GatewaySettings
 ) -> Intake:
-    """Check a body and tokenise its prompt."""
+    """Check a call's bytes and tokenise its prompt."""
     body: ChatBody | CompletionBody
     if endpoint is Endpoint.CHAT:
         body = parse(ChatBody, raw, settings.values_max)
     else:  # whose prompt may be token ids
         body = parse(CompletionBody, raw, settings.values_max + served.max_model_len)
+    return await take_in_body(body, served, settings)
+
+
+async def take_in_body(
+    body: ChatBody | CompletionBody, served: Served, settings: GatewaySettings
+) -> Intake:
+    """Check what its types do not, and tokenise its prompt."""
     collection = collection_of(body.model, served.name)
     if body.model_extra:
         refuse_extras(body.model_extra)
@@ -114,7 +121,7 @@ async def take_in(
     else:
         prompts = [await _completion_prompt(each, body, served, settings) for each in given]
     return Intake(
-        endpoint=endpoint,
+        endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETION,
         prompts=prompts,
         samplings=[_sampling(body, form, prompt, served, settings, search) for prompt in prompts],
         search=search,

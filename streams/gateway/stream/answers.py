@@ -111,11 +111,12 @@ def logprobs(key: StreamKey, tokens: Sequence[TokenLogprob], first_char: int) ->
     if not tokens:
         return None
     if key.endpoint is Endpoint.CHAT:
-        return _chat_logprobs(tokens)
+        return chat_logprobs(tokens)
     return _completion_logprobs(tokens, first_char)
 
 
-def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> Json:
+def chat_logprobs(tokens: Sequence[TokenLogprob]) -> Json:
+    """Of tokens in a row, as chats have them."""
     return {
         "content": [
             {

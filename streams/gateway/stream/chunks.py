@@ -19,14 +19,6 @@ from streams.gateway.stream.event_id import Position, StreamKey, positions_text
 from streams.gateway.stream.stream import Stream
 
 DONE = b"data: [DONE]\n\n"
-# A comment without a blank line: that would end an event, and `openai` makes one without data of it
-# as soon as events have had ids.
-KEEPALIVE = b": keep-alive\n"
-
-
-def error_event(error: TriviumError) -> bytes:
-    """What a client gets when its stream breaks; nothing follows it."""
-    return b"data: %b\n\n" % error_body(error)
 
 
 class ChunkWriter:
@@ -68,6 +60,10 @@ class ChunkWriter:
         self._after_logprobs = b',"finish_reason":null}]' + usage + b"}\n\n"
         self._close = self._after_text + b"null" + self._after_logprobs
         self.collected: list[str] | None = None  # a list takes the first choice's text
+
+    def opening(self) -> bytes:
+        """Nothing: what fails before the first token has a status of its own."""
+        return b""
 
     def drain(self) -> bytes:
         """Everything new, and the ends; empty where nothing is."""
@@ -131,6 +127,10 @@ class ChunkWriter:
             "stop_reason": end.stop_reason or None,
         }
         return self._event(choice, trivium=answers.placement(self._key, [stream]))
+
+    def failing(self, error: TriviumError) -> bytes:
+        """The error; nothing follows it."""
+        return b"data: %b\n\n" % error_body(error)
 
     def closing(self) -> bytes:
         """Usage where it was asked for, and the last line."""

@@ -4,13 +4,18 @@ One write per call and batch of frames. A stream's response begins with its firs
 whatever fails before it has a status of its own.
 """
 
+from collections.abc import Callable
+from typing import Protocol
+
 from schemas.errors import TriviumError
 from streams.gateway.http.exchange import Exchange, HeaderList
 from streams.gateway.stream.answers import end_error, placement_headers
-from streams.gateway.stream.chunks import KEEPALIVE, ChunkWriter, error_event, whole_answer
 from streams.gateway.stream.hub import Call
 
 COMPLETED, CLIENT_GONE = "completed", "client_gone"
+# A comment without a blank line: that would end an event, and `openai` makes one without data of it
+# as soon as events have had ids.
+KEEPALIVE = b": keep-alive\n"
 _STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -18,7 +23,23 @@ _STREAM_HEADERS = (
 )
 
 
-def _reply_headers(call: Call) -> HeaderList:
+class EventWriter(Protocol):
+    """Puts the streams of one answer into events."""
+
+    def opening(self) -> bytes:
+        """What is written as soon as the call is accepted; empty: its first token is waited for."""
+
+    def drain(self) -> bytes:
+        """Everything new, and the ends; empty where nothing is."""
+
+    def closing(self) -> bytes:
+        """What follows the last end."""
+
+    def failing(self, error: TriviumError) -> bytes:
+        """What a client gets when its stream breaks; nothing follows it."""
+
+
+def reply_headers(call: Call) -> HeaderList:
     """Whose answer it is, and where it is computed as far as that is known by now."""
     parent_id = call.key.parent_id.encode()
     headers = [
@@ -32,31 +53,42 @@ def _reply_headers(call: Call) -> HeaderList:
     return headers
 
 
-def _error(call: Call) -> TriviumError | None:
+def call_error(call: Call) -> TriviumError | None:
     if call.failure is None and call.failed_end is not None:
         return end_error(call.failed_end)
     return call.failure
 
 
-async def write_stream(exchange: Exchange, call: Call, writer: ChunkWriter) -> str:
+async def write_stream(exchange: Exchange, call: Call, writer: EventWriter) -> str:
     """Write events until the answer is whole; returns the outcome.
 
     Raises the error that ended the call if nothing was written yet.
     """
-    send, started = exchange.send, False
+    started = False
+
+    async def send(chunk: bytes, *, last: bool = False) -> None:
+        nonlocal started
+        if not started:
+            started = True
+            headers = [*_STREAM_HEADERS, *reply_headers(call)]
+            await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
+        await exchange.send({"type": "http.response.body", "body": chunk, "more_body": not last})
+
+    if opening := writer.opening():
+        await send(opening)
     while True:
         if not call.is_changed:
             await call.next_change()
         call.is_changed = False
         if call.client_gone:
             return CLIENT_GONE
-        error = _error(call)
+        error = call_error(call)
         if error is not None and not started:
             raise error
         last = error is not None or not call.open_streams
         chunk = writer.drain()
         if error is not None:
-            chunk += error_event(error)
+            chunk += writer.failing(error)
         elif last:
             chunk += writer.closing()
         elif not chunk:
@@ -64,22 +96,18 @@ async def write_stream(exchange: Exchange, call: Call, writer: ChunkWriter) -> s
                 continue
             chunk = KEEPALIVE
         call.keepalive_due = False
-        if not started:
-            started = True
-            headers = [*_STREAM_HEADERS, *_reply_headers(call)]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": chunk, "more_body": not last})
+        await send(chunk, last=last)
         if last:
             return COMPLETED if error is None else error.code
 
 
-async def write_whole(exchange: Exchange, call: Call) -> str:
+async def write_whole(exchange: Exchange, call: Call, body: Callable[[], bytes]) -> str:
     """Write the answer when it is whole; returns the outcome, raises the error that ended it."""
-    while call.open_streams and not call.client_gone and (error := _error(call)) is None:
+    while call.open_streams and not call.client_gone and (error := call_error(call)) is None:
         await call.next_change()
     if call.client_gone:
         return CLIENT_GONE
-    if (error := _error(call)) is not None:
+    if (error := call_error(call)) is not None:
         raise error
-    await exchange.send_whole(whole_answer(call.key, call.streams), _reply_headers(call))
+    await exchange.send_whole(body(), reply_headers(call))
     return COMPLETED

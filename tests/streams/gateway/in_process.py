@@ -4,20 +4,21 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 import httpx
 import numpy as np
 
 from schemas.codec import Codec
-from schemas.errors import TriviumError
+from schemas.errors import NotFound, TriviumError
 from schemas.log.clients import Headers
 from schemas.log.retrieval.embedding import EmbeddedTexts
 from schemas.records import (
     Cancellation,
     Request,
     Resumption,
+    StoredResponse,
     TokenFrame,
 )
 from schemas.rules.sizes import check_size
@@ -31,6 +32,7 @@ from streams.gateway.request.conversation import Turn
 from streams.gateway.request.intake import Served
 from streams.gateway.state import Gateway
 from streams.gateway.stream.hub import Hub
+from streams.gateway.stream.response_id import Place
 from tests.streams.gateway.samples import MODEL, ended, frame
 from tests.streams.gateway.small_tokenizer import tokenizer
 from tests.waiting import until
@@ -55,6 +57,27 @@ def log_backend() -> LogBackend:
     )
 
 
+class KeptResponses:
+    """Topic `responses` of a test; gateways may share one."""
+
+    def __init__(self) -> None:
+        self.records: list[StoredResponse] = []
+        self.deleted: set[str] = set()
+
+    async def put(self, record: StoredResponse) -> Place:
+        self.records.append(CODEC.decode(CODEC.encode(record)))
+        return Place(1, len(self.records) - 1)
+
+    async def get(self, request_id: str, place: Place) -> StoredResponse:
+        record = self.records[place.offset]
+        if request_id in self.deleted or record.request_id != request_id:
+            raise NotFound("deleted")
+        return record
+
+    async def delete(self, record: StoredResponse) -> None:
+        self.deleted.add(record.request_id)
+
+
 class FakeLog:
     """The backend of a test. Every frame that is pushed also stays on its partition."""
 
@@ -63,6 +86,7 @@ class FakeLog:
     def __init__(self, hub: Hub, partition: int = 3) -> None:
         self.hub = hub
         self.partition = partition
+        self.responses = KeptResponses()
         self.frames: list[TokenFrame] = []
         self.sent: list[ToRouter] = []
         self.headers: list[Headers] = []
@@ -71,6 +95,7 @@ class FakeLog:
         self.hold_acks: asyncio.Event | None = None
         self.news = asyncio.Condition()
         self.on_request: Callable[[Request], None] | None = None
+        self.on_cancellation: Callable[[Cancellation], None] | None = None
 
     def reply_position(self) -> tuple[int, int]:
         if self.trouble is not None:
@@ -89,6 +114,8 @@ class FakeLog:
             self.news.notify_all()
         if isinstance(record, Request) and self.on_request is not None:
             self.on_request(record)
+        if isinstance(record, Cancellation) and self.on_cancellation is not None:
+            self.on_cancellation(record)
 
     def publish_turn(self, turn: Turn) -> None:
         self.told.append(turn)
@@ -96,8 +123,13 @@ class FakeLog:
     def problems(self) -> list[str]:
         return self.reasons
 
-    async def read_frames(self, partition: int, offset: int) -> AsyncIterator[TokenFrame]:
+    async def read_frames(
+        self, partition: int, offset: int, *, live: bool = True
+    ) -> AsyncGenerator[TokenFrame]:
+        end = len(self.frames)
         for at in itertools.count(offset):
+            if at >= end and not live:
+                return
             async with self.news:
                 while len(self.frames) <= at:
                     await self.news.wait()

@@ -34,7 +34,9 @@ class StreamedCall:
     def ids(self) -> list[str]:
         return [line[4:] for line in self.text.splitlines() if line.startswith("id: ")]
 
-    async def run(self, body: dict[str, Any], path: str, headers: dict[str, str]) -> None:
+    async def run(
+        self, body: dict[str, Any], path: str, query: str, headers: dict[str, str]
+    ) -> None:
         raw: list[bytes] = [orjson.dumps(body)]
 
         async def receive() -> dict[str, Any]:
@@ -56,7 +58,7 @@ class StreamedCall:
             "method": "POST" if body else "GET",
             "path": path,
             "raw_path": path.encode(),
-            "query_string": b"",
+            "query_string": query.encode(),
             "headers": [(k.lower().encode(), v.encode()) for k, v in headers.items()]
             + [(b"content-type", b"application/json")],
         }
@@ -71,12 +73,13 @@ async def streamed_call(
     gateway: InProcessGateway,
     body: dict[str, Any] | None = None,
     path: str = "/v1/chat/completions",
+    query: str = "",
     **headers: str,
 ) -> AsyncIterator[StreamedCall]:
     """A call that runs while the test does other things."""
     stream = StreamedCall(gateway)
     names = {name.replace("_", "-"): value for name, value in headers.items()}
-    task = asyncio.get_running_loop().create_task(stream.run(body or {}, path, names))
+    task = asyncio.get_running_loop().create_task(stream.run(body or {}, path, query, names))
     try:
         yield stream
     finally:

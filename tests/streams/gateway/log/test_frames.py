@@ -4,10 +4,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from schemas.codec import Codec
-from schemas.errors import RecordError
-from streams.gateway.log.frames import decode_frame
+from schemas.errors import NotFound, RecordError
+from schemas.log.clients import LogProducer
+from schemas.log.connecting import client_options
+from schemas.settings import LogSettings
+from streams.gateway.log.frames import decode_frame, frames_from
 from tests.streams.gateway.samples import frame
 
 
@@ -33,3 +38,29 @@ def test_a_frame_whose_rows_do_not_fit_is_no_record(changes: dict[str, Any]) -> 
         else:
             with pytest.raises(RecordError, match="TokenFrame"):
                 decode_frame(codec, value)
+
+
+@pytest.mark.kafka
+async def test_frames_are_read_to_the_present_end_or_not_at_all(kafka: LogSettings) -> None:
+    """What the log has dropped is said to be gone, rather than waited for (issue 12, responses)."""
+    codec = Codec()
+
+    async def read(offset: int) -> list[str]:
+        frames = frames_from(kafka, codec, 1, offset, "reader", live=False)
+        return [name async for each in frames for name in each.request_ids]
+
+    async with LogProducer(kafka, codec, durable=True, client_id="w") as producer:
+        for name in ("r1", "r2", "r3"):
+            await (await producer.send("tokens", frame(name, ["a"]), key="g", partition=1))
+    assert await read(1) == ["r2", "r3"]
+    assert await read(3) == []
+    admin = AIOKafkaAdminClient(**client_options(kafka))
+    await admin.start()
+    try:
+        place = TopicPartition(kafka.topic_prefix + "tokens", 1)
+        await admin.delete_records({place: RecordsToDelete(before_offset=3)})
+    finally:
+        await admin.close()
+    with pytest.raises(NotFound, match="the beginning of this answer no more"):
+        await read(1)
+    assert await read(3) == []

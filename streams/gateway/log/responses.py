@@ -1,0 +1,165 @@
+"""Topics `responses` and `responses.deleted`: calls of /v1/responses, for every gateway.
+
+A record is found by its offset, which the response's id tells. A deleted one gets an empty value,
+so that compaction drops it; until then every gateway knows of it by the second topic, which it
+reads whole.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from aiokafka.errors import KafkaError
+
+from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable, NotFound, RecordError, TopicError
+from schemas.log.clients import Ack, AssignedReader, LogProducer
+from schemas.log.clock import wall_ms
+from schemas.log.patience import TROUBLE, Pauses
+from schemas.records import ResponseDeleted, StoredResponse
+from schemas.settings import LogSettings
+from schemas.topics import TOPICS
+from streams.gateway.ids import RESPONSE_PREFIX
+from streams.gateway.stream.response_id import Place
+
+logger = logging.getLogger(__name__)
+TOPIC, DELETED = "responses", "responses.deleted"
+DELETED_MAX = 262_144  # ids that are remembered; the oldest go first
+_TROUBLE = (*TROUBLE, TopicError)
+KEPT_H = TOPICS[TOPIC].retention_ms // 3_600_000
+
+
+class ResponseStore(Protocol):
+    """Who keeps calls of /v1/responses."""
+
+    async def put(self, record: StoredResponse) -> Place:
+        """Keep it, and say where; raises BrokerUnavailable, RecordTooLarge."""
+
+    async def get(self, request_id: str, place: Place) -> StoredResponse:
+        """What lies there; raises NotFound, BrokerUnavailable."""
+
+    async def delete(self, record: StoredResponse) -> None:
+        """Know it no more; raises BrokerUnavailable."""
+
+
+class ResponseTopic:
+    """One gateway's side of the topics."""
+
+    def __init__(
+        self,
+        log: LogSettings,
+        codec: Codec,
+        *,
+        gateway_id: str,
+        accept_ms: int,
+        producer: Callable[[], LogProducer | None],
+    ) -> None:
+        """`producer` is asked each time: there is none while the log is away."""
+        self._log = log
+        self._codec = codec
+        self._gateway_id = gateway_id
+        self._accept_ms = accept_ms
+        self._producer = producer
+        self._deleted: OrderedDict[str, None] = OrderedDict()
+
+    async def put(self, record: StoredResponse) -> Place:
+        producer, key = self._writer(), record.request_id
+        partition = producer.session_partition(record.session_id)
+        written = await self._acked(producer.send(TOPIC, record, key=key, partition=partition))
+        return Place(partition, written.offset)
+
+    async def delete(self, record: StoredResponse) -> None:
+        producer, key = self._writer(), record.request_id
+        gone = ResponseDeleted(request_id=key, at_ms=wall_ms())
+        await self._acked(producer.send(DELETED, gone, key=key, partition=0))
+        self._note(key)
+        partition = producer.session_partition(record.session_id)
+        full_topic = self._log.topic_prefix + TOPIC
+        await self._acked(
+            producer.send_raw(full_topic, None, key=key.encode(), partition=partition)
+        )
+
+    def _writer(self) -> LogProducer:
+        producer = self._producer()
+        if producer is None:
+            raise BrokerUnavailable("responses: the log cannot be written; try again later")
+        return producer
+
+    async def _acked(self, sent: Coroutine[Any, Any, Ack]) -> Any:
+        """What the broker says of a record that it has acknowledged."""
+        try:
+            async with asyncio.timeout(self._accept_ms / 1000):
+                return await (await sent)
+        except (TimeoutError, KafkaError) as error:
+            raise BrokerUnavailable(
+                f"responses: not acknowledged within {self._accept_ms} ms: {type(error).__name__}"
+            ) from error
+
+    async def get(self, request_id: str, place: Place) -> StoredResponse:
+        gone = NotFound(
+            f"response {RESPONSE_PREFIX}{request_id}: deleted, or older than what the log keeps "
+            f"({KEPT_H} h)"
+        )
+        if request_id in self._deleted or place.partition >= self._log.session_partitions:
+            raise gone
+        try:
+            async with asyncio.timeout(self._accept_ms / 1000):
+                value = await self._read(place)
+        except (TimeoutError, KafkaError) as error:
+            raise BrokerUnavailable(f"responses: not read: {type(error).__name__}") from error
+        record = None if value is None else self._codec.decode(value)
+        if not isinstance(record, StoredResponse) or record.request_id != request_id:
+            raise gone
+        return record
+
+    async def _read(self, place: Place) -> bytes | None:
+        """The bytes that lie exactly there."""
+        client_id = f"{self._gateway_id}-responses"
+        reader = AssignedReader(self._log, TOPIC, [place.partition], client_id=client_id)
+        async with reader.reading("nowhere"):
+            if (await reader.end_offsets())[place.partition] <= place.offset:
+                return None
+            await reader.seek({place.partition: place.offset})
+            for record in await reader.batch(max_records=1, timeout_ms=self._accept_ms):
+                if record.offset == place.offset:
+                    value: bytes | None = record.value
+                    return value
+        return None
+
+    async def follow(self) -> None:
+        """Know what any gateway deletes, over every trouble of the log, until cancelled."""
+        loop, pauses = asyncio.get_running_loop(), Pauses()
+        while True:
+            began_s = loop.time()
+            try:
+                await self._follow()
+            except _TROUBLE as error:
+                logger.warning("%s: %s: %s", DELETED, type(error).__name__, error)
+            await asyncio.sleep(pauses.after(loop.time() - began_s))
+
+    async def _follow(self) -> None:
+        client_id = f"{self._gateway_id}-deleted"
+        async with AssignedReader(self._log, DELETED, [0], client_id=client_id).reading(
+            "earliest"
+        ) as reader:
+            while True:
+                for record in await reader.batch():
+                    self.note(record.value)
+                await asyncio.sleep(0)
+
+    def note(self, value: bytes) -> None:
+        """Know a record of the second topic; what is none tells nothing."""
+        try:
+            record = self._codec.decode(value)
+        except RecordError as error:
+            logger.error("%s: %s", DELETED, error)
+            return
+        if isinstance(record, ResponseDeleted):
+            self._note(record.request_id)
+
+    def _note(self, request_id: str) -> None:
+        self._deleted[request_id] = None
+        if len(self._deleted) > DELETED_MAX:
+            self._deleted.popitem(last=False)

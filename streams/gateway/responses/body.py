@@ -1,0 +1,170 @@
+"""The body of POST /v1/responses: what of OpenAI's fields is served, and what is refused.
+
+A field that would have to change the answer and cannot is refused, never ignored. What the rest
+means for a chat is said in `chat.py`.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from schemas.errors import InvalidRequest
+from schemas.rules.sizes import PASSAGES_MAX
+from streams.gateway.http.errors import from_detail, shown
+from streams.gateway.request.body import Body, StrictBody
+from streams.gateway.request.fields import HARMLESS
+
+RESULTS, LOGPROBS = "file_search_call.results", "message.output_text.logprobs"
+_METADATA_MAX, _KEY_CHARS_MAX, _VALUE_CHARS_MAX = 16, 64, 512
+# Of a chat's body, taken as they are there: what the package's clients send as `extra_body`.
+EXTENSIONS = frozenset(
+    {
+        *("seed", "stop", "top_k", "min_p", "min_tokens", "ignore_eos", "logit_bias"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty", "chat_template_kwargs"),
+        *("retrieval", "priority", "trivium"),
+    }
+)
+_HARMLESS = HARMLESS | {"max_tool_calls"}  # one search at most is made
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "reasoning": ({}, {"effort": "none"}, {"effort": None}, {"effort": None, "summary": None}),
+    "truncation": ("disabled",),
+    "service_tier": ("auto", "default"),
+    "conversation": (),
+    "prompt": (),
+    "moderation": (),
+    "context_management": ([],),
+    "access_programs": ({},),
+    "image": (),
+}
+_ADVICE = {
+    "reasoning": "the model's reasoning is not controlled here; leave it out",
+    "truncation": "nothing is left out of a conversation; shorten it in the client",
+    "service_tier": "use `priority` (interactive, standard or batch)",
+    "conversation": "use previous_response_id",
+    "prompt": "no prompt templates are kept here; send the messages",
+}
+
+
+class TextFormat(StrictBody):
+    """The form of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    json_schema: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(StrictBody):
+    """What is wanted of the text."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class RankingOptions(StrictBody):
+    """How a search ranks."""
+
+    ranker: Literal["auto", "default-2024-11-15"] | None = None
+    score_threshold: float | None = Field(None, ge=0, le=1)
+
+
+class FileSearchTool(StrictBody):
+    """The one tool that is served: a search in a collection before the answer begins."""
+
+    type: Literal["file_search"]
+    vector_store_ids: list[str] = Field(min_length=1)
+    filters: dict[str, Any] | None = None
+    max_num_results: int | None = Field(None, ge=1, le=min(50, PASSAGES_MAX))
+    ranking_options: RankingOptions | None = None
+
+
+class StreamOptions(StrictBody):
+    """What a stream carries besides."""
+
+    include_obfuscation: bool | None = None  # padding against traffic analysis; never added here
+
+
+class ResponsesBody(StrictBody):
+    """POST /v1/responses."""
+
+    model: str
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    max_output_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    text: TextConfig | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    background: bool | None = None
+    user: Annotated[str, Field(max_length=512)] | None = None
+
+
+def refuse_fields(body: ResponsesBody) -> None:
+    """Raise InvalidRequest for the first field that would have to change the answer."""
+    for name, value in (body.model_extra or {}).items():
+        if name in _HARMLESS or name in EXTENSIONS or value is None:
+            continue
+        if name not in _NEUTRAL:
+            raise InvalidRequest(f"{name}: unknown field; check its spelling or leave it out", name)
+        if value not in _NEUTRAL[name]:
+            raise InvalidRequest(
+                f"{name}: not supported; {_ADVICE.get(name, 'leave it out')}", name
+            )
+    for i, name in enumerate(body.include or ()):
+        if name not in (RESULTS, LOGPROBS):
+            raise InvalidRequest(
+                f"include.{i}: expected {RESULTS} or {LOGPROBS}, found {shown(name)}", "include"
+            )
+    if body.top_logprobs and LOGPROBS not in (body.include or ()):
+        raise InvalidRequest(f"top_logprobs: needs {LOGPROBS} in include", "top_logprobs")
+    if body.background and body.store is False:
+        raise InvalidRequest("background: needs store, which is false", "background")
+    _check_metadata(body.metadata or {})
+    text = body.text
+    if text is None:
+        return
+    refuse_extras("text", text)
+    if text.verbosity not in (None, "medium"):
+        raise InvalidRequest("text.verbosity: not supported; leave it out", "text.verbosity")
+    if text.format is not None:
+        refuse_extras("text.format", text.format)
+
+
+def refuse_extras(where: str, part: StrictBody) -> None:
+    for name, value in (part.model_extra or {}).items():
+        if value is not None:
+            raise InvalidRequest(f"{where}.{name}: not supported; leave it out", f"{where}.{name}")
+
+
+def _check_metadata(metadata: dict[str, str]) -> None:
+    if len(metadata) > _METADATA_MAX:
+        raise InvalidRequest(
+            f"metadata: expected at most {_METADATA_MAX} entries, found {len(metadata)}", "metadata"
+        )
+    for key, value in metadata.items():
+        if len(key) > _KEY_CHARS_MAX or len(value) > _VALUE_CHARS_MAX:
+            raise InvalidRequest(
+                f"metadata: expected keys of at most {_KEY_CHARS_MAX} characters and values of at "
+                f"most {_VALUE_CHARS_MAX}, found {shown(key)}",
+                "metadata",
+            )
+
+
+def parsed(kind: type[Body], fields: Mapping[str, Any], where: str = "") -> Body:
+    """Fields as their model; raises InvalidRequest that names where they stand."""
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        outer = where.split(".") if where else []
+        raise from_detail({**first, "loc": (*outer, *first["loc"])}) from error

@@ -1,0 +1,169 @@
+"""POST /v1/responses: a chat in OpenAI's newer form, whose call any gateway can find again.
+
+The chat is accepted as any other. Its call is stored on topic `responses`, with all that was said
+before it; the answer is on `tokens` already.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from schemas.errors import InvalidRequest
+from schemas.records import CancelReason, StoredResponse
+from streams.gateway.endpoints.generate import Inquiry, accept, answer, conversation_of
+from streams.gateway.http.exchange import Exchange
+from streams.gateway.ids import new_request_id
+from streams.gateway.request.body import parse
+from streams.gateway.request.conversation import Conversation
+from streams.gateway.request.intake import Intake, options_of, take_in_body
+from streams.gateway.responses.body import ResponsesBody, refuse_fields
+from streams.gateway.responses.chat import chat_body
+from streams.gateway.responses.events import ResponseEvents
+from streams.gateway.responses.form import Form, Json, options_text, whole_of
+from streams.gateway.responses.items import Item, items_of, messages_of
+from streams.gateway.responses.stored import Earlier, continued
+from streams.gateway.state import Gateway
+from streams.gateway.stream.delivery import COMPLETED, reply_headers, write_stream, write_whole
+from streams.gateway.stream.hub import Call
+
+Messages = Sequence[dict[str, str]]
+ACCEPTED = "accepted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A call's body, its items, and the messages before them."""
+
+    body: ResponsesBody
+    items: Sequence[Item]
+    earlier: Earlier
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The whole chat."""
+        instructions = self.body.instructions
+        system = [{"role": "system", "content": instructions}] if instructions else []
+        return [*system, *self.earlier.messages, *messages_of(self.items)]
+
+
+async def create(gateway: Gateway, exchange: Exchange) -> str:
+    """Answer, or begin to in the background; returns the outcome, raises what the caller is to
+    know.
+    """
+    exchange.call_id = new_request_id(exchange.arrived_ms)
+    exchange.reply_headers.append((b"x-request-id", exchange.call_id.encode()))
+    exchange.tenant = gateway.keys.tenant(exchange.headers)
+    gateway.admit()  # before anything of the body is kept
+    raw = await exchange.read_body(gateway.body_reader)
+    body = parse(ResponsesBody, raw, gateway.settings.values_max)
+    refuse_fields(body)
+    items = items_of(body.input, exchange.call_id)
+    earlier = Earlier()
+    if body.previous_response_id is not None:
+        earlier = await continued(gateway, exchange, body.previous_response_id)
+    asked = Asked(body=body, items=items, earlier=earlier)
+    inquiry = await _inquiry(gateway, exchange, asked)
+    call = await accept(gateway, exchange, inquiry)
+    record = _record(asked, inquiry.intake, call)
+    form = Form(await _stored(gateway, call, record, body.store is not False), record)
+    return await _answer(gateway, exchange, inquiry, call, form)
+
+
+async def _inquiry(gateway: Gateway, exchange: Exchange, asked: Asked) -> Inquiry:
+    messages = asked.messages
+    if not messages:
+        raise InvalidRequest("input: expected a message, found none", "input")
+    chat = chat_body(asked.body, messages)
+    intake = await take_in_body(chat, gateway.served, gateway.settings)
+    conversation = conversation_of(gateway, exchange, intake)
+    if asked.earlier.session_id:  # there lies the KV of what was said
+        turn = sum(message["role"] == "assistant" for message in messages)
+        conversation = Conversation(session_id=asked.earlier.session_id, turn=turn)
+    exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
+    options = options_of(exchange, intake, gateway.settings)
+    if asked.body.background:
+        options = replace(options, keeps_running=True)
+    return Inquiry(intake=intake, options=options, conversation=conversation)
+
+
+async def _stored(gateway: Gateway, call: Call, record: StoredResponse, store: bool) -> str:
+    """Keep the call, and say the response's id; a call that cannot be kept is given up."""
+    try:
+        place = await gateway.backend.responses.put(record) if store else None
+    except BaseException:
+        gateway.release(call)
+        gateway.cancel_later(call, CancelReason.CLIENT_GONE)
+        raise
+    return gateway.response_ids.name(record.request_id, record.tenant, place)
+
+
+async def _answer(
+    gateway: Gateway, exchange: Exchange, inquiry: Inquiry, call: Call, form: Form
+) -> str:
+    conversation = inquiry.conversation
+
+    async def write() -> str:
+        if call.waits_for_end:
+            outcome = await write_whole(exchange, call, lambda: whole_of(form, call))
+            text = call.streams[0].drain()
+        else:
+            writer = ResponseEvents(form, call)
+            outcome = await write_stream(exchange, call, writer)
+            text = writer.text
+        if outcome == COMPLETED:
+            gateway.remember(conversation, text)
+        return outcome
+
+    if form.is_background and call.waits_for_end:
+        call.hang_up()  # nobody waits for the end here
+        gateway.detach(call)
+        await exchange.send_whole(orjson.dumps(form.begun()), reply_headers(call))
+        return ACCEPTED
+    return await answer(gateway, exchange, call, write, keeps_running=inquiry.options.keeps_running)
+
+
+def _record(asked: Asked, intake: Intake, call: Call) -> StoredResponse:
+    key, search = call.key, intake.search
+    return StoredResponse(
+        request_id=key.parent_id,
+        session_id=key.session_id,
+        tenant=key.tenant,
+        created_ms=key.created_s * 1000,
+        deadline_ms=key.deadline_ms,
+        token_partition=key.partition,
+        token_offset=key.offset,
+        query="" if search is None else search.query,
+        options=options_text(_options(asked.body, intake)),
+        include=asked.body.include or (),
+        input=orjson.dumps(asked.items).decode(),
+        history=orjson.dumps(asked.earlier.messages).decode(),
+    )
+
+
+def _options(body: ResponsesBody, intake: Intake) -> Json:
+    """What the answer repeats of the call, with what holds where it says nothing."""
+    sampling = intake.samplings[0]
+    text: dict[str, Any] = {"format": {"type": "text"}}
+    if body.text is not None:
+        text |= body.text.model_dump(by_alias=True, exclude_none=True)
+    return {
+        "background": bool(body.background),
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "model": body.model,
+        "parallel_tool_calls": False,
+        "previous_response_id": body.previous_response_id,
+        "service_tier": "default",
+        "store": body.store is not False,
+        "temperature": sampling.temperature,
+        "text": text,
+        "tool_choice": body.tool_choice or "auto",
+        "tools": body.tools or [],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": sampling.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+    }

@@ -1,0 +1,150 @@
+"""Server-sent events of a response, each with a number that follows from the log alone.
+
+Theory of operation. What comes before the text are always the same events, so their numbers are
+fixed. A delta has the number after them plus how many tokens and characters the answer has with it:
+that grows with every delta, whatever was written together, and any gateway that reads the same
+frames finds the same place again. What follows the text is numbered on from there. So numbers have
+gaps, and a client that goes on after one of them, at whichever gateway, gets exactly the rest.
+"""
+
+from typing import Any
+
+import orjson
+
+from schemas.errors import TriviumError
+from schemas.records import TokenLogprob
+from streams.gateway.responses.form import Form, Json, Said, annotations, logprobs
+from streams.gateway.stream.delivery import KEEPALIVE
+from streams.gateway.stream.hub import Call
+
+_BEFORE, _WITH_SEARCH = 2, 7  # events before the message's own
+
+
+class ResponseEvents:
+    """Drains the stream of one response into events; `after` is the last one that a client has."""
+
+    def __init__(self, form: Form, call: Call, after: int = -1) -> None:
+        self._form = form
+        self._call = call
+        (self._stream,) = call.streams
+        self._after = after
+        self._message_at = 1 if form.searches else 0  # its index among the items
+        self._first = _WITH_SEARCH if form.searches else _BEFORE
+        self._begun = False
+        self._texts: list[str] = []
+        self._logprobs = list[TokenLogprob]()
+        self._head = {
+            "item_id": form.message_id,
+            "output_index": self._message_at,
+            "content_index": 0,
+        }
+
+    @property
+    def text(self) -> str:
+        """All of the answer so far."""
+        return "".join(self._texts)
+
+    def opening(self) -> bytes:
+        """What is known when the call is accepted."""
+        form = self._form
+        events = [
+            self._event(0, "created", response=form.begun()),
+            self._event(1, "in_progress", response=form.running()),
+        ]
+        if form.searches:
+            events += [
+                self._event(2, "output_item.added", output_index=0, item=form.search(None)),
+                self._search_event(3, "in_progress"),
+                self._search_event(4, "searching"),
+            ]
+        return b"".join(events) or KEEPALIVE
+
+    def drain(self) -> bytes:
+        """The new text, if it is not what the client has already."""
+        stream = self._stream
+        if not stream.next_seq and stream.end is None:
+            return b""
+        text = stream.drain()
+        events = [] if self._begun else self._beginning()
+        self._begun = True
+        if text:
+            new, stream.logprobs = stream.logprobs, []
+            self._texts.append(text)
+            self._logprobs += new
+            shown = logprobs(tuple(new))
+            delta = {**self._head, "delta": text, "logprobs": shown}
+            events.append(self._event(self._number(), "output_text.delta", **delta))
+        return b"".join(events)
+
+    def skip(self) -> None:
+        """Drop what the client has; to be called after every frame, as it may end within one."""
+        if self._number() <= self._after:
+            self.drain()
+
+    def closing(self) -> bytes:
+        """What follows the text of a whole answer."""
+        form, stream, said = self._form, self._stream, self._said()
+        part = form.part(stream, said)
+        message = form.message(stream, said, "completed")
+        whole = form.whole(self._call, said, None)
+        if whole["status"] != "completed":
+            message["status"] = whole["status"]
+        cited = annotations(stream, len(said.text))
+        following: list[tuple[str, Json]] = [
+            ("output_text.annotation.added", {**self._head, "annotation_index": i, "annotation": a})
+            for i, a in enumerate(cited)
+        ]
+        done = {**self._head, "text": said.text, "logprobs": part["logprobs"]}
+        following += [
+            ("output_text.done", done),
+            ("content_part.done", {**self._head, "part": part}),
+            ("output_item.done", {"output_index": self._message_at, "item": message}),
+            (whole["status"], {"response": whole}),
+        ]
+        number = self._number() + 1
+        return b"".join(
+            self._event(number + i, name, **fields) for i, (name, fields) in enumerate(following)
+        )
+
+    def failing(self, error: TriviumError) -> bytes:
+        """The response that failed or was cancelled, with what there is of its answer."""
+        whole = self._form.whole(self._call, self._said(), error)
+        return self._event(self._number() + 1, "failed", response=whole)
+
+    def _beginning(self) -> list[bytes]:
+        """What comes right before the text."""
+        form, stream, first = self._form, self._stream, self._first
+        item = form.message(stream, Said(), "in_progress") | {"content": []}
+        part = form.part(stream, Said()) | {"annotations": []}
+        events = []
+        if form.searches:
+            searched = form.search(stream)
+            events = [
+                self._search_event(first - 2, "completed"),
+                self._event(first - 1, "output_item.done", output_index=0, item=searched),
+            ]
+        at = self._message_at
+        return [
+            *events,
+            self._event(first, "output_item.added", output_index=at, item=item),
+            self._event(first + 1, "content_part.added", **self._head, part=part),
+        ]
+
+    def _said(self) -> Said:
+        return Said(text=self.text, logprobs=tuple(self._logprobs))
+
+    def _number(self) -> int:
+        """Of the delta that ends where the stream is now."""
+        return self._first + 1 + self._stream.next_seq + self._stream.next_char
+
+    def _search_event(self, number: int, state: str) -> bytes:
+        fields = {"output_index": 0, "item_id": self._form.search_id}
+        return self._event(number, f"file_search_call.{state}", **fields)
+
+    def _event(self, number: int, name: str, **fields: Any) -> bytes:
+        """Empty where the client has it."""
+        if number <= self._after:
+            return b""
+        kind = f"response.{name}"
+        data = orjson.dumps({"type": kind, "sequence_number": number, **fields})
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), data)

@@ -1,0 +1,229 @@
+"""A response as OpenAI's types have it, from its stored record and what the log has of its answer.
+
+Pure. Status, output and usage follow from the stream alone, so every gateway tells the same.
+"""
+
+from typing import Any
+
+import orjson
+
+from schemas.errors import Cancelled, OverloadError, TriviumError
+from schemas.frozen import frozen
+from schemas.records import Citation, Endpoint, StoredResponse, TokenLogprob
+from streams.gateway.responses.body import RESULTS
+from streams.gateway.stream import answers
+from streams.gateway.stream.delivery import call_error
+from streams.gateway.stream.event_id import StreamKey
+from streams.gateway.stream.hub import Call, CallStream
+
+Json = dict[str, Any]
+IN_PROGRESS, COMPLETED, INCOMPLETE = "in_progress", "completed", "incomplete"
+_CUT = {"length": "max_output_tokens"}
+
+
+@frozen
+class Said:
+    """What there is of an answer by now."""
+
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class Form:
+    """One response, and the parts of it that events carry too."""
+
+    def __init__(self, response_id: str, record: StoredResponse) -> None:
+        self.response_id = response_id
+        self.record = record
+        self.searches = bool(record.query)
+        self._options: Json = orjson.loads(record.options)
+        self.message_id = f"msg_{record.request_id}"
+        self.search_id = f"fs_{record.request_id}"
+
+    @property
+    def is_background(self) -> bool:
+        """Whether it goes on without its client, and may be cancelled."""
+        return bool(self._options["background"])
+
+    def key(self) -> StreamKey:
+        """Where its answer is on the log."""
+        record = self.record
+        return StreamKey(
+            parent_id=record.request_id,
+            session_id=record.session_id,
+            model=self._options["model"],
+            endpoint=Endpoint.CHAT,
+            partition=record.token_partition,
+            offset=record.token_offset,
+            created_s=record.created_ms // 1000,
+            deadline_ms=record.deadline_ms,
+            choices=1,
+            tenant=record.tenant,
+        )
+
+    def begun(self) -> Json:
+        """The response before anything is known of its answer."""
+        return self._response("queued" if self.is_background else IN_PROGRESS, [])
+
+    def running(self) -> Json:
+        """The same as it is being answered."""
+        return self._response(IN_PROGRESS, [])
+
+    def whole(self, call: Call, said: Said, error: TriviumError | None) -> Json:
+        """The response with all that there is of its answer."""
+        (stream,) = call.streams
+        status = _status(stream, error)
+        output = self.output(stream, said, status)
+        more: Json = {}
+        if status == "failed" and error is not None:
+            more["error"] = _error(error)
+        if stream.end is not None:
+            more["usage"] = _usage(stream)
+            more["trivium"] = answers.placement(call.key, [stream])
+            if status == INCOMPLETE:
+                reason = _CUT.get(stream.end.finish_reason)
+                more["incomplete_details"] = {"reason": reason}
+        return self._response(status, output, **more)
+
+    def output(self, stream: CallStream, said: Said, status: str) -> list[Json]:
+        """The items; of an answer that has not begun, none."""
+        if stream.end is None and not said.text and not stream.next_seq:
+            return []
+        done = COMPLETED if status == COMPLETED else INCOMPLETE
+        message = self.message(stream, said, IN_PROGRESS if status == IN_PROGRESS else done)
+        return [*([self.search(stream)] if self.searches else []), message]
+
+    def message(self, stream: CallStream, said: Said, status: str) -> Json:
+        """The answer's message."""
+        return {
+            "id": self.message_id,
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": [self.part(stream, said)],
+        }
+
+    def part(self, stream: CallStream, said: Said) -> Json:
+        """Its text."""
+        return {
+            "type": "output_text",
+            "text": said.text,
+            "annotations": annotations(stream, len(said.text)),
+            "logprobs": logprobs(said.logprobs),
+        }
+
+    def search(self, stream: CallStream | None) -> Json:
+        """The search before the answer; one that is under way without a stream."""
+        item: Json = {
+            "id": self.search_id,
+            "type": "file_search_call",
+            "status": "searching" if stream is None else "completed",
+            "queries": [self.record.query],
+            "results": None,
+        }
+        if stream is None:
+            return item | {"status": IN_PROGRESS}
+        if any(told.error is not None for told in _told(stream)):
+            item["status"] = "failed"
+        if RESULTS in self.record.include:
+            item["results"] = [_result(each) for each in _citations(stream)]
+        return item
+
+    def _response(self, status: str, output: list[Json], **more: Any) -> Json:
+        return {
+            "id": self.response_id,
+            "object": "response",
+            "created_at": self.record.created_ms // 1000,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "output": output,
+            "usage": None,
+            **self._options,
+            **more,
+        }
+
+
+def _status(stream: CallStream, error: TriviumError | None) -> str:
+    if error is not None:
+        return "cancelled" if isinstance(error, Cancelled) else "failed"
+    if stream.end is not None:
+        return INCOMPLETE if stream.end.finish_reason in _CUT else COMPLETED
+    has_begun = stream.next_seq or stream.start is not None or _told(stream)
+    return IN_PROGRESS if has_begun else "queued"
+
+
+def _error(error: TriviumError) -> Json:
+    code = "rate_limit_exceeded" if isinstance(error, OverloadError) else "server_error"
+    return {"code": code, "message": f"{error.code}: {error.message}"}
+
+
+def _usage(stream: CallStream) -> Json:
+    told = answers.usage([stream], 1)
+    details = {"cache_write_tokens": 0, **told["prompt_tokens_details"]}
+    return {
+        "input_tokens": told["prompt_tokens"],
+        "input_tokens_details": details,
+        "output_tokens": told["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": told["total_tokens"],
+    }
+
+
+def _told(stream: CallStream) -> list[Any]:
+    return [stream.retrieved] if stream.retrieved else []
+
+
+def _citations(stream: CallStream) -> list[Citation]:
+    return [each for told in _told(stream) for each in told.citations]
+
+
+def annotations(stream: CallStream, chars: int) -> list[Json]:
+    """Citations of an answer with so many characters; each document once, after the text."""
+    documents: dict[str, Citation] = {}
+    for each in _citations(stream):
+        documents.setdefault(each.document_id, each)
+    return [
+        {
+            "type": "file_citation",
+            "file_id": document_id,
+            "filename": _filename(each),
+            "index": chars,
+        }
+        for document_id, each in documents.items()
+    ]
+
+
+def _filename(each: Citation) -> str:
+    return each.title or each.source or each.document_id
+
+
+def _result(each: Citation) -> Json:
+    return {
+        "file_id": each.document_id,
+        "filename": _filename(each),
+        "score": round(max(0.0, each.score), 4),
+        "text": each.text,
+        "attributes": {"passage_id": each.passage_id, "source": each.source},
+    }
+
+
+def logprobs(tokens: tuple[TokenLogprob, ...]) -> list[Json]:
+    """In the form of chats, which OpenAI's types share."""
+    if not tokens:
+        return []
+    form = answers.chat_logprobs(tokens)
+    content: list[Json] = form["content"]
+    return content
+
+
+def options_text(fields: Json) -> str:
+    """What a record keeps of its call."""
+    return orjson.dumps(fields).decode()
+
+
+def whole_of(form: Form, call: Call) -> bytes:
+    """The body of a response that is not streamed."""
+    (stream,) = call.streams
+    said = Said(text="".join(stream.texts), logprobs=tuple(stream.logprobs))
+    return orjson.dumps(form.whole(call, said, call_error(call)))

@@ -1,0 +1,222 @@
+"""A stored response again, at any gateway: its record from `responses`, its answer from `tokens`.
+
+GET and DELETE /v1/responses/{id}, POST …/cancel, GET …/input_items, and what a next response says
+on from.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import parse_qs
+
+import orjson
+
+from schemas.errors import BrokerUnavailable, DeadlineExceeded, InvalidRequest
+from schemas.log.clock import wall_ms
+from schemas.records import Cancellation, CancelReason
+from streams.gateway.endpoints.resume import read_on, resumed_call
+from streams.gateway.http.exchange import Exchange
+from streams.gateway.ids import new_request_id
+from streams.gateway.responses.body import LOGPROBS, RESULTS
+from streams.gateway.responses.events import ResponseEvents
+from streams.gateway.responses.form import Form, whole_of
+from streams.gateway.responses.items import messages_of
+from streams.gateway.state import DEADLINE_GRACE_MS, Gateway
+from streams.gateway.stream.delivery import COMPLETED, call_error
+from streams.gateway.stream.event_id import Position
+from streams.gateway.stream.hub import Call, Hub
+
+_INCLUDE = ("include", "include[]")
+_NUMBER_MAX = 1 << 53
+_ITEMS, _ITEMS_MAX, _PARAMETERS_MAX = 20, 100, 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """What a conversation has said before a call; of a new one, nothing."""
+
+    session_id: str = ""
+    messages: Sequence[dict[str, str]] = ()
+
+
+async def continued(gateway: Gateway, exchange: Exchange, response_id: str) -> Earlier:
+    """The conversation that a response has ended; raises NotFound, InvalidRequest."""
+    form = await _find(gateway, exchange, response_id)
+    call = await _answer_by_now(gateway, exchange, form)
+    (stream,) = call.streams
+    error = call_error(call)
+    if error is not None or stream.end is None:
+        why = "still in progress" if error is None else f"without an answer ({error.code})"
+        raise InvalidRequest(
+            f"previous_response_id: expected a response that was answered, found one that is {why}",
+            "previous_response_id",
+        )
+    record = form.record
+    said = [*orjson.loads(record.history), *messages_of(orjson.loads(record.input))]
+    answer = {"role": "assistant", "content": "".join(stream.texts)}
+    return Earlier(session_id=record.session_id, messages=[*said, answer])
+
+
+async def retrieve(gateway: Gateway, exchange: Exchange) -> str:
+    """The response as it is by now, or its events; returns the outcome."""
+    form, query = await _named(
+        gateway, exchange, ("stream", "starting_after", "include_obfuscation")
+    )
+    if _flag(query, "stream"):
+        after = _number(query, "starting_after", -1, 0, _NUMBER_MAX)
+        call = resumed_call(gateway, exchange, form.key(), [Position()])
+        writer = ResponseEvents(form, call, after)
+        return await read_on(gateway, exchange, call, writer, writer.skip)
+    if "starting_after" in query:
+        raise InvalidRequest("starting_after: needs stream=true", "starting_after")
+    return await _send(exchange, form, await _answer_by_now(gateway, exchange, form))
+
+
+async def cancel(gateway: Gateway, exchange: Exchange) -> str:
+    """Give a response up that runs in the background; what has ended stays as it is."""
+    form, _ = await _named(gateway, exchange, ())
+    if not form.is_background:
+        raise InvalidRequest(
+            f"response {form.response_id}: only one that was created with background=true can be "
+            "cancelled; to end another, hang up"
+        )
+    call = await _answer_by_now(gateway, exchange, form)
+    if call.open_streams and call_error(call) is None:
+        await _give_up(gateway, form)
+        call = await _answer_by_now(gateway, exchange, form, wait_ms=gateway.settings.accept_ms)
+    return await _send(exchange, form, call)
+
+
+async def delete(gateway: Gateway, exchange: Exchange) -> str:
+    """Know a response no more; where it is being answered, that ends."""
+    form, _ = await _named(gateway, exchange, ())
+    if wall_ms() < form.record.deadline_ms:
+        await _give_up(gateway, form)
+    await gateway.backend.responses.delete(form.record)
+    gone = {"id": form.response_id, "object": "response", "deleted": True}
+    await exchange.send_whole(orjson.dumps(gone), exchange.reply_headers)
+    return COMPLETED
+
+
+async def input_items(gateway: Gateway, exchange: Exchange) -> str:
+    """What the call brought, in pages."""
+    form, query = await _named(gateway, exchange, ("limit", "order", "after"))
+    items: list[Any] = orjson.loads(form.record.input)
+    order = query.get("order", ["desc"])[-1]
+    if order not in ("asc", "desc"):
+        raise InvalidRequest(f"order: expected asc or desc, found {order[:40]!r}", "order")
+    if order == "desc":
+        items.reverse()
+    if "after" in query:
+        ids = [item["id"] for item in items]
+        if (after := query["after"][-1]) not in ids:
+            raise InvalidRequest(f"after: no such item: {after[:80]!r}", "after")
+        items = items[ids.index(after) + 1 :]
+    page = items[: _number(query, "limit", _ITEMS, 1, _ITEMS_MAX)]
+    answer = {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(page) < len(items),
+    }
+    await exchange.send_whole(orjson.dumps(answer), exchange.reply_headers)
+    return COMPLETED
+
+
+async def _named(
+    gateway: Gateway, exchange: Exchange, known: Sequence[str]
+) -> tuple[Form, Mapping[str, list[str]]]:
+    """The response that the path names, and the query; raises NotFound, InvalidRequest."""
+    exchange.reply_headers.append((b"x-request-id", new_request_id(exchange.arrived_ms).encode()))
+    exchange.tenant = gateway.keys.tenant(exchange.headers)
+    text = exchange.scope["query_string"].decode("latin-1")
+    try:
+        query = parse_qs(text, keep_blank_values=True, max_num_fields=_PARAMETERS_MAX)
+    except ValueError as error:
+        raise InvalidRequest(f"expected at most {_PARAMETERS_MAX} parameters") from error
+    for name in query:
+        if name not in (*known, *_INCLUDE):
+            raise InvalidRequest(f"{name[:40]}: unknown parameter; leave it out", name[:40])
+    include = [value for name in _INCLUDE for value in query.get(name, ())]
+    for value in include:
+        if value not in (RESULTS, LOGPROBS):
+            raise InvalidRequest(f"include: expected {RESULTS}, found {value[:40]!r}", "include")
+    form = await _find(gateway, exchange, exchange.scope["path_params"]["response_id"])
+    record = replace(form.record, include=(*form.record.include, *include))
+    return Form(form.response_id, record), query
+
+
+async def _find(gateway: Gateway, exchange: Exchange, response_id: str) -> Form:
+    request_id, place = gateway.response_ids.parse(response_id, exchange.tenant)
+    return Form(response_id, await gateway.backend.responses.get(request_id, place))
+
+
+def _flag(query: Mapping[str, list[str]], name: str) -> bool:
+    value = query.get(name, ["false"])[-1]
+    if value not in ("true", "false"):
+        raise InvalidRequest(f"{name}: expected true or false, found {value[:40]!r}", name)
+    return value == "true"
+
+
+def _number(query: Mapping[str, list[str]], name: str, default: int, least: int, most: int) -> int:
+    if name not in query:
+        return default
+    text = query[name][-1]
+    if not text.isascii() or not text.isdecimal() or len(text) > 16:
+        raise InvalidRequest(f"{name}: expected a whole number, found {text[:40]!r}", name)
+    if not least <= int(text) <= most:
+        raise InvalidRequest(f"{name}: expected {least} to {most}, found {text}", name)
+    return int(text)
+
+
+async def _answer_by_now(
+    gateway: Gateway, exchange: Exchange, form: Form, *, wait_ms: int = 0
+) -> Call:
+    """What the log has of the answer, or will have until it ends, within so long a wait."""
+    call = resumed_call(gateway, exchange, form.key(), [Position()], waits_for_end=True)
+    gateway.admit_resume(call.key.parent_id)
+    gateway.resumed.add(call)
+    try:
+        async with asyncio.timeout((wait_ms or gateway.settings.resume_ms) / 1000):
+            await _read(gateway, call, live=bool(wait_ms))
+    except TimeoutError:
+        if not wait_ms:
+            raise BrokerUnavailable("the answer was not read in time; try again later") from None
+    finally:
+        gateway.resumed.discard(call)
+    late = wall_ms() > form.record.deadline_ms + DEADLINE_GRACE_MS
+    if call.open_streams and call_error(call) is None and late:
+        call.fail(DeadlineExceeded("the deadline passed and nobody ended the request"))
+    return call
+
+
+async def _read(gateway: Gateway, call: Call, *, live: bool) -> None:
+    hub = Hub()
+    hub.add(call)
+    loop, key = asyncio.get_running_loop(), call.key
+    async with aclosing(
+        gateway.backend.read_frames(key.partition, key.offset, live=live)
+    ) as frames:
+        async for frame in frames:
+            hub.apply(frame, loop.time())
+            if not call.open_streams or call_error(call) is not None:
+                return
+
+
+async def _give_up(gateway: Gateway, form: Form) -> None:
+    record = Cancellation(
+        request_id=form.record.request_id,
+        session_id=form.record.session_id,
+        reason=CancelReason.CLIENT_REQUEST,
+        at_ms=wall_ms(),
+        tenant=form.record.tenant,
+    )
+    await gateway.backend.send(record)
+
+
+async def _send(exchange: Exchange, form: Form, call: Call) -> str:
+    await exchange.send_whole(whole_of(form, call), exchange.reply_headers)
+    return COMPLETED

@@ -1,0 +1,226 @@
+"""Calls of /v1/responses: whole and streamed, in OpenAI's shapes, and what is refused."""
+
+from typing import Any
+
+import pytest
+
+from schemas.errors import BrokerUnavailable
+from schemas.records import CancelReason, OutcomeKind, StructuredKind
+from tests.streams.gateway.in_process import InProcessGateway, call
+from tests.streams.gateway.responses.answering import (
+    RESPONSE,
+    TEXTS,
+    answering,
+    body,
+    checked,
+    spelled,
+)
+from tests.streams.gateway.samples import MODEL, frame
+from tests.streams.gateway.streamed_call import streamed_call
+from tests.waiting import until
+
+PATH = "/v1/responses"
+
+
+async def created(gateway: InProcessGateway, text: Any = "where?", **fields: Any) -> Any:
+    status, found = await call(gateway, body(text, **fields), PATH)
+    assert status == 200, found
+    RESPONSE.validate_python(found)
+    return found
+
+
+async def test_a_whole_response_has_the_shape_of_openai() -> None:
+    """Of its types, with usage and what the call said (issue 12, responses)."""
+    gateway = answering()
+    found = await created(gateway, instructions="be kind", metadata={"a": "b"}, temperature=0.5)
+    assert found["status"] == "completed" and found["error"] is None
+    (message,) = found["output"]
+    assert message["content"][0]["text"] == "".join(TEXTS)
+    assert message["status"] == "completed"
+    assert found["usage"] == {
+        "input_tokens": 7,
+        "input_tokens_details": {"cache_write_tokens": 0, "cached_tokens": 4},
+        "output_tokens": 5,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 12,
+    }
+    said = ("be kind", {"a": "b"}, 0.5, MODEL)
+    assert said == tuple(found[x] for x in ("instructions", "metadata", "temperature", "model"))
+    (request,) = gateway.log.requests
+    assert request.sampling.temperature == 0.5 and not request.keeps_running
+
+
+async def test_an_answer_that_was_cut_is_incomplete() -> None:
+    gateway = answering()
+    found = await created(gateway, max_output_tokens=5)
+    assert found["status"] == "completed"
+    gateway = InProcessGateway()
+    gateway.answer_with("a", "b", finish_reason="length")
+    found = await created(gateway, max_output_tokens=2)
+    assert found["status"] == found["output"][0]["status"] == "incomplete"
+    assert found["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert gateway.log.requests[0].sampling.max_tokens == 2
+
+
+async def test_a_stream_has_the_events_of_openai() -> None:
+    """Each as its types have it, numbered by the log (issue 12, responses)."""
+    gateway = answering()
+    async with gateway.client() as client:
+        response = await client.post(PATH, json=body(stream=True))
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = checked(response.text)
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert [kind for kind in kinds if kind != "output_text.delta"] == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *("output_text.done", "content_part.done", "output_item.done", "completed"),
+    ]
+    assert spelled(events) == events[-4]["text"] == "".join(TEXTS)
+    whole = events[-1]["response"]
+    assert whole["output"] == [events[-2]["item"]]
+    assert whole["usage"]["output_tokens"] == 5
+    assert {event["response"]["id"] for event in events if "response" in event} == {whole["id"]}
+
+
+async def test_a_stream_begins_when_its_call_is_accepted() -> None:
+    """Its id is there to go on with, however long the first token takes."""
+    gateway = InProcessGateway()
+    async with streamed_call(gateway, body(stream=True), PATH) as stream:
+        await until(lambda: bool(stream.writes))
+        assert [event["type"] for event in checked(stream.text)] == [
+            "response.created",
+            "response.in_progress",
+        ]
+    assert gateway.log.responses.records
+
+
+async def test_a_stream_that_fails_says_so_as_an_event() -> None:
+    gateway = answering("a", kind=OutcomeKind.EXPIRED)
+    async with gateway.client() as client:
+        response = await client.post(PATH, json=body(stream=True))
+        whole = await client.post(PATH, json=body())
+    last = checked(response.text)[-1]
+    assert last["type"] == "response.failed" and last["response"]["status"] == "failed"
+    assert last["response"]["error"]["code"] == "rate_limit_exceeded"
+    assert "deadline_exceeded" in last["response"]["error"]["message"]
+    assert whole.status_code == 504
+
+
+async def test_items_become_the_chat() -> None:
+    gateway = answering()
+    items = [
+        {"role": "developer", "content": "be brief"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "one"}]},
+        {
+            "type": "message",
+            "role": "assistant",
+            "id": "msg_1",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "1", "annotations": []}],
+        },
+        {"type": "file_search_call", "id": "fs_1", "status": "completed", "queries": ["one"]},
+        {"role": "user", "content": "two"},
+    ]
+    await created(gateway, text=items)
+    chat = {
+        "model": MODEL,
+        "messages": [
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": "one"},
+            {"role": "assistant", "content": "1"},
+            {"role": "user", "content": "two"},
+        ],
+    }
+    await call(gateway, chat)
+    first, second = gateway.log.requests
+    assert first.prompt_tokens == second.prompt_tokens
+    assert first.session_id == second.session_id, "the same words, the same conversation"
+    assert first.turn == 1
+
+
+async def test_what_a_chat_knows_besides_is_passed_on() -> None:
+    gateway = answering()
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "object"}, "strict": True}
+    found = await created(
+        gateway, seed=7, priority="batch", include=["message.output_text.logprobs"]
+    )
+    assert found["output"][0]["content"][0]["logprobs"] == []
+    await call(gateway, {**body(), "text": {"format": form}}, PATH)
+    first, second = gateway.log.requests
+    assert (first.sampling.seed, first.priority, first.sampling.logprobs) == (7, "batch", 0)
+    structured = second.sampling.structured
+    assert structured is not None and structured.kind is StructuredKind.JSON_SCHEMA
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0.type: expected message"),
+    ({"input": [{"type": "function_call_output"}]}, "input.0.type: expected message"),
+    ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role: expected user"),
+    ({"input": [{"role": "user", "content": 3}]}, "input.0.content: expected a text"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "only text is served"),
+    ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "expected a string"),
+    ({"input": [{"role": "user", "content": "x", "tool": 1}]}, "input.0.tool: not supported"),
+    ({"input": []}, "input: expected a message"),
+    ({"input": 3}, "input: expected"),
+    ({"model": "no"}, "model: expected"),
+    ({"tools": [{"type": "web_search"}]}, "tools.0.type: expected file_search"),
+    ({"tools": [{"type": "function", "name": "f"}]}, "tools.0.type: expected file_search"),
+    ({"tools": [{"type": "file_search"}]}, "tools.0.vector_store_ids: required"),
+    ({"tools": [{"type": "file_search", "vector_store_ids": ["a", "b"]}]}, "one collection"),
+    ({"tool_choice": "required"}, "tool_choice: expected"),
+    ({"tool_choice": {"type": "function", "name": "f"}}, "tool_choice: expected"),
+    ({"reasoning": {"effort": "high"}}, "reasoning: not supported"),
+    ({"truncation": "auto"}, "truncation: not supported"),
+    ({"conversation": "conv_1"}, "conversation: not supported; use previous_response_id"),
+    ({"prompt": {"id": "p"}}, "prompt: not supported"),
+    ({"include": ["reasoning.encrypted_content"]}, "include.0: expected"),
+    ({"top_logprobs": 3}, "top_logprobs: needs"),
+    ({"background": True, "store": False}, "background: needs store"),
+    ({"metadata": {"a": "x" * 600}}, "metadata: expected"),
+    ({"metadata": {"a": 1}}, "metadata.a: expected"),
+    ({"text": {"verbosity": "low"}}, "text.verbosity: not supported"),
+    ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema: required"),
+    ({"max_output_tokens": 0}, "max_output_tokens: expected"),
+    ({"temperature": 3}, "temperature: expected"),
+    ({"tmperature": 1}, "tmperature: unknown field"),
+    ({"n": 2}, "n: unknown field"),
+    ({"previous_response_id": "resp_1"}, "response 'resp_1': not known"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), REFUSED, ids=lambda each: str(each)[:40])
+async def test_what_is_not_served_is_refused(fields: dict[str, Any], message: str) -> None:
+    gateway = answering()
+    status, found = await call(gateway, {**body(), **fields}, PATH)
+    assert status in (400, 404), found
+    assert message in found["error"]["message"]
+    assert not gateway.log.sent and not gateway.state.in_flight
+
+
+async def test_a_call_that_cannot_be_stored_is_given_up() -> None:
+    gateway = InProcessGateway()
+
+    async def refused(record: Any) -> Any:
+        raise BrokerUnavailable("away")
+
+    gateway.log.responses.put = refused  # type: ignore[method-assign]  # the log is away
+    status, found = await call(gateway, body(), PATH)
+    assert status == 503, found
+    await until(lambda: bool(gateway.log.cancellations))
+    assert gateway.log.cancellations[0].reason is CancelReason.CLIENT_GONE
+    assert not gateway.state.in_flight
+
+
+async def test_a_response_that_is_not_stored_is_not_found_again() -> None:
+    gateway = answering()
+    found = await created(gateway, store=False)
+    assert not gateway.log.responses.records and found["store"] is False
+    async with gateway.client() as client:
+        assert (await client.get(f"{PATH}/{found['id']}")).status_code == 404
+
+
+async def test_hanging_up_gives_a_stream_up() -> None:
+    gateway = InProcessGateway()
+    async with streamed_call(gateway, body(stream=True), PATH) as stream:
+        await until(lambda: bool(stream.writes))
+        await gateway.log.push(frame(gateway.log.requests[0].request_id, ["a"]))
+    await until(lambda: bool(gateway.log.cancellations))

@@ -1,0 +1,34 @@
+"""Ids of responses: read by any gateway of the deployment, for the key that they were made for."""
+
+import pytest
+
+from schemas.errors import NotFound
+from streams.gateway.ids import from_public, new_request_id
+from streams.gateway.stream.response_id import Place, ResponseIds
+
+KEY = "of-all-gateways-in-these-tests-01"
+PLACE = Place(65_535, 2**63)
+
+
+def test_any_gateway_reads_an_id_and_nobody_else() -> None:
+    request_id = new_request_id(1_700_000_000_000)
+    name = ResponseIds(KEY).name(request_id, "tenant", PLACE)
+    assert ResponseIds(KEY).parse(name, "tenant") == (request_id, PLACE)
+    assert from_public(name) == request_id
+    assert name.startswith("resp_") and name.replace("_", "").replace("-", "").isalnum()
+    for ids, tenant in ((ResponseIds(KEY), "other"), (ResponseIds(KEY + "2"), "tenant")):
+        with pytest.raises(NotFound, match="not known"):
+            ids.parse(name, tenant)
+
+
+def test_an_id_that_was_changed_anywhere_is_not_known() -> None:
+    ids = ResponseIds(KEY)
+    name = ids.name(new_request_id(1), "", PLACE)
+    for i, char in enumerate(name):
+        for other in ("A", "_", "é", "\0"):
+            if other != char:
+                with pytest.raises(NotFound):
+                    ids.parse(name[:i] + other + name[i + 1 :], "")
+    for wrong in ("", "resp_", name[:-1], name + "A", ids.name(new_request_id(1), "", None)):
+        with pytest.raises(NotFound):
+            ids.parse(wrong, "")
