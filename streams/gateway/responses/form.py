@@ -12,6 +12,7 @@ from schemas.frozen import frozen
 from schemas.records import Citation, Endpoint, StoredResponse, TokenLogprob
 from streams.gateway.responses.body import RESULTS
 from streams.gateway.stream import answers
+from streams.gateway.stream.citations import in_order
 from streams.gateway.stream.delivery import call_error
 from streams.gateway.stream.event_id import StreamKey
 from streams.gateway.stream.hub import Call, CallStream
@@ -123,10 +124,11 @@ class Form:
         }
         if stream is None:
             return item | {"status": IN_PROGRESS}
-        if any(told.error is not None for told in _told(stream)):
+        told = stream.retrieved.get(0)  # what probes of the answer find is no part of this call
+        if told is not None and told.error is not None:
             item["status"] = "failed"
         if RESULTS in self.record.include:
-            item["results"] = [_result(each) for each in _citations(stream)]
+            item["results"] = [_result(each) for each in (told.citations if told else ())]
         return item
 
     def _response(self, status: str, output: list[Json], **more: Any) -> Json:
@@ -149,7 +151,7 @@ def _status(stream: CallStream, error: TriviumError | None) -> str:
         return "cancelled" if isinstance(error, Cancelled) else "failed"
     if stream.end is not None:
         return INCOMPLETE if stream.end.finish_reason in _CUT else COMPLETED
-    has_begun = stream.next_seq or stream.start is not None or _told(stream)
+    has_begun = stream.next_seq or stream.start is not None or stream.retrieved
     return IN_PROGRESS if has_begun else "queued"
 
 
@@ -170,19 +172,12 @@ def _usage(stream: CallStream) -> Json:
     }
 
 
-def _told(stream: CallStream) -> list[Any]:
-    return [stream.retrieved] if stream.retrieved else []
-
-
-def _citations(stream: CallStream) -> list[Citation]:
-    return [each for told in _told(stream) for each in told.citations]
-
-
 def annotations(stream: CallStream, chars: int) -> list[Json]:
     """Citations of an answer with so many characters; each document once, after the text."""
     documents: dict[str, Citation] = {}
-    for each in _citations(stream):
-        documents.setdefault(each.document_id, each)
+    for told in in_order(stream.retrieved):
+        for each in told.citations:
+            documents.setdefault(each.document_id, each)
     return [
         {
             "type": "file_citation",

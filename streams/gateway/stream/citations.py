@@ -17,7 +17,7 @@ Retrieved = Mapping[int, StreamRetrieved]  # by probe; 0 is what stands in the p
 
 def retrieval(retrieved: Retrieved) -> Json:
     """As `trivium.retrieval` in an answer; there is something in it."""
-    told = _in_order(retrieved)
+    told = in_order(retrieved)
     error = told[0].error  # of the search before the answer; a probe that brought nothing is silent
     return {
         "collection": told[0].collection,
@@ -32,7 +32,7 @@ def retrieval(retrieved: Retrieved) -> Json:
 def annotations(retrieved: Retrieved, chars: int) -> list[Json]:
     """In OpenAI's form, of an answer with so many characters; each document once."""
     documents: dict[str, Citation] = {}
-    for told in _in_order(retrieved):
+    for told in in_order(retrieved):
         for each in told.citations:
             documents.setdefault(each.document_id, each)
     return [
@@ -49,7 +49,8 @@ def annotations(retrieved: Retrieved, chars: int) -> list[Json]:
     ]
 
 
-def _in_order(retrieved: Retrieved) -> list[StreamRetrieved]:
+def in_order(retrieved: Retrieved) -> list[StreamRetrieved]:
+    """What was told, the prompt's first."""
     return [told for _, told in sorted(retrieved.items())]
 
 

@@ -97,7 +97,7 @@ async def test_every_gateway_numbers_a_delta_alike() -> None:
             await first.log.push(
                 frame(request.request_id, [text], first_seq=seq, first_char=before)
             )
-            await until(lambda seq=seq: len(stream.writes) == seq + 2)  # type: ignore[misc]  # typed
+            await until(lambda seq=seq: len(stream.writes) == seq + 2)
         seen = checked(stream.text)
     assert len([e for e in seen if e["type"] == "response.output_text.delta"]) == len(TEXTS)
     await first.log.push(frame(request.request_id, [], end=ended(request.request_id, TEXTS)))
