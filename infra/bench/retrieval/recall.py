@@ -4,7 +4,8 @@ beside an exact computation over the same passages.
 The corpus is Python's documentation strings, each without its first sentence, which is the
 question. The exact computation reads the passages from the log, and compares every one of them:
 cosine similarity, and BM25 (Robertson and Zaragoza 2009; k1 1.2, b 0.75) over the same terms. Both
-are fused as the pool's askers fuse them.
+are fused as the pool's askers fuse them. The pool's BM25 keeps the length of a passage above 40
+terms in one byte, as Lucene does, so neighbours of its list may stand the other way round.
 """
 
 import math

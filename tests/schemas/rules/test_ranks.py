@@ -12,7 +12,8 @@ def test_scores_are_sums_of_reciprocal_ranks() -> None:
     assert fused((["a", "b"], ["b", "c"])) == {
         "b": 1 / 62 + 1 / 61, "a": 1 / 61, "c": 1 / 62
     }  # fmt: skip
-    assert list(fused((["z", "y"], ["y", "z"]))) == ["y", "z"], "equal ones in order of ids"
+    assert list(fused((["z", "y"], ["y", "z"]))) == ["z", "y"], "equal ones by the first list"
+    assert list(fused((["b"], ["a"]))) == ["b", "a"], "equal ones by the first list"
     assert fused(()) == {} and fused(([], [])) == {}
 
 

@@ -131,7 +131,7 @@ def by_ranks(lists: Sequence[Sequence[str]], k: int) -> list[str]:
     for names in lists:
         for rank, each in enumerate(names[: depth_of(k)], 1):
             scores[each] = scores.get(each, 0) + 1 / (60 + rank)
-    return sorted(scores, key=lambda each: (-scores[each], each))[:k]
+    return sorted(scores, key=lambda each: -scores[each])[:k]
 
 
 async def test_vector_words_and_both_find_what_exact_computation_finds(pool: Pool) -> None:
