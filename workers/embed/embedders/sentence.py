@@ -9,6 +9,7 @@ longer rows are added up in another order. Measured, values differ by less than 
 """
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,16 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoModel
 
 from schemas.errors import ConfigError
 from schemas.retrieval import Vector
+
+# A quarter of the time that transformers takes is for scikit-learn, which nothing here needs.
+is_hidden = sys.modules.setdefault("sklearn", None) is None  # type: ignore[arg-type]  # not found
+from transformers import AutoModel  # noqa: E402  # only now
+
+if is_hidden:
+    del sys.modules["sklearn"]
 
 _LAYERS = ("Transformer", "Pooling", "Normalize")
 _WAYS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "first"}
