@@ -798,7 +798,8 @@ class Probes:
     retrieval: Retrieval  # the request's own: collection, query, mode, filter, and its probing
     tenant: str = ""  # for whom
     known: Sequence[str] = ()  # passages that the prompt holds already
-    # what earlier attempts have put in; at counts tokens of the answer, in their order
+    # what earlier attempts have put in, one for each probe in their order, empty where nothing was;
+    # at counts tokens of the answer
     put_in: Sequence[Insert] = ()
     decided: int = 0  # probes of earlier attempts: so many are not asked again
 

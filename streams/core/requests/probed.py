@@ -78,6 +78,6 @@ def probes_of(
         retrieval=retrieval,
         tenant=request.tenant,
         known=(*known, *put_in),
-        put_in=tuple(Insert(at=each.seq, tokens=each.tokens) for each in probed if each.tokens),
+        put_in=tuple(Insert(at=each.seq, tokens=each.tokens) for each in probed),
         decided=len(probed),
     )

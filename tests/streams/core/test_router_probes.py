@@ -70,7 +70,7 @@ def test_a_later_attempt_puts_in_what_the_client_has_and_asks_from_there() -> No
     on.probed(first, 2, passage(9))  # the first counts
     probes = fail(on, first).probes
     assert probes is not None and probes.decided == 2
-    assert [(each.at, each.tokens) for each in probes.put_in] == [(8, passage(3).tokens)]
+    assert [(each.at, each.tokens) for each in probes.put_in] == [(8, passage(3).tokens), (16, b"")]
     assert probes.known == ("d1#0", "d2#0", "d3#0")
 
 
@@ -128,7 +128,7 @@ def test_the_next_router_knows_the_same(fleet: Any) -> None:
     on.probed(work, 3, passage(4))
     probes = fail(on, work).probes
     assert probes is not None and probes.decided == 3
-    assert [each.at for each in probes.put_in] == [8, 24]
+    assert [each.at for each in probes.put_in] == [8, 16, 24]
     assert on.router.view() == on.rebuilt().view()
 
 

@@ -27,11 +27,11 @@ from schemas.records import (
     Work,
 )
 from schemas.rules.citations import told_of_probe
-from schemas.rules.sizes import PASSAGES_MAX
+from schemas.rules.sizes import PASSAGES_MAX, PROBES_MAX
 from schemas.rules.tokens import token_count
 from workers.llm.engine import Job, Output, Probed
 from workers.llm.probing.parts import Parts
-from workers.llm.probing.passages import chosen, put_in
+from workers.llm.probing.passages import around_tokens, chosen, put_in
 from workers.llm.probing.triggers import LAST_TOKENS, Seen, trigger_of
 from workers.llm.stop_strings import StopText
 
@@ -87,6 +87,9 @@ class ProbedAnswer:
         stops = job.sampling.stop
         self._stops = StopText(stops, include_stop=job.sampling.include_stop) if stops else None
         self._known = set(self._probes.known)
+        before = [insert.tokens for insert in self._probes.put_in if insert.tokens]
+        around = len(before) * around_tokens(probing)
+        self._tokens_left = probing.tokens_max - sum(map(token_count, before)) + around
         self._seeds: Sequence[str] = ()
         self._ask: ProbeAsk | None = None  # the search under way, or whose place has not come
         self._found: Retrieved | None = None  # what it found
@@ -247,13 +250,9 @@ class ProbedAnswer:
 
     def _may_ask(self) -> bool:
         probing = self._probing
-        around = token_count(probing.lead) + token_count(probing.trail)
-        ends_first = probing.lookahead >= self._parts.left
-        return self._decided < probing.probes_max and self._room() > around and not ends_first
-
-    def _room(self) -> int:
-        """For tokens that are put in: what is left of those wished, if the model takes them."""
-        return min(self._probing.tokens_max - self._parts.put_in_tokens, self._parts.room())
+        has_room = self._tokens_left > 0 and self._parts.room() > around_tokens(probing)
+        is_last = self._decided >= min(probing.probes_max, PROBES_MAX)
+        return has_room and not is_last and probing.lookahead < self._parts.left
 
     def _begin_search(self, now_ms: int) -> None:
         probing, query = self._probing, self._probes.retrieval.query
@@ -280,7 +279,11 @@ class ProbedAnswer:
     def _new_passages(self, found: Retrieved) -> tuple[Passage, ...]:
         if found.error is not None:
             return ()
-        return chosen(self._probing, found.passages, self._known, self._room())
+        return chosen(
+            *(self._probing, found.passages, self._known),
+            tokens_max=self._tokens_left,
+            room_tokens=self._parts.room(),
+        )
 
     def _decide(self, found: Retrieved, now_ms: int) -> None:
         """Have the log hear what comes of a search, and go on with it."""
@@ -307,6 +310,7 @@ class ProbedAnswer:
         self._ask = self._found = self._reached_ms = self.alarm_ms = None
         if passages:
             self._known.update(each.passage_id for each in passages)
+            self._tokens_left -= sum(token_count(each.tokens) for each in passages)
             self._waiting.clear()
             self._due_ms = due_ms
             self._parts.put_in(record.tokens)

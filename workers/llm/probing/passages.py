@@ -6,20 +6,33 @@ from schemas.records import Passage, Probing
 from schemas.rules.tokens import token_count
 
 
+def around_tokens(probing: Probing) -> int:
+    """What stands before and after passages."""
+    return token_count(probing.lead) + token_count(probing.trail)
+
+
 def chosen(
-    probing: Probing, found: Sequence[Passage], known: Container[str], room_tokens: int
+    probing: Probing,
+    found: Sequence[Passage],
+    known: Container[str],
+    *,
+    tokens_max: int,
+    room_tokens: int,
 ) -> tuple[Passage, ...]:
-    """The best that are new and fit, whole ones, with what stands around them."""
-    left = room_tokens - token_count(probing.lead) - token_count(probing.trail)
+    """The best that are new and fit: whole ones of `tokens_max` tokens together, and in
+    `room_tokens` with what stands around them."""
+    left, room = tokens_max, room_tokens - around_tokens(probing)
     kept: list[Passage] = []
     for passage in found:
         if len(kept) >= probing.k:
             break
-        needed = token_count(passage.tokens) + (token_count(probing.joint) if kept else 0)
+        needed = token_count(passage.tokens)
+        joined = needed + (token_count(probing.joint) if kept else 0)
         is_whole = bool(passage.tokens) and not len(passage.tokens) % 4
-        if is_whole and passage.passage_id not in known and needed <= left:
+        fits = needed <= left and joined <= room
+        if is_whole and fits and passage.passage_id not in known:
             kept.append(passage)
-            left -= needed
+            left, room = left - needed, room - joined
     return tuple(kept)
 
 
