@@ -156,6 +156,8 @@ def _print_where(turn: dict[str, Any]) -> None:
 
 
 def _where(placement: dict[str, Any]) -> str:
+    if kept := placement.get("cache"):
+        return f"kept answer, {kept['age_s']:.0f} s old"
     workers = [placement.get("prefill_worker"), placement.get("decode_worker")]
     path = " -> ".join(dict.fromkeys(worker for worker in workers if worker))
     moved = placement.get("kv_bytes", 0)

@@ -14,6 +14,7 @@ from schemas.sections import Natural, Port, Positive, Share, Texts, one_of, secr
 from schemas.topics import live_ms_max
 
 EVENT_KEY_CHARS_MIN = 32
+EVERYTHING = "*"  # in `cache_for`
 _BY_URGENCY = (Priority.INTERACTIVE, Priority.STANDARD, Priority.BATCH)
 
 
@@ -70,6 +71,17 @@ class GatewaySettings:
     probe_joint: str = "\n"
     probe_trail: str = ")\n"
     probe_tokens_max: Positive = 256  # of all passages that probes put into an answer
+    # Collections of which answers are kept for whoever asks the same again, although the call does
+    # not say so; or *, for all chats.
+    cache_for: Texts = ()
+    cache_collection: Annotated[str, Field(min_length=1, max_length=128, pattern="^[^/]*$")] = (
+        "answers"
+    )
+    # similarity of two questions, at least; their words have to be the same besides
+    cache_threshold: Share = 0.8
+    cache_ttl_s: Positive = 3_600
+    cache_wait_ms: Positive = 100  # longest time for a lookup
+    cache_entries_max: Positive = 4_096  # of each tenant
     accept_ms: Positive = 3_000  # longest wait for the broker to acknowledge a request
     # an attempt repeats other tokens: fail, or mark and go on
     on_difference: Annotated[str, one_of("fail", "mark")] = "fail"

@@ -57,6 +57,12 @@ class Metrics(Collector):
         self._undecodable = self._counter(
             "undecodable_records", "Records sent to the dead-letter topic."
         )
+        self._cache = Counter(
+            "trivium_gateway_cache_lookups_total",
+            "Lookups of kept answers: hit, miss or failed; changed, where documents did.",
+            ("outcome",),
+            registry=self.registry,
+        )
         self._ttft = _Histogram(
             "trivium_gateway_first_token_seconds", "From arrival to the first token.", _TTFT_S
         )
@@ -80,6 +86,10 @@ class Metrics(Collector):
     def count_outcome(self, endpoint: str, outcome: str) -> None:
         """A call ended."""
         self._requests.labels(endpoint, outcome).inc()
+
+    def cache_lookup(self, outcome: str) -> None:
+        """An answer was looked up."""
+        self._cache.labels(outcome).inc()
 
     def frame(
         self,

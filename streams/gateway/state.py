@@ -20,6 +20,7 @@ from schemas.errors import (
 )
 from schemas.log.clock import wall_ms
 from schemas.records import Cancellation, CancelReason, Resumption
+from streams.gateway.cache.answers import AnswerCache
 from streams.gateway.config import GatewaySettings
 from streams.gateway.http.entry import Keys
 from streams.gateway.http.exchange import BodyReader
@@ -61,6 +62,7 @@ class Gateway:
         self.pool = pool
         self.gateway_id = gateway_id
         self.started_ms = started_ms
+        self.answers = AnswerCache(settings, pool, metrics)
         self.keys = Keys(settings.api_keys)
         self.body_reader = BodyReader(
             bytes_max=settings.body_bytes_max, together_max=settings.bodies_bytes_max
@@ -136,7 +138,7 @@ class Gateway:
 
     def detach(self, call: Call) -> None:
         """Let the work of a client that has gone on, and count it until it ends."""
-        self._run_in_background(self._wait_for_end(call))
+        self.run_in_background(self._wait_for_end(call))
         self.detached += call.key.choices
         self._set_idle()
 
@@ -187,9 +189,9 @@ class Gateway:
 
     def cancel_later(self, call: Call, reason: CancelReason) -> None:
         """The same without making anybody wait."""
-        self._run_in_background(self.cancel(call, reason))
+        self.run_in_background(self.cancel(call, reason))
 
-    def _run_in_background(self, work: Coroutine[None, None, None]) -> None:
+    def run_in_background(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)

@@ -40,7 +40,7 @@ class Asker:
     ) -> None:
         """`membership` must have joined with a lease on `hits`, and be followed."""
         self._codec = codec
-        self._producer = producer
+        self.producer = producer
         self.membership = membership
         self._partition = membership.leases["hits"]
         self._reader = AssignedReader(
@@ -67,7 +67,7 @@ class Asker:
                     check_record("hits", found)
                     self._take(found)
                 except RecordError as error:
-                    await bury(self._producer, record, error)
+                    await bury(self.producer, record, error)
 
     def _take(self, found: Hits | Embedded) -> None:
         if isinstance(found, Embedded):

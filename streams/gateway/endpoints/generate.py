@@ -14,6 +14,8 @@ from schemas.records import CancelReason, Endpoint, Request, Retrieval
 from schemas.rules import trace
 from schemas.rules.tokens import pack_tokens
 from schemas.rules.trace import trace_of
+from streams.gateway.endpoints import kept
+from streams.gateway.endpoints.kept import Keeping
 from streams.gateway.endpoints.resume import RESUME_HEADER, last_event, resume
 from streams.gateway.http.exchange import Exchange
 from streams.gateway.ids import choice_ids, new_request_id
@@ -33,6 +35,7 @@ class Inquiry:
     intake: Intake
     options: CallOptions
     conversation: Conversation
+    keeping: Keeping | None = None  # of an answer that others may get, too
 
 
 async def generate(gateway: Gateway, endpoint: Endpoint, exchange: Exchange) -> str:
@@ -50,14 +53,17 @@ async def generate(gateway: Gateway, endpoint: Endpoint, exchange: Exchange) -> 
     conversation = conversation_of(gateway, exchange, intake)
     exchange.reply_headers.append((b"x-session-id", conversation.session_id.encode()))
     options = options_of(exchange, intake, gateway.settings)
-    inquiry = Inquiry(intake=intake, options=options, conversation=conversation)
+    keeping = await kept.look_up(gateway, exchange, intake)
+    if keeping and await kept.give(gateway, exchange, keeping, intake, conversation):
+        return COMPLETED
+    inquiry = Inquiry(intake=intake, options=options, conversation=conversation, keeping=keeping)
     call = await accept(gateway, exchange, inquiry)
     exchange.reply_headers.append((b"x-trivium-request-id", exchange.call_id.encode()))
 
     async def write() -> str:
         if call.waits_for_end:
-            return await _write_whole(gateway, exchange, conversation, call)
-        return await _write_stream(gateway, exchange, conversation, call)
+            return await _write_whole(gateway, exchange, inquiry, call)
+        return await _write_stream(gateway, exchange, inquiry, call)
 
     return await answer(gateway, exchange, call, write, keeps_running=options.keeps_running)
 
@@ -206,22 +212,25 @@ async def answer(
     return outcome
 
 
-async def _write_stream(
-    gateway: Gateway, exchange: Exchange, conversation: Conversation, call: Call
-) -> str:
+async def _write_stream(gateway: Gateway, exchange: Exchange, inquiry: Inquiry, call: Call) -> str:
     writer = ChunkWriter(call.key, gateway.event_ids.name(call.key), call.streams)
-    if conversation.digest and call.key.choices == 1:
+    if (inquiry.conversation.digest or inquiry.keeping) and call.key.choices == 1:
         writer.collected = []
     outcome = await write_stream(exchange, call, writer)
     if outcome == COMPLETED and writer.collected is not None:
-        gateway.remember(conversation, "".join(writer.collected))
+        _remember(gateway, inquiry, call, "".join(writer.collected))
     return outcome
 
 
-async def _write_whole(
-    gateway: Gateway, exchange: Exchange, conversation: Conversation, call: Call
-) -> str:
+async def _write_whole(gateway: Gateway, exchange: Exchange, inquiry: Inquiry, call: Call) -> str:
     outcome = await write_whole(exchange, call, lambda: whole_answer(call.key, call.streams))
     if outcome == COMPLETED and call.key.choices == 1:
-        gateway.remember(conversation, call.streams[0].drain())
+        _remember(gateway, inquiry, call, call.streams[0].drain())
     return outcome
+
+
+def _remember(gateway: Gateway, inquiry: Inquiry, call: Call, text: str) -> None:
+    """What an answer said, for the next turn, and perhaps for others who ask the same."""
+    gateway.remember(inquiry.conversation, text)
+    if inquiry.keeping is not None:
+        inquiry.keeping.keep(gateway, call.streams[0], text)

@@ -111,6 +111,10 @@ _ANSWERS: dict[tuple[str, str, str], tuple[tuple[str, ...], dict[str, Any]]] = {
     ("/v1/models/{model}", "get", "200"): ((_JSON,), _MODEL),
     ("/v1/requests/{request_id}", "delete", "200"): ((_JSON,), _CANCELLED),
     ("/v1/requests/{request_id}", "delete", "202"): ((_JSON,), _CANCELLED),
+    ("/v1/cache/{entry_id}", "delete", "200"): (
+        (_JSON,),
+        _object(id=_TEXT, object={"const": "cache.entry"}, deleted={"const": True}),
+    ),
     ("/health/live", "get", "200"): ((_JSON,), _HEALTH),
     ("/health/ready", "get", "200"): ((_JSON,), _HEALTH),
     ("/health/ready", "get", "503"): ((_JSON,), _HEALTH),

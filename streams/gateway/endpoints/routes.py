@@ -12,6 +12,7 @@ from schemas.errors import InvalidRequest, NotFound, UnknownModel
 from schemas.log.clock import wall_ms
 from schemas.records import Cancellation, CancelReason
 from streams.gateway.config import GatewaySettings
+from streams.gateway.endpoints.kept import drop
 from streams.gateway.http.exchange import headers_of
 from streams.gateway.ids import from_public, new_request_id
 from streams.gateway.request.body import TokenizeBody, parse, plain_messages
@@ -67,6 +68,12 @@ def make_router(gateway: Gateway) -> APIRouter:
         cancel, and whether it is the caller's (202).
         """
         return await _cancel(gateway, from_public(request_id), request, response)
+
+    @guarded.delete("/v1/cache/{entry_id}", tags=["Trivium"])
+    async def drop_kept(entry_id: str, request: Request) -> dict[str, Any]:
+        """Have an answer that was kept given no more; `trivium.cache.id` is its id."""
+        await drop(gateway, entry_id, gateway.keys.tenant(headers_of(request.scope)))
+        return {"id": entry_id, "object": "cache.entry", "deleted": True}
 
     @router.get("/health/live", tags=["Operations"])
     async def live() -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""The retrieval pool as a gateway asks it: vectors of texts, for the endpoints that serve them.
+"""The retrieval pool as a gateway asks it: vectors of texts for the endpoints that serve them, and
+answers that are kept as documents.
 
 A gateway asks as a member of its own, which joins with the first call that needs it. So a gateway
 without a retrieval pool leases nothing of `hits`, and one that loses this lease serves chats on.
@@ -6,26 +7,47 @@ without a retrieval pool leases nothing of `hits`, and one that loses this lease
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Sequence
+from typing import Any, Protocol
+
+from aiokafka.errors import KafkaError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable
+from schemas.log.clients import Ack
 from schemas.log.clock import wall_ms
+from schemas.log.documents import send_document
 from schemas.log.patience import TROUBLE
 from schemas.log.retrieval.asker import Asker
 from schemas.log.retrieval.embedding import EmbeddedTexts
 from schemas.log.retrieval.member import asking
+from schemas.records import Document, Quoted
+from schemas.retrieval import Found
 from schemas.settings import LogSettings
+from schemas.topics import document_key, partition_of
 
 logger = logging.getLogger(__name__)
 
 
 class Pool(Protocol):
-    """Who makes vectors of texts."""
+    """Who makes vectors of texts, and holds documents."""
 
     async def embed(self, texts: Sequence[str], *, deadline_ms: int) -> EmbeddedTexts:
         """All or none; raises NotReady, DeadlineExceeded, BrokerUnavailable, InvalidRequest."""
+
+    async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> Found:
+        """As `Asker.search_text`."""
+
+    async def check(
+        self, quoted: Sequence[Quoted], *, deadline_ms: int, **fields: Any
+    ) -> frozenset[str]:
+        """As `Asker.check`."""
+
+    async def write(self, document: Document) -> None:
+        """Returns when the broker has it; raises RecordTooLarge, BrokerUnavailable."""
+
+    async def remove(self, collection: str, document_id: str) -> None:
+        """Likewise, so that it is found no more."""
 
 
 class LogPool:
@@ -39,11 +61,44 @@ class LogPool:
         self._life: asyncio.Task[None] | None = None
 
     async def embed(self, texts: Sequence[str], *, deadline_ms: int) -> EmbeddedTexts:
-        asker = await self._asker(min(deadline_ms, wall_ms() + self._join_ms))
+        asker = await self._asker(deadline_ms)
         return await asker.embed(texts, deadline_ms=deadline_ms)
 
-    async def _asker(self, until_ms: int) -> Asker:
-        """The present membership, or a new one."""
+    async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> Found:
+        asker = await self._asker(deadline_ms)
+        return await asker.search_text(text, deadline_ms=deadline_ms, **fields)
+
+    async def check(
+        self, quoted: Sequence[Quoted], *, deadline_ms: int, **fields: Any
+    ) -> frozenset[str]:
+        asker = await self._asker(deadline_ms)
+        return await asker.check(quoted, deadline_ms=deadline_ms, **fields)
+
+    async def write(self, document: Document) -> None:
+        asker = await self._asker()
+        await self._acknowledged(send_document(asker.producer, self._log, document))
+
+    async def remove(self, collection: str, document_id: str) -> None:
+        asker = await self._asker()
+        key = document_key(collection, document_id)
+        partition = partition_of(key, self._log.document_partitions)
+        topic = self._log.topic_prefix + "documents"
+        sending = asker.producer.send_raw(topic, None, key=key.encode(), partition=partition)
+        await self._acknowledged(sending)
+
+    async def _acknowledged(self, sending: Awaitable[Ack]) -> None:
+        try:
+            async with asyncio.timeout(self._join_ms / 1000):
+                await (await sending)
+        except (TimeoutError, KafkaError) as error:
+            raise BrokerUnavailable(
+                f"a document was not written: {type(error).__name__}: {error}"
+            ) from error
+
+    async def _asker(self, deadline_ms: int | None = None) -> Asker:
+        """The present membership, or a new one, by the deadline at the latest."""
+        until_ms = wall_ms() + self._join_ms
+        until_ms = until_ms if deadline_ms is None else min(until_ms, deadline_ms)
         if self._life is None or self._life.done():
             self._joined = asyncio.get_running_loop().create_future()
             self._life = asyncio.create_task(self._live(self._joined))

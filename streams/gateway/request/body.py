@@ -28,6 +28,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 _INT_32_MAX = 2**31 - 1
 STALL_MS_MAX = 60_000
+TTL_S_MAX = 30 * 86_400
 # Room is left above for the numbers of choices, which are added to the seed.
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1 - 65_536
 _SEPARATORS = (b",", b"[", b"{")
@@ -169,6 +170,25 @@ class SearchBody(StrictBody):
     probes: Probes = None
 
 
+class CacheBody(StrictBody):
+    """Whether an answer may be one that was kept for the same question, and may be kept."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+    enabled: bool | None = None
+    threshold: float | None = Field(None, ge=0, le=1)  # similarity of both questions, at least
+    ttl_s: int | None = Field(None, ge=1, le=TTL_S_MAX)
+
+
+Cache = Annotated[
+    CacheBody | None,
+    BeforeValidator(
+        lambda value: {"enabled": value} if isinstance(value, bool) else value,
+        json_schema_input_type=bool | CacheBody | None,
+    ),
+]
+
+
 class GenerationBody(StrictBody):
     """What chats and completions share."""
 
@@ -230,6 +250,7 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     retrieval: SearchBody | None = None
+    cache: Cache = None
 
 
 class CompletionBody(GenerationBody):

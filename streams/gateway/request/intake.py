@@ -50,6 +50,7 @@ class Intake:
     """A body that passed every check. Choices of one prompt differ in their seeds only."""
 
     endpoint: Endpoint
+    body: GenerationBody
     prompts: Sequence[Sequence[int]]
     samplings: Sequence[Sampling]  # one per prompt
     n: int
@@ -122,6 +123,7 @@ async def take_in_body(
         prompts = [await _completion_prompt(each, body, served, settings) for each in given]
     return Intake(
         endpoint=Endpoint.CHAT if isinstance(body, ChatBody) else Endpoint.COMPLETION,
+        body=body,
         prompts=prompts,
         samplings=[_sampling(body, form, prompt, served, settings, search) for prompt in prompts],
         search=search,

@@ -16,7 +16,7 @@ COMPLETED, CLIENT_GONE = "completed", "client_gone"
 # A comment without a blank line: that would end an event, and `openai` makes one without data of it
 # as soon as events have had ids.
 KEEPALIVE = b": keep-alive\n"
-_STREAM_HEADERS = (
+STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # asks proxies not to hold events back
@@ -70,7 +70,7 @@ async def write_stream(exchange: Exchange, call: Call, writer: EventWriter) -> s
         nonlocal started
         if not started:
             started = True
-            headers = [*_STREAM_HEADERS, *reply_headers(call)]
+            headers = [*STREAM_HEADERS, *reply_headers(call)]
             await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
         await exchange.send({"type": "http.response.body", "body": chunk, "more_body": not last})
 

@@ -16,11 +16,15 @@ from schemas.log.clients import Headers
 from schemas.log.retrieval.embedding import EmbeddedTexts
 from schemas.records import (
     Cancellation,
+    Document,
+    Passage,
+    Quoted,
     Request,
     Resumption,
     StoredResponse,
     TokenFrame,
 )
+from schemas.retrieval import Found, Hit, unpack_vector
 from schemas.rules.sizes import check_size
 from schemas.settings import LogSettings
 from streams.gateway.app import create_app
@@ -162,10 +166,69 @@ class FakeLog:
 
 
 class LetterPool:
-    """A retrieval pool that embeds texts as how often they have each of some letters."""
+    """A retrieval pool that embeds texts as how often they have each of some letters, and holds
+    documents with such vectors.
+    """
 
     LETTERS = "abcdefgh"
     trouble: TriviumError | None = None
+
+    def __init__(self) -> None:
+        self.documents: dict[str, Document] = {}
+        self.contents: dict[str, str] = {}  # of documents that answers cite
+        self.checked: list[tuple[str, str]] = []  # collection and tenant
+        self.delay: asyncio.Event | None = None  # searches wait for it
+
+    async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> Found:
+        if self.delay is not None:
+            await self.delay.wait()
+        if self.trouble is not None:
+            raise self.trouble
+        vector, _ = fields["embedded"]
+        wanted = json.loads(fields["filter"])
+        found = []
+        for each in self.documents.values():
+            held = json.loads(each.metadata)
+            score = float(unpack_vector(each.vector) @ vector)
+            if each.collection != fields["collection"] or each.tenant not in ("", fields["tenant"]):
+                continue
+            if held["key"] != wanted["key"] or held["until_ms"] <= wanted["until_ms"]["$gt"]:
+                continue
+            if score >= fields["min_score"]:
+                passage = Passage(
+                    passage_id=each.document_id,
+                    document_id=each.document_id,
+                    text=each.text,
+                    score=score,
+                )
+                found.append(Hit(each.document_id, 1 - score, score=score, passage=passage))
+        found.sort(key=lambda hit: -hit.score)
+        return Found(
+            retrieval_id="r",
+            hits=tuple(found[: fields["k"]]),
+            shards=1,
+            missing={},
+            exact=True,
+            seeds=(),
+            extends=0,
+            distances_computed=0,
+            took_ms=0,
+        )
+
+    async def check(
+        self, quoted: Sequence[Quoted], *, deadline_ms: int, **fields: Any
+    ) -> frozenset[str]:
+        if self.trouble is not None:
+            raise self.trouble
+        self.checked.append((fields["collection"], fields["tenant"]))
+        names = (q.document_id for q in quoted if self.contents.get(q.document_id) != q.content)
+        return frozenset(names)
+
+    async def write(self, document: Document) -> None:
+        self.documents[document.document_id] = document
+
+    async def remove(self, collection: str, document_id: str) -> None:
+        self.documents.pop(document_id, None)
 
     async def embed(self, texts: Sequence[str], *, deadline_ms: int) -> EmbeddedTexts:
         if self.trouble is not None:

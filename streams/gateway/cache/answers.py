@@ -1,0 +1,148 @@
+"""Answers that are kept for whoever asks the same again: looked up, kept, dropped.
+
+Any gateway finds what any other has kept: entries are documents of a collection of their own, which
+the retrieval pool holds. Nothing here fails a call. A lookup ends with its deadline; whatever goes
+wrong is a miss. At every hit the documents that the answer cites are asked whether they still say
+that; what cannot be asked is not served.
+"""
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from schemas.errors import TriviumError
+from schemas.log.clock import wall_ms
+from schemas.records import Passage
+from streams.gateway.cache.entry import KEY_FIELD, UNTIL_FIELD, Entry, document_of, read
+from streams.gateway.cache.guard import asks_the_same
+from streams.gateway.cache.wish import CacheWish
+from streams.gateway.config import GatewaySettings
+from streams.gateway.log.pool import Pool
+from streams.gateway.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+CANDIDATES = 4  # nearest entries that are looked at
+_KEEP_MS = 10_000  # to have one kept; nobody waits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """An answer that fits."""
+
+    entry_id: str
+    entry: Entry
+    similarity: float
+    age_s: float
+
+
+@dataclass(slots=True)
+class Lookup:
+    """What came of one: a hit, or the question's vector, with which the answer is kept."""
+
+    hit: Hit | None = None
+    embedded: tuple[Any, str] | None = None  # vector, and by which model
+
+
+class AnswerCache:
+    """Of one gateway."""
+
+    def __init__(self, settings: GatewaySettings, pool: Pool, metrics: Metrics) -> None:
+        self._settings, self._pool, self._metrics = settings, pool, metrics
+        self._collection = settings.cache_collection
+
+    async def look_up(self, wish: CacheWish, tenant: str) -> Lookup:
+        """In the time that a lookup has; never raises."""
+        lookup, wait_ms = Lookup(), self._settings.cache_wait_ms
+        outcome = "miss"
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                lookup.hit = await self._find(wish, tenant, lookup, wall_ms() + wait_ms)
+        except (TriviumError, TimeoutError) as error:
+            logger.info("no answer was looked up: %s: %s", type(error).__name__, error)
+            outcome = "failed"
+        self._metrics.cache_lookup("hit" if lookup.hit else outcome)
+        return lookup
+
+    async def _find(
+        self, wish: CacheWish, tenant: str, lookup: Lookup, deadline_ms: int
+    ) -> Hit | None:
+        lookup.embedded = await self._embedded(wish.question, deadline_ms)
+        where = {KEY_FIELD: wish.number, UNTIL_FIELD: {"$gt": wall_ms()}}
+        found = await self._pool.search_text(
+            wish.question,
+            collection=self._collection,
+            k=CANDIDATES,
+            mode="vector",
+            filter=json.dumps(where),
+            min_score=wish.threshold,
+            tenant=tenant,
+            embedded=lookup.embedded,
+            deadline_ms=deadline_ms,
+        )
+        for passage in found.passages:
+            entry = read(passage.text)
+            if entry is None or not _fits(entry, wish, lookup.embedded[1]):
+                continue
+            if await self._still_holds(entry, passage, tenant, deadline_ms):
+                age_s = max(0, wall_ms() - entry.created_ms) / 1000
+                return Hit(
+                    entry_id=passage.document_id,
+                    entry=entry,
+                    similarity=passage.score,
+                    age_s=age_s,
+                )
+        return None
+
+    async def _still_holds(
+        self, entry: Entry, passage: Passage, tenant: str, deadline_ms: int
+    ) -> bool:
+        """Whether all documents that it cites say what they said; else it is dropped."""
+        if not entry.quoted:
+            return True
+        changed = await self._pool.check(
+            entry.documents, collection=entry.collection, tenant=tenant, deadline_ms=deadline_ms
+        )
+        if changed:
+            self._metrics.cache_lookup("changed")
+            await self._pool.remove(self._collection, passage.document_id)
+        return not changed
+
+    async def keep(
+        self, wish: CacheWish, entry: Entry, tenant: str, embedded: tuple[Any, str] | None
+    ) -> None:
+        """For later; never raises."""
+        try:
+            if embedded is None:
+                embedded = await self._embedded(wish.question, wall_ms() + _KEEP_MS)
+            document = document_of(
+                entry,
+                embedded,
+                collection=self._collection,
+                tenant=tenant,
+                number=wish.number,
+                entries_max=self._settings.cache_entries_max,
+            )
+            if document is not None:
+                await self._pool.write(document)
+        except TriviumError as error:
+            logger.info("an answer was not kept: %s: %s", type(error).__name__, error)
+
+    async def drop(self, entry_id: str) -> None:
+        """Have it found no more; raises BrokerUnavailable."""
+        await self._pool.remove(self._collection, entry_id)
+
+    async def _embedded(self, question: str, deadline_ms: int) -> tuple[Any, str]:
+        found = await self._pool.embed([question], deadline_ms=deadline_ms)
+        return found.vectors[0], found.embedder
+
+
+def _fits(entry: Entry, wish: CacheWish, embedder: str) -> bool:
+    """Whether it is what is asked for, as far as it can tell by itself."""
+    return (
+        entry.key == wish.key
+        and entry.embedder == embedder
+        and entry.until_ms > wall_ms()
+        and asks_the_same(entry.question, wish.question)
+    )

@@ -1,0 +1,85 @@
+"""Writing an answer that was kept: whole, or as a stream of two events. These have no ids, since
+nothing is on the log to resume; a client that was cut off asks again.
+"""
+
+from typing import Any
+
+import orjson
+
+from streams.gateway.cache.answers import Hit
+from streams.gateway.http.exchange import Exchange
+from streams.gateway.ids import CHAT_PREFIX
+from streams.gateway.stream.chunks import DONE
+from streams.gateway.stream.delivery import STREAM_HEADERS
+
+Json = dict[str, Any]
+
+
+async def write_hit(
+    exchange: Exchange, hit: Hit, *, model: str, stream: bool, include_usage: bool, session_id: str
+) -> None:
+    """The whole answer, in the form that the call wishes."""
+    head = {
+        "id": CHAT_PREFIX + exchange.call_id,
+        "object": "chat.completion.chunk" if stream else "chat.completion",
+        "created": exchange.arrived_ms // 1000,
+        "model": model,
+    }
+    told = _told(exchange, hit, session_id)
+    if not stream:
+        body = orjson.dumps({**head, **_whole(hit), "trivium": told})
+        await exchange.send_whole(body, exchange.reply_headers)
+        return
+    headers = [*STREAM_HEADERS, *exchange.reply_headers]
+    await exchange.send({"type": "http.response.start", "status": 200, "headers": headers})
+    events = _events(head, hit, told, include_usage)
+    written = b"".join(b"data: %b\n\n" % orjson.dumps(event) for event in events) + DONE
+    await exchange.send({"type": "http.response.body", "body": written})
+
+
+def _told(exchange: Exchange, hit: Hit, session_id: str) -> Json:
+    entry = hit.entry
+    return {
+        "request_id": exchange.call_id,
+        "session_id": session_id,
+        "cache": {
+            "id": hit.entry_id,
+            "similarity": round(hit.similarity, 4),
+            "age_s": round(hit.age_s, 1),
+        },
+        **({"retrieval": entry.retrieval} if entry.retrieval else {}),
+    }
+
+
+def _cited(hit: Hit) -> Json:
+    return {"annotations": hit.entry.annotations} if hit.entry.annotations else {}
+
+
+def _ending(hit: Hit) -> Json:
+    return {
+        "logprobs": None,
+        "finish_reason": hit.entry.finish_reason,
+        "stop_reason": hit.entry.stop_reason or None,
+    }
+
+
+def _whole(hit: Hit) -> Json:
+    message = {"role": "assistant", "content": hit.entry.text, **_cited(hit)}
+    return {
+        "choices": [{"index": 0, "message": message, **_ending(hit)}],
+        "usage": hit.entry.usage,
+    }
+
+
+def _events(head: Json, hit: Hit, told: Json, include_usage: bool) -> list[Json]:
+    said = {"role": "assistant", "content": hit.entry.text}
+    first = {"index": 0, "delta": said, "logprobs": None, "finish_reason": None}
+    last = {"index": 0, "delta": _cited(hit), **_ending(hit)}
+    usage: Json = {"usage": None} if include_usage else {}
+    events = [
+        {**head, "choices": [first], **usage},
+        {**head, "choices": [last], "trivium": told, **usage},
+    ]
+    if include_usage:
+        events.append({**head, "choices": [], "usage": hit.entry.usage, "trivium": told})
+    return events

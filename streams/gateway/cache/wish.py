@@ -1,0 +1,121 @@
+"""Whether a chat's answer may be one that was kept, or may be kept: what it wishes, and the key of
+everything that makes an answer besides its last question.
+
+Two chats with the same key differ in nothing but how they ask. So only the question is compared by
+similarity, and nothing else ever is.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from schemas.errors import InvalidRequest
+from schemas.records import Endpoint
+from schemas.rules.tokens import pack_tokens
+from streams.gateway.config import EVERYTHING, GatewaySettings
+from streams.gateway.request.body import CacheBody, ChatBody
+from streams.gateway.request.intake import Intake, Served
+
+QUESTION_CHARS_MAX = 1_000  # embedding models see the beginning only
+_VERSION = "1"
+_NOTHING_SAID = CacheBody.model_validate({})
+_NUMBER_BITS = 53  # what a column of metadata holds exactly
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheWish:
+    """A chat whose answer may be kept."""
+
+    key: str
+    question: str
+    threshold: float
+    ttl_s: int
+
+    @property
+    def number(self) -> int:
+        """The key as what filters look for; entries have the whole one, too."""
+        return int(self.key, 16) % (1 << _NUMBER_BITS)
+
+
+def cache_wish(
+    intake: Intake, served: Served, settings: GatewaySettings, tenant: str
+) -> CacheWish | None:
+    """What a call wishes; None where nothing is to be kept or looked up. Raises InvalidRequest
+    where a call asks for what cannot be.
+    """
+    chat = intake.body
+    if intake.endpoint is not Endpoint.CHAT or not isinstance(chat, ChatBody):
+        return None
+    wished = chat.cache or _NOTHING_SAID
+    is_asked = chat.cache is not None and wished.enabled is not False
+    if not is_asked and (wished.enabled is False or not _by_settings(intake, settings)):
+        return None
+    if (hindrance := _hindrance(intake)) is not None:
+        if is_asked:
+            raise InvalidRequest(f"cache: {hindrance}", "cache")
+        return None
+    last = intake.messages[-1]
+    question = last["content"].strip()
+    if last["role"] != "user" or not 0 < len(question) <= QUESTION_CHARS_MAX:
+        return None
+    if intake.search is not None and intake.search.turns:
+        return None  # passages of earlier turns stand in its prompt, which nobody tells of
+    return CacheWish(
+        key=_key(intake, chat, served, settings, tenant),
+        question=question,
+        threshold=settings.cache_threshold if wished.threshold is None else wished.threshold,
+        ttl_s=wished.ttl_s or settings.cache_ttl_s,
+    )
+
+
+def _by_settings(intake: Intake, settings: GatewaySettings) -> bool:
+    if EVERYTHING in settings.cache_for:
+        return True
+    return intake.search is not None and intake.search.body.collection in settings.cache_for
+
+
+def _hindrance(intake: Intake) -> str | None:
+    """Why an answer is not one for all who ask."""
+    sampling = intake.samplings[0]
+    if sampling.temperature:
+        return "needs temperature 0; an answer that is drawn at random is one of many"
+    if intake.n > 1:
+        return "needs n=1; several answers are not kept"
+    if sampling.logprobs is not None or intake.token_ids:
+        return "keeps neither log-probabilities nor token ids; leave them out"
+    return None
+
+
+def _key(
+    intake: Intake, chat: ChatBody, served: Served, settings: GatewaySettings, tenant: str
+) -> str:
+    *earlier, last = intake.messages
+    length = chat.max_completion_tokens or chat.max_tokens or 0  # as wished: what is left differs
+    sampling = replace(intake.samplings[0], seed=0, max_tokens=length)
+    parts: Sequence[Any] = (
+        _VERSION,
+        tenant,
+        served.name,
+        served.max_model_len,
+        [(message["role"], message["content"]) for message in earlier],
+        sorted(last.keys() - {"content"}),
+        chat.add_generation_prompt is not False,
+        sorted((chat.chat_template_kwargs or {}).items()),
+        sampling,
+        _search_parts(intake, settings),
+    )
+    return hashlib.blake2b(repr(parts).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def _search_parts(intake: Intake, settings: GatewaySettings) -> Sequence[Any]:
+    search = intake.search
+    if search is None:
+        return ()
+    probe = search.probe
+    return (
+        search.body.model_dump(mode="json"),
+        (search.k, search.passage_tokens, [pack_tokens(part) for part in search.form]),
+        (settings.retrieval_mode, settings.retrieval_min_score),
+        (probe.tokens_max, probe.min_score, probe.form) if probe else (),
+    )

@@ -1,0 +1,88 @@
+"""Answers that are kept, on a broker with embedding and retrieval workers: kept by one gateway,
+found by another, gone when what they cite is edited or somebody drops them.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from schemas.log.clock import wall_ms
+from schemas.records import Quoted
+from schemas.settings import LogSettings
+from streams.gateway.cache.answers import AnswerCache, Lookup
+from streams.gateway.cache.entry import Entry
+from streams.gateway.cache.wish import CacheWish
+from streams.gateway.config import GatewaySettings
+from streams.gateway.log.pool import LogPool
+from streams.gateway.metrics import Metrics
+from tests.waiting import until
+from tests.workers.embed import bookshelf
+from tests.workers.search.service import library
+
+WISH = CacheWish(key="ab" * 16, question="Where is the ferry?", threshold=0.8, ttl_s=600)
+SETTINGS = GatewaySettings(cache_wait_ms=20_000)
+
+
+@asynccontextmanager
+async def cache(log: LogSettings, name: str) -> AsyncIterator[AnswerCache]:
+    pool = LogPool(log, library.CODEC, name, 20_000)
+    try:
+        yield AnswerCache(SETTINGS, pool, Metrics())
+    finally:
+        await pool.close()
+
+
+def entry(*quoted: Quoted) -> Entry:
+    return Entry(
+        key=WISH.key, question=WISH.question, text="At pier 7.", finish_reason="stop",
+        stop_reason="", usage={"total_tokens": 3}, retrieval=None, annotations=[],
+        quoted=[(each.document_id, each.content) for each in quoted], collection="books",
+        created_ms=wall_ms(), until_ms=wall_ms() + 600_000,
+    )  # fmt: skip
+
+
+async def test_any_gateway_finds_what_one_has_kept_until_its_document_changes(
+    kafka: LogSettings,
+) -> None:
+    """(issue 12, cache)"""
+    async with (
+        library.calm(),
+        bookshelf.worker(kafka, "embeds"),
+        library.worker(kafka, "holds"),
+        bookshelf.bookshelf(kafka) as shelf,
+        cache(kafka, "one") as one,
+        cache(kafka, "other") as other,
+    ):
+        await shelf.put("pier", "The ferry leaves from pier 7.")
+        await until(lambda: shelf_holds(shelf))
+        content = (await shelf.passages())["books/pier"].content_hash
+
+        async def hit(tenant: str = "mine") -> bool:
+            return (await other.look_up(WISH, tenant)).hit is not None
+
+        async def keep() -> None:
+            lookup: Lookup = await one.look_up(WISH, "mine")
+            assert lookup.embedded is not None
+            quoted = Quoted(document_id="pier", content=content)
+            await one.keep(WISH, entry(quoted), "mine", lookup.embedded)
+            await until(hit)
+
+        await keep()
+        found = (await other.look_up(WISH, "mine")).hit
+        assert found is not None and found.entry.text == "At pier 7."
+        assert found.similarity > 0.99 and not await hit("yours")
+        await other.drop(found.entry_id)
+
+        async def missed() -> bool:
+            return not await hit()
+
+        await until(missed)
+        await keep()
+        await shelf.put("pier", "The ferry leaves from pier 8.")
+        await until(missed)
+        await shelf.put("pier", "The ferry leaves from pier 7.")  # it was dropped, not hidden
+        await shelf.shows("pier", "The ferry leaves from pier 7.")
+        assert await missed()
+
+
+async def shelf_holds(shelf: bookshelf.Bookshelf) -> bool:
+    return "books/pier" in await shelf.passages()

@@ -1,0 +1,29 @@
+"""Which questions may have one answer, as far as their words tell."""
+
+import pytest
+
+from infra.bench.retrieval.cache import by_hand, drawn
+from streams.gateway.cache.guard import asks_the_same, meaning
+
+
+@pytest.mark.parametrize("pair", [*by_hand(), *drawn(12, 50)], ids=lambda pair: pair.kind)
+def test_only_spelling_and_courtesy_may_differ(pair) -> None:  # type: ignore[no-untyped-def]  # a Pair
+    """(issue 12, cache)"""
+    wanted = pair.is_same and pair.kind != "words"  # those would be right, too, and are not seen
+    assert asks_the_same(pair.one, pair.other) == asks_the_same(pair.other, pair.one) == wanted
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        ("Could you tell me where the US, US!", ("where", "US", "US")),
+        ("A ticket at -5.5 or 1,000?", ("ticket", "at", "-5.5", "or", "1,000")),
+        ("", ()),
+    ],
+)
+def test_what_carries_something(question: str, words: tuple[str, ...]) -> None:
+    assert meaning(question) == words
+
+
+def test_questions_of_nothing_but_courtesy_are_not_all_one() -> None:
+    assert asks_the_same("please", "please") and not asks_the_same("please", "hello")
