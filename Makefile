@@ -74,8 +74,9 @@ bench-search-gpu: setup build/stamps/cuda  ## The same on a CUDA device, beside 
 bench-retrieval: setup  ## Right answers with documents, and what looking them up costs
 	@$(BIN)/trivium bench retrieval $(ARGS)
 
-evaluate: setup  ## Placement policies in the simulator, in twelve minutes; ARGS="--quick" for one
+evaluate: setup  ## Placement policies and the search pool's place in the simulator, in fifteen minutes; ARGS="--quick" for two
 	@$(BIN)/trivium evaluate ppd $(ARGS)
+	@$(BIN)/trivium evaluate trinity $(ARGS)
 
 ##@ Check
 

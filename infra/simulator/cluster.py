@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from infra.simulator.log.bus import Bus, Channel
 from infra.simulator.log.clock import Clock
 from infra.simulator.machine.exchange import Exchange, Move
+from infra.simulator.machine.gpu import Gpu
 from infra.simulator.machine.latency import Setup
 from infra.simulator.machine.links import Links
 from infra.simulator.members.clients import Clients, Served
@@ -193,7 +194,12 @@ class Cluster:
             self._hashes,
             self.members,
             ports,
+            self.gpu_of(worker_id),
         )
+
+    def gpu_of(self, worker_id: str) -> Callable[..., Gpu]:
+        """What makes the GPU of a worker."""
+        return Gpu
 
     def _hashes(self, job: Job) -> list[int]:
         """What a job is about."""

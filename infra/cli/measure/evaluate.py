@@ -17,6 +17,8 @@ from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
     from infra.evaluate.live.conversations import LiveLoad
+    from infra.evaluate.trinity.served import Case
+    from infra.evaluate.trinity.study import Sweep
 
 TRACES = "TRIVIUM_TRACES"
 _BESIDE = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "traces"
@@ -30,6 +32,15 @@ trivium evaluate ppd --quick --show
 trivium evaluate ppd --live --workload "large, big paste" --load 1 --load 4
 
 trivium evaluate ppd --engine vllm --only pull --conversations 20 --turns 4
+"""
+
+_TRINITY_EXAMPLES = """[bold]Examples[/]
+
+trivium evaluate trinity [dim]two to four minutes[/]
+
+trivium evaluate trinity --quick --show
+
+trivium evaluate trinity --gpu h200 --rows 50e6 --every 16 --json
 """
 
 app = typer.Typer(help="Published evaluations, on simulated or live engines.")
@@ -136,3 +147,81 @@ def _live(engine: str, loads: "list[LiveLoad]", only: list[str], out: Path, as_j
         console.print(comparison.table(name, rows))
     console.print(f"report: {page}")
     return page
+
+
+@app.command("trinity", epilog=_TRINITY_EXAMPLES)
+def trinity(
+    gpu: Annotated[str, typer.Option(help="h100, h200, a100 or l4.")] = "h100",
+    gpus: Annotated[int, typer.Option(min=4, max=16, help="Of every placement.")] = 16,
+    rows: Annotated[float, typer.Option(min=1, help="Vectors of the index.")] = 10e6,
+    dim: Annotated[int, typer.Option(min=1, help="Values of a vector, float16.")] = 768,
+    every: Annotated[int, typer.Option(min=0, help="Tokens between probes; 0: none.")] = 32,
+    hop_ms: Annotated[float, typer.Option(min=0, help="One way over the log.")] = 3.0,
+    seed: Seed = 1,
+    jobs: Annotated[int, typer.Option(help="Processes.", show_default="one per core")] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help="A third of the values.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("build/evaluate"),
+    show: Annotated[bool, typer.Option("--show", help="Open the report in a browser.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Where vector search lies: beside each LLM worker, with prefill, or in a pool of its own.
+
+    Trinity's three placements at equal GPU count, on virtual time with the real schedulers. Writes
+    an HTML report, PNG files and JSON, and build/bench/trinity.json.
+    """
+    from infra.evaluate.points.runs import runner
+    from infra.evaluate.trinity import measured, page, study
+
+    case = _trinity_case(gpu, gpus, rows, dim, every, hop_ms, seed)
+    with runner(jobs or os.cpu_count() or 1) as pool:
+        findings = study.found(pool, case, quick=quick)
+    path = page.write(findings, measured.read(), out)
+    if as_json:
+        print(page.to_json(findings))
+    else:
+        console = stdout_console()
+        console.print(_placements(findings.sweeps[0]))
+        for sweep in findings.sweeps:
+            for even in sweep.even:
+                if even.at is not None:
+                    console.print(f"{sweep.name}, by {even.metric}: {even.says}")
+        console.print(f"report: {path}")
+    if show:
+        webbrowser.open(path.resolve().as_uri())
+
+
+def _trinity_case(
+    gpu: str, gpus: int, rows: float, dim: int, every: int, hop_ms: float, seed: int
+) -> "Case":
+    from infra.evaluate.trinity import study
+    from infra.evaluate.trinity.hardware import Index, SearchCosts, gpu_named
+    from infra.simulator.machine.latency import Setup
+
+    found = gpu_named(gpu)
+    return study.base(
+        setup=Setup(gpu=found),
+        search=SearchCosts(gpu=found, index=Index(rows=rows, dim=dim)),
+        gpus=gpus,
+        every=every,
+        hop_ms=hop_ms,
+        seed=seed,
+    )
+
+
+def _placements(sweep: "Sweep") -> Table:
+    """The placements at each load."""
+    heads = "requests/s", "placement", "index GB", "TTFT p50", "p99", "TPOT p50", "tokens/s"
+    table = Table(*heads, box=None, title="at equal GPU count, ms")
+    for point in sweep.points:
+        for name, found in point.results.items():
+            table.add_row(
+                f"{point.per_s:.0f}",
+                name,
+                f"{found.index_gb:.0f}",
+                f"{found.ttft_p50:.1f}",
+                f"{found.ttft_p99:.0f}",
+                f"{found.tpot_p50:.2f}",
+                f"{found.tokens_per_s:.0f}",
+            )
+        table.add_section()
+    return table

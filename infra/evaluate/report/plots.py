@@ -15,7 +15,7 @@ _PAPER, _OURS, _SHORT = "#9aa5b1", "#1f6feb", "#9ecbff"
 
 def pictures(results: Findings) -> dict[str, bytes]:
     """PNG files by name, without suffix."""
-    return {name: _drawn(draw, results) for name, draw in _DRAW.items()}
+    return {name: drawn(draw, results) for name, draw in _DRAW.items()}
 
 
 def live(found: dict[str, dict[str, Any]]) -> bytes:
@@ -31,10 +31,11 @@ def live(found: dict[str, dict[str, Any]]) -> bytes:
         axes.set_ylabel("TTFT p50 of later turns, ms")
         axes.legend(fontsize=7)
 
-    return _drawn(draw)
+    return drawn(draw)
 
 
-def _drawn(draw: Callable[..., None], *given: Findings) -> bytes:
+def drawn(draw: Callable[..., None], *given: Findings) -> bytes:
+    """One figure as a PNG file; `draw` gets the figure, and what is given."""
     try:
         import matplotlib
         import matplotlib.pyplot as pyplot

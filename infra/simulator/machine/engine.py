@@ -33,9 +33,10 @@ class TimedEngine:
         wake: Callable[[], None],
         *,
         prefill_only: bool,
+        make_gpu: Callable[..., Gpu] = Gpu,  # called as Gpu is
     ) -> None:
         costs = StepCosts(setup)
-        self.gpu = gpu = Gpu(
+        self.gpu = gpu = make_gpu(
             clock, costs, self._prompt_done, self._complete, self._began, self._step_done
         )
         gpu.chunk_tokens = setup.prefill_chunk_tokens if prefill_only else setup.mixed_chunk_tokens

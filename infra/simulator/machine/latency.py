@@ -38,10 +38,15 @@ class Model:
     kv_heads: int
     head_dim: int
     bytes_per_value: int = 2
+    active_parameters: float = 0.0  # that a token is computed with; 0: all, as in a dense model
 
     @property
     def weight_bytes(self) -> float:
         return self.parameters * self.bytes_per_value
+
+    @property
+    def computed_parameters(self) -> float:
+        return self.active_parameters or self.parameters
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -75,6 +80,9 @@ class Setup:
     model: Model = LLAMA_8B
     link: Link = NIC_400G
     overhead_ms: float = 1.5  # scheduling, sampling and launches of one step
+    # What the GPUs of one worker say to one another, per token of a step: collectives of tensor
+    # parallelism, or tokens on their way to experts. 0: a worker is one GPU.
+    exchange_ms_per_token: float = 0.0
     prefill_chunk_tokens: int = 8_192  # most tokens of a step on a prefill worker
     # Most tokens of a step beside a running batch, batch included: vLLM's first default for chunked
     # prefill, and the order of what Sarathi-Serve (OSDI 2024) recommends for tight TPOT.
@@ -112,21 +120,23 @@ class Setup:
 class StepCosts:
     """The model above with its constants multiplied out; all in ms."""
 
-    __slots__ = ("kv_ms", "overhead_ms", "pair_ms", "token_ms", "weights_ms")
+    __slots__ = ("exchange_ms", "kv_ms", "overhead_ms", "pair_ms", "token_ms", "weights_ms")
 
     def __init__(self, setup: Setup) -> None:
         gpu, model = setup.gpu, setup.model
         per_byte_ms = 1e3 / (gpu.hbm_bytes_per_s * gpu.hbm_share)
         per_flop_ms = 1e3 / (gpu.flops * gpu.flops_share)
         self.weights_ms = model.weight_bytes * per_byte_ms
-        self.token_ms = 2 * model.parameters * per_flop_ms
+        self.token_ms = 2 * model.computed_parameters * per_flop_ms
         self.kv_ms = model.kv_bytes_per_token * per_byte_ms  # per token of context and step
         self.pair_ms = 4 * model.layers * model.hidden * per_flop_ms  # QK and AV of one pair
         self.overhead_ms = setup.overhead_ms
+        self.exchange_ms = setup.exchange_ms_per_token
 
     def fixed_ms(self, tokens: int) -> float:
         """The part of a step that depends on its number of tokens alone."""
-        return max(self.weights_ms, self.token_ms * tokens) + self.overhead_ms
+        computing_ms = max(self.weights_ms, self.token_ms * tokens)
+        return computing_ms + self.exchange_ms * tokens + self.overhead_ms
 
     def step_ms(
         self, *, decoding: int, context_tokens: int, chunk_tokens: int = 0, pairs: float = 0.0

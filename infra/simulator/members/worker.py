@@ -5,6 +5,7 @@ from collections.abc import Callable
 from infra.simulator.log.clock import Clock
 from infra.simulator.machine.engine import Hashes, TimedEngine
 from infra.simulator.machine.exchange import Exchange
+from infra.simulator.machine.gpu import Gpu
 from infra.simulator.members.life import Life, Ports
 from infra.simulator.members.router import ROUTER
 from schemas.records import Role
@@ -31,12 +32,13 @@ class SimWorker:
         hashes: Hashes,
         known: Peers,
         ports: Ports,
+        make_gpu: Callable[..., Gpu] = Gpu,
     ) -> None:
         self.worker_id, self.roles, self.partition = worker_id, roles, partition
         self.clock, self.setup = clock, exchange.setup
         self.epoch = 0
         self._exchange, self._hashes = exchange, hashes
-        self._known, self._ports = known, ports
+        self._known, self._ports, self._make_gpu = known, ports, make_gpu
         prefill, rest = self.setup.prefill_credits, self.setup.running_max
         # How much work of each role it takes at once.
         self.capacities = {role: prefill if role is Role.PREFILL else rest for role in roles}
@@ -80,4 +82,5 @@ class SimWorker:
             self._hashes,
             wake,
             prefill_only=prefill_only,
+            make_gpu=self._make_gpu,
         )

@@ -1,0 +1,111 @@
+"""Trinity's figure 2 as numbers of GPUs: who has a copy of the index, and who searches where.
+
+Theory of operation. All placements have the same GPUs. (a) gives each `workers_a_copy` LLM workers
+a GPU (or more, by shards) with a copy of the index beside them; `in place` puts that copy into the
+LLM workers' own memory, and takes no GPU but time. (b) does the first for prefill workers only, and
+a pool of copies serves decode. (c) has one pool for all. Who asks a copy in its own node calls it;
+all others ask over the log. What GPUs are left is for LLM workers, split between prefill and decode
+such that neither is busier than it must be (`pools.py`).
+"""
+
+import math
+from dataclasses import dataclass
+
+from infra.evaluate.trinity.hardware import NODE_GPUS, SearchCosts
+from infra.evaluate.trinity.pools import BUSY_MAX, Traffic, split
+from infra.simulator.machine.latency import Setup
+from schemas.errors import ConfigError
+
+WORKERS_MAX = 16  # of a simulated cluster: partitions of a topic of work
+LOCAL_MS = 0.05  # a call inside a node, one way (assumed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One of the paper's placements."""
+
+    name: str
+    beside: str  # whose workers have copies beside them: all, prefill, none
+    workers_a_copy: int = 1
+    in_place: bool = False
+
+
+COUPLED = Kind(name="a, one each", beside="all")
+SHARED = Kind(name="a, four share", beside="all", workers_a_copy=4)
+IN_PLACE = Kind(name="a, in place", beside="all", in_place=True)
+WITH_PREFILL = Kind(name="b", beside="prefill", workers_a_copy=4)
+POOL = Kind(name="c", beside="none")
+KINDS = (COUPLED, SHARED, IN_PLACE, WITH_PREFILL, POOL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A placement on so many GPUs."""
+
+    kind: Kind
+    prefill: int  # LLM workers
+    decode: int
+    coupled: int  # copies beside LLM workers
+    pooled: int  # copies in a pool
+    gpus: int
+    per_s: float  # requests that it serves at most, by the sums of `pools.py`
+
+    @property
+    def copies(self) -> int:
+        return self.coupled + self.pooled
+
+
+def laid_out(
+    kind: Kind,
+    gpus: int,
+    degree: int,
+    worker: Setup,
+    search: SearchCosts,
+    traffic: Traffic,
+    tpot_ms: float,
+) -> Layout:
+    """The placement with the most LLM workers that `gpus` allow; raises ConfigError for none."""
+    for workers in range(min(WORKERS_MAX, gpus // degree), 1, -1):
+        prefill, per_s = split(worker, traffic, workers, tpot_ms)
+        copies, pooled = _copies(kind, prefill, workers - prefill, search, traffic)
+        taken = 0 if kind.in_place else search.shards * copies
+        used = workers * degree + taken + search.shards * pooled
+        if used <= gpus:
+            return Layout(
+                kind=kind, prefill=prefill, decode=workers - prefill, coupled=copies,
+                pooled=pooled, gpus=used, per_s=per_s,
+            )  # fmt: skip
+    raise ConfigError(
+        f"placement {kind.name}: {gpus} GPUs hold no prefill and decode worker of {degree} GPUs "
+        f"beside an index of {search.shards} shards a copy; take more GPUs, or a smaller index"
+    )
+
+
+def _copies(
+    kind: Kind, prefill: int, decode: int, search: SearchCosts, traffic: Traffic
+) -> tuple[int, int]:
+    """Copies beside workers and in a pool."""
+    if kind.in_place:
+        return prefill + decode, 0
+    beside = {"all": prefill + decode, "prefill": prefill, "none": 0}[kind.beside]
+    copies = max(1, round(beside / kind.workers_a_copy)) if beside else 0
+    rates = {"all": 0.0, "prefill": traffic.probes, "none": traffic.probes + traffic.searched}
+    rate = traffic.per_s * rates[kind.beside]
+    room = BUSY_MAX * search.searches_per_s - traffic.updates_per_s
+    if room <= 0:
+        raise ConfigError(
+            f"{traffic.updates_per_s:g} updates/s keep a copy of the index busy alone"
+        )
+    return copies, math.ceil(rate / room)
+
+
+def crossing(kind: Kind, degree: int, shards: int) -> int:
+    """GPUs of one LLM worker that lie on another node, as a copy of the index has their places."""
+    if kind.in_place or kind.beside == "none":
+        return 0
+    return max(0, degree + shards - NODE_GPUS)
+
+
+def index_bytes(layout: Layout, search: SearchCosts) -> float:
+    """Memory of all copies."""
+    return layout.copies * search.index.bytes

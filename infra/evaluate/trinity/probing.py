@@ -1,0 +1,184 @@
+"""Decoding that searches again: a simulated GPU whose sequences pause for what probes bring.
+
+Theory of operation. A probe has a place: every so many tokens of an answer. It is asked for
+`lookahead` tokens before its place, and decoding goes on meanwhile. At the place the sequence waits
+for it, out of the batch, as long as `stall_ms`; then it goes on without. What is new is put in:
+those tokens are computed beside the batch, as an append-prefill, and decoding goes on behind them.
+A sequence is in the batch from one such event to the next.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from zlib import crc32
+
+from infra.simulator.log.clock import Clock
+from infra.simulator.machine.computation import Computation
+from infra.simulator.machine.gpu import Gpu, Sequence
+from infra.simulator.machine.latency import StepCosts
+
+_DRAWS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probing:
+    """How answers are probed. `new_share` of the probes bring something new (assumed)."""
+
+    every: int = 32  # tokens; 0: no probes
+    lookahead: int = 8
+    stall_ms: float = 50.0
+    new_tokens: int = 128
+    new_share: float = 0.5
+
+
+@dataclass(slots=True)
+class ProbeFigures:
+    """What one run saw of its probes."""
+
+    asked: int = 0
+    found_ms: list[float] = field(default_factory=list)  # from asking to the answer
+    stalled_ms: float = 0.0
+    unmet: int = 0  # places at which decoding went on without
+    decoding_ms: float = 0.0  # of all sequences together
+
+    @property
+    def stalled_share(self) -> float:
+        return self.stalled_ms / self.decoding_ms if self.decoding_ms else 0.0
+
+
+@dataclass(slots=True, eq=False)
+class _Walk:
+    """One sequence on its way from probe to probe."""
+
+    left: int  # tokens of the answer to come
+    to_next: int  # tokens until the next event
+    is_asked: bool = False
+    is_here: bool = False
+    waits_since: float | None = None
+    number: int = 0
+    began_ms: float = 0.0
+
+
+Ask = Callable[[str, Callable[[], None]], None]  # for a worker's name; called when it is here
+
+
+class ProbingGpu(Gpu):
+    """A GPU that probes; with the same owner as any other."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        costs: StepCosts,
+        prompt_done: Callable[[Sequence], bool],
+        answer_done: Callable[[Sequence], None],
+        began: Callable[[Sequence], None],
+        step_done: Callable[[], None],
+        *,
+        name: str,
+        probing: Probing,
+        ask: Ask,
+        figures: ProbeFigures,
+    ) -> None:
+        super().__init__(clock, costs, self._computed, self._boundary, self._began_here, step_done)
+        self.probing, self.figures = probing, figures
+        self._name, self._ask_for = name, ask
+        self._owners_prompt_done, self._owners_answer_done = prompt_done, answer_done
+        self._owners_began = began
+        self._walks: dict[Sequence, _Walk] = {}
+
+    def _began_here(self, sequence: Sequence) -> None:
+        if sequence in self._walks and not self._walks[sequence].number:
+            self._owners_began(sequence)
+
+    def _computed(self, sequence: Sequence) -> bool:
+        walk = self._walks.get(sequence)
+        if walk is None:
+            return self._owners_prompt_done(sequence)
+        walk.left -= 1  # what was put in is computed, and has drawn the next token
+        walk.to_next -= 1
+        return True
+
+    def _join(self, sequence: Sequence) -> None:
+        walk = self._walks.get(sequence)
+        if walk is None:
+            walk = self._walks[sequence] = _Walk(sequence.output_tokens, self._first())
+            walk.began_ms = self.clock.now_ms
+        sequence.output_tokens = max(1, min(walk.left, walk.to_next))
+        super()._join(sequence)
+
+    def _first(self) -> int:
+        return max(1, self.probing.every - self._lookahead)
+
+    @property
+    def _lookahead(self) -> int:
+        return min(self.probing.lookahead, self.probing.every - 1)
+
+    def _boundary(self, sequence: Sequence) -> None:
+        """A sequence has left the batch at the end of a stretch."""
+        walk = self._walks[sequence]
+        walk.left -= sequence.output_tokens
+        walk.to_next -= sequence.output_tokens
+        if walk.left <= 0:
+            del self._walks[sequence]
+            self.figures.decoding_ms += self.clock.now_ms - walk.began_ms
+            self._owners_answer_done(sequence)
+            return
+        sequence.removed = sequence.joined = False
+        sequence.prompt_tokens += sequence.output_tokens
+        sequence.computed = sequence.prompt_tokens
+        if not walk.is_asked and walk.left <= self._lookahead + 1:
+            walk.to_next = walk.left  # no token would come after its place
+        elif not walk.is_asked:
+            self._ask(sequence, walk)
+        if walk.to_next > 0:
+            self._join(sequence)
+        elif walk.is_here:
+            self._go_on(sequence, walk, found=True)
+        else:
+            self._wait(sequence, walk)
+
+    def _ask(self, sequence: Sequence, walk: _Walk) -> None:
+        walk.is_asked, walk.is_here = True, False
+        walk.to_next, walk.number = self._lookahead, walk.number + 1
+        asked_ms, number = self.clock.now_ms, walk.number
+        self.figures.asked += 1
+
+        def here() -> None:
+            self.figures.found_ms.append(self.clock.now_ms - asked_ms)
+            if walk.number == number:
+                walk.is_here = True
+                self._end_wait(sequence, walk, found=True)
+
+        self._ask_for(self._name, here)
+
+    def _wait(self, sequence: Sequence, walk: _Walk) -> None:
+        walk.waits_since, number = self.clock.now_ms, walk.number
+
+        def late() -> None:
+            if walk.number == number:
+                self._end_wait(sequence, walk, found=False)
+
+        self.clock.after(self.probing.stall_ms, late)
+
+    def _end_wait(self, sequence: Sequence, walk: _Walk, *, found: bool) -> None:
+        if walk.waits_since is None:
+            return
+        self.figures.stalled_ms += self.clock.now_ms - walk.waits_since
+        self.figures.unmet += not found
+        walk.waits_since = None
+        if not sequence.removed:
+            self._go_on(sequence, walk, found=found)
+            self._interrupt()
+
+    def _go_on(self, sequence: Sequence, walk: _Walk, *, found: bool) -> None:
+        """Behind what was found, or without."""
+        walk.is_asked, walk.to_next = False, self._first()
+        if found and self._is_new(sequence, walk):
+            sequence.prompt_tokens += self.probing.new_tokens
+            self.prompts.append(sequence)
+        else:
+            self._joining.append(sequence)
+
+    def _is_new(self, sequence: Sequence, walk: _Walk) -> bool:
+        assert isinstance(sequence.owner, Computation)
+        drawn = crc32(f"{sequence.owner.request_id} {walk.number}".encode()) % _DRAWS
+        return drawn < self.probing.new_share * _DRAWS

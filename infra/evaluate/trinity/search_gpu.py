@@ -1,0 +1,196 @@
+"""A simulated GPU that searches: the real scheduler and control loop, extends that take time.
+
+Theory of operation. All searches in a place advance together, one extend after the other, and a
+search ends after as many extends as the engine expects of it. What follows from an arrival or an
+ending is decided by `workers/search/engine/scheduler.py`, as in the engine's dispatcher; the
+extends between two such events are counted, not stepped. An arrival is looked at when the extend
+that is under way ends. The control loop looks every interval, as in the retrieval worker.
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import ceil
+
+from infra.evaluate.trinity.hardware import SearchCosts
+from infra.simulator.log.clock import Alarm, Clock
+from workers.deadlines import NEVER_MS
+from workers.search.engine import control
+from workers.search.engine.control import ControlSettings, Signals
+from workers.search.engine.queues import QueuedSearch
+from workers.search.engine.scheduler import Drop, Plan, Running, Scheduler, SchedulerSettings
+from workers.search.index.kinds import Kind
+from workers.search.service.settings import RetrievalSettings
+
+PLACES = 256  # of a CUDA device, as the engine has them by default
+PARKED_MAX = 64
+Done = Callable[[Drop | None], None]  # why it was refused; None: found
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Search(QueuedSearch):
+    done: Done
+    slot: int = -1
+    left: int = 0  # extends
+    was_parked: bool = False
+
+
+class SearchGpu:
+    """One GPU with one shard of one copy of the index."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        costs: SearchCosts,
+        settings: RetrievalSettings,
+        *,
+        slow: float = 1.0,  # where another engine computes on the same GPU
+        stalled: Callable[[], float | None] = lambda: None,  # the share of decode time, lately
+    ) -> None:
+        self.busy_ms = 0.0
+        self.dropped = 0
+        self.waits: deque[tuple[float, float]] = deque()  # of prefill: when, how long
+        self.searched = dict.fromkeys(Kind, 0)
+        self._clock, self._costs, self._slow = clock, costs, slow
+        self.scheduler = Scheduler(_settings(settings, costs.floor_ms))
+        self._control: ControlSettings = settings
+        self._stalled = stalled
+        self._free = list(range(PLACES + PARKED_MAX))[::-1]
+        self._active: dict[int, _Search] = {}
+        self._parked: list[_Search] = []
+        self._extend_ms = 0.0
+        self._began_ms = 0.0
+        self._planned = 0  # extends until the next ending
+        self._alarm: Alarm | None = None
+        clock.after(settings.control_interval_ms, self._look)
+
+    def search(self, kind: Kind, done: Done, deadline_ms: float = NEVER_MS) -> None:
+        """Ask for one; `done` hears when it has ended."""
+        now_ms = self._clock.now_ms
+        search = _Search(
+            kind=kind,
+            extends=self._costs.index.extends,
+            left=self._costs.index.extends,
+            arrived_ms=now_ms,
+            deadline_ms=deadline_ms,
+            done=done,
+        )
+        refused = self.scheduler.arrive(search, now_ms)
+        if refused is not None:
+            self.dropped += 1
+            done(refused)
+        else:
+            self._interrupt()
+
+    def _interrupt(self) -> None:
+        """Plan again when the extend under way has ended."""
+        if self._alarm is None:
+            self._turn()
+        elif self._planned > 1:
+            self._alarm.cancel()
+            passed_ms = self._clock.now_ms - self._began_ms
+            self._planned = max(1, min(self._planned, ceil(passed_ms / self._extend_ms - 1e-9)))
+            self._alarm = self._clock.at(
+                self._began_ms + self._planned * self._extend_ms, self._ends
+            )
+
+    def _ends(self) -> None:
+        """So many extends are done."""
+        self._alarm = None
+        self.busy_ms += self._planned * self._extend_ms
+        self.scheduler.measured(self._extend_ms)
+        over = []
+        for search in self._active.values():
+            search.left -= self._planned
+            if search.left <= 0:
+                over.append(search)
+        for search in over:
+            del self._active[search.slot]
+            self._free.append(search.slot)
+            self.searched[search.kind] += 1
+        self._turn()
+        for search in over:
+            search.done(None)
+
+    def _turn(self) -> None:
+        """Do what the scheduler says, and go on."""
+        plan = self._plan()
+        for slot in plan.park:
+            search = self._active.pop(slot)
+            search.was_parked = True
+            self._parked.append(search)
+        for slot in plan.resume:
+            search = next(each for each in self._parked if each.slot == slot)
+            self._parked.remove(search)
+            self._active[slot] = search
+        for item in plan.admit:
+            assert isinstance(item, _Search)
+            item.slot = self._free.pop()
+            self._active[item.slot] = item
+            if item.kind is Kind.PREFILL:
+                now_ms = self._clock.now_ms
+                self.waits.append((now_ms, now_ms - item.arrived_ms))
+        self._begin(plan)
+        for item, why in plan.dropped:
+            assert isinstance(item, _Search)
+            self.dropped += 1
+            item.done(why)
+
+    def _plan(self) -> Plan:
+        running = [_running(search) for search in self._active.values()]
+        return self.scheduler.plan(
+            self._clock.now_ms,
+            PLACES - len(self._active),
+            len(self._free),
+            running,
+            [_running(search) for search in self._parked],
+            max((each.extends_left for each in running), default=0),
+        )
+
+    def _begin(self, plan: Plan) -> None:
+        if not self._active:
+            if plan.wake_ms < NEVER_MS and len(self.scheduler):
+                self._clock.at(plan.wake_ms, self._woken)
+            return
+        self._began_ms = self._clock.now_ms
+        self._extend_ms = self._slow * self._costs.extend_ms(len(self._active))
+        self._planned = min(search.left for search in self._active.values())
+        if plan.wake_ms < NEVER_MS and len(self.scheduler):
+            until = ceil((plan.wake_ms - self._began_ms) / self._extend_ms)
+            self._planned = min(self._planned, max(1, until))
+        self._alarm = self._clock.after(self._planned * self._extend_ms, self._ends)
+
+    def _woken(self) -> None:
+        if self._alarm is None:
+            self._turn()
+
+    def _look(self) -> None:
+        """One step of the control loop."""
+        settings, now_ms = self._control, self._clock.now_ms
+        while self.waits and self.waits[0][0] < now_ms - settings.control_interval_ms:
+            self.waits.popleft()
+        waits: list[float] = []
+        for _, waited_ms in self.waits:
+            insort(waits, waited_ms)
+        signals = Signals(
+            prefill_wait_ms_p95=waits[int(0.95 * len(waits))] if waits else None,
+            decode_stalled_share=self._stalled(),
+        )
+        moved = control.move(settings, signals, self.scheduler.share, self.scheduler.flush_ms)
+        self.scheduler.share, self.scheduler.flush_ms = moved.share, moved.flush_ms
+        self._clock.after(settings.control_interval_ms, self._look)
+
+
+def _running(search: _Search) -> Running:
+    return Running(
+        slot=search.slot,
+        kind=search.kind,
+        extends_left=search.left,
+        may_park=not search.was_parked,
+    )
+
+
+def _settings(settings: RetrievalSettings, ms_per_extend: float) -> SchedulerSettings:
+    """As a worker has them, with room for parked searches beside its places."""
+    return replace(settings.scheduler(), parked_max=PARKED_MAX, ms_per_extend=ms_per_extend)

@@ -1,0 +1,318 @@
+"""One placement under load: a simulated cluster whose prompts and answers are searched for.
+
+Router, workers' rules and gateways are the real ones (`infra/simulator`), and so are the search
+scheduler and its control loop (`search_gpu.py`). A prompt's search is asked by the router, as it
+is in Trivium; in (a) and (b) it is answered by a copy beside the prefill workers, in turn.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+
+import numpy as np
+
+from infra.evaluate.points.point import TICK_MS
+from infra.evaluate.trinity.hardware import SearchCosts, experts, parallel
+from infra.evaluate.trinity.placements import (
+    LOCAL_MS,
+    Kind,
+    Layout,
+    crossing,
+    index_bytes,
+    laid_out,
+)
+from infra.evaluate.trinity.pools import Traffic
+from infra.evaluate.trinity.probing import ProbeFigures, ProbingGpu
+from infra.evaluate.trinity.search_gpu import Done, SearchGpu
+from infra.simulator.cluster import READY_MS, Cluster
+from infra.simulator.machine.gpu import Gpu
+from infra.simulator.machine.latency import Setup
+from infra.simulator.members.clients import Served
+from infra.simulator.outcomes import OneOutcome
+from infra.simulator.shape import Shape
+from infra.simulator.traffic import poisson
+from infra.simulator.traffic.poisson import Profile
+from schemas.records import Passage, Request, Retrieval, Retrieved
+from schemas.rules.tokens import pack_tokens
+from streams.config import RouterSettings
+from streams.core.effects import Ask
+from workers.search.engine.scheduler import Drop
+from workers.search.index.kinds import Kind as SearchKind
+from workers.search.service.settings import RetrievalSettings
+
+_WORD = 1 << 29  # tokens of passages, which no conversation has
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One placement under one load."""
+
+    kind: Kind
+    traffic: Traffic
+    setup: Setup
+    search: SearchCosts = SearchCosts()
+    gpus: int = 16
+    degree: int = 1  # GPUs of an LLM worker
+    spread: str = "tensor"  # how a worker is spread over them: tensor, experts
+    displaced: float | None = None  # of experts, in (a) and (b); None: as the copy takes places
+    hop_ms: float = 3.0  # over the log, one way; measured: 3.0 to 4.1 ms there and back
+    search_by_ms: float = 250.0  # after which a prompt goes on without
+    ttft_ms: float = 300.0  # targets
+    tpot_ms: float = 20.0
+    duration_ms: float = 5_000.0
+    seed: int = 1
+
+    def layout(self) -> Layout:
+        """What the GPUs are used for; raises ConfigError where they are too few."""
+        return laid_out(
+            self.kind,
+            self.gpus,
+            self.degree,
+            self.worker,
+            self.search,
+            self.traffic,
+            self.tpot_ms,
+        )
+
+    @property
+    def worker(self) -> Setup:
+        """An LLM worker beside a copy of the index, or with it, or with neither."""
+        away = crossing(self.kind, self.degree, self.search.shards)
+        if self.spread == "experts":
+            displaced = away / self.degree if self.displaced is None else self.displaced
+            has_copy = self.kind.beside != "none" and not self.kind.in_place
+            setup = experts(self.setup, self.degree, displaced if has_copy else 0.0)
+        else:
+            setup = parallel(self.setup, self.degree, away)
+        if self.kind.in_place:
+            room = self.search.index.bytes / setup.gpu.memory_share
+            gpu = replace(setup.gpu, memory_bytes=setup.gpu.memory_bytes - room)
+            setup = replace(setup, gpu=gpu)
+        return setup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What came of a case. Times in ms."""
+
+    placement: str
+    per_s: float
+    llm_workers: int
+    prefill: int
+    decode: int
+    copies: int
+    search_gpus: int
+    index_gb: float
+    updates_per_s: float  # that all copies do together
+    requests: int
+    failed: int
+    without: int  # prompts that went on without what they searched for
+    ttft_p50: float = 0.0
+    ttft_p99: float = 0.0
+    tpot_p50: float = 0.0
+    tpot_p99: float = 0.0
+    tokens_per_s: float = 0.0
+    probe_p50: float = 0.0
+    probe_p99: float = 0.0
+    stalled_share: float = 0.0
+    search_busy: float = 0.0
+    good_share: float = 0.0  # of requests within the case's targets
+
+
+class RagCluster(Cluster):
+    """A cluster of one layout."""
+
+    def __init__(self, case: Case, layout: Layout) -> None:
+        self.case, self.layout = case, layout
+        self.figures = ProbeFigures()
+        self.without = 0
+        self._asked = count()
+        self._probed: dict[str, int] = {}
+        super().__init__(
+            Shape(prefill=layout.prefill, decode=layout.decode),
+            case.worker,
+            RouterSettings(tick_ms=TICK_MS),
+            checkers=[OneOutcome()],
+        )
+        busy = self._in_place_share() if layout.kind.in_place else 0.0
+        for each in self.workers.values():
+            each.life.engine.gpu.slow = 1 / (1 - busy)
+        slow = 2.0 if layout.kind.in_place else 1.0  # its kernels and the LLM's take turns
+        self.copies = [self._search_gpu(slow) for _ in range(layout.copies)]
+
+    def _in_place_share(self) -> float:
+        """Of an LLM worker's memory bandwidth that searches and updates of its own copy take."""
+        traffic, search = self.case.traffic, self.case.search
+        rate = traffic.searches_per_s / self.layout.copies + traffic.updates_per_s
+        return min(0.9, rate / (search.searches_per_s * self.case.degree))
+
+    def _search_gpu(self, slow: float) -> SearchGpu:
+        case = self.case
+        made = SearchGpu(
+            self.clock, case.search, RetrievalSettings(), slow=slow, stalled=self._stalled_lately
+        )
+        each = case.traffic.updates_per_s / case.search.shards
+        if each:
+            self._update(made, 1e3 / each)
+        return made
+
+    def _update(self, copy: SearchGpu, every_ms: float) -> None:
+        """Documents change: each copy links each of them, as a search of the lowest class."""
+        copy.search(SearchKind.LINK, _ignored)
+        self.clock.after(every_ms, lambda: self._update(copy, every_ms))
+
+    def _stalled_lately(self) -> float | None:
+        figures = self.figures
+        return figures.stalled_share if figures.decoding_ms else None
+
+    def gpu_of(self, worker_id: str) -> Callable[..., Gpu]:
+        """Workers that decode probe."""
+        probing = self.case.traffic.probing
+        if not probing.every or worker_id.startswith("prefill"):
+            return Gpu
+        return partial(
+            ProbingGpu, name=worker_id, probing=probing, ask=self._probe, figures=self.figures
+        )
+
+    # Searches
+
+    def _copy(self, worker: int | None) -> tuple[SearchGpu, float]:
+        """Which copy answers, and how far away it is; `worker` decodes, or None: a prompt's."""
+        layout, turn = self.layout, next(self._asked)
+        beside = layout.kind.beside
+        if beside == "all" and worker is not None:
+            at = (layout.prefill + worker) * layout.coupled // (layout.prefill + layout.decode)
+            return self.copies[at], LOCAL_MS
+        if beside == "all":
+            near = max(1, layout.prefill * layout.coupled // (layout.prefill + layout.decode))
+            return self.copies[turn % near], LOCAL_MS
+        if beside == "prefill" and worker is None:
+            return self.copies[turn % layout.coupled], LOCAL_MS
+        return self.copies[layout.coupled + turn % layout.pooled], self.case.hop_ms
+
+    def _search(self, kind: SearchKind, worker: int | None, done: Done, by_ms: float) -> None:
+        copy, hop_ms = self._copy(worker)
+
+        def back(why: Drop | None) -> None:
+            self.clock.after(hop_ms, lambda: done(why))
+
+        self.clock.after(hop_ms, lambda: copy.search(kind, back, by_ms))
+
+    def _probe(self, worker_id: str, here: Callable[[], None]) -> None:
+        by_ms = self.clock.now_ms + 1e6
+        number = int(worker_id.rpartition("-")[2])
+        self._search(SearchKind.DECODE, number, lambda why: here(), by_ms)
+
+    def _ask(self, ask: Ask) -> None:
+        retrieval = ask.request.retrieval
+        assert retrieval is not None
+
+        def done(why: Drop | None) -> None:
+            self.without += why is not None
+            self._report(_found(ask, self.clock.now_ms, retrieval.tokens_max, why))
+
+        self._search(SearchKind.PREFILL, None, done, retrieval.by_ms)
+
+    def _request(self, request: Request) -> None:
+        traffic = self.case.traffic
+        turn = int(request.request_id.split("-")[1])
+        if int((turn + 1) * traffic.searched) > int(turn * traffic.searched):
+            request = replace(request, retrieval=self._wish(request))
+        super()._request(request)
+
+    def _wish(self, request: Request) -> Retrieval:
+        tokens = int(self.case.traffic.found_tokens)
+        return Retrieval(
+            collection="documents",
+            query=request.session_id,
+            k=1,
+            by_ms=int(self.clock.now_ms + self.case.search_by_ms),
+            tokens_max=tokens,
+            at=2,
+            tail_at=len(request.prompt_tokens) // 4,
+            room_tokens=tokens,
+        )
+
+
+def _ignored(why: Drop | None) -> None:
+    pass
+
+
+def _found(ask: Ask, now_ms: float, tokens: int, why: Drop | None) -> Retrieved:
+    passage = Passage(
+        passage_id="d#0", document_id="d", tokens=pack_tokens([_WORD] * tokens), score=1.0
+    )
+    return Retrieved(
+        request_id=ask.request.request_id,
+        session_id=ask.request.session_id,
+        router_id="router-0",
+        passages=() if why else (passage,),
+        shards=1,
+        asked_ms=int(now_ms),
+        at_ms=int(now_ms),
+        history=ask.history,
+    )
+
+
+def run(case: Case) -> Result:
+    """Serve what arrives within the case's time, to the end."""
+    layout = case.layout()
+    cluster = RagCluster(case, layout)
+    traffic = case.traffic
+    shape = poisson.Shape(
+        input_tokens=round(traffic.prompt_tokens), output_tokens=round(traffic.answer_tokens)
+    )
+    conversations = poisson.poisson(
+        Profile(first=shape, later=shape, turns=1),
+        per_s=traffic.per_s,
+        duration_ms=case.duration_ms,
+        begin_ms=READY_MS,
+        block_tokens=case.setup.block_tokens,
+        seed=[case.seed],
+        name="t",
+    )
+    cluster.run(conversations)
+    cluster.finish()
+    return _result(cluster, cluster.clients.served)
+
+
+def _result(cluster: RagCluster, served: Sequence[Served]) -> Result:
+    case, layout, figures = cluster.case, cluster.layout, cluster.figures
+    done = [each for each in served if each.completed]
+    gone_ms = cluster.clock.now_ms - READY_MS
+    ttft, tpot = [each.ttft_ms for each in done], [each.tpot_ms for each in done]
+    end_ms = max((each.sent_ms + each.took_ms for each in done), default=READY_MS)
+    tokens = sum(each.output_tokens for each in done)
+    return Result(
+        placement=case.kind.name,
+        per_s=case.traffic.per_s,
+        llm_workers=layout.prefill + layout.decode,
+        prefill=layout.prefill,
+        decode=layout.decode,
+        copies=layout.copies,
+        search_gpus=0 if layout.kind.in_place else layout.copies * case.search.shards,
+        index_gb=index_bytes(layout, case.search) / 1e9,
+        updates_per_s=layout.copies * case.traffic.updates_per_s,
+        requests=len(served),
+        failed=len(served) - len(done),
+        without=cluster.without,
+        ttft_p50=_percentile(ttft, 50),
+        ttft_p99=_percentile(ttft, 99),
+        tpot_p50=_percentile(tpot, 50),
+        tpot_p99=_percentile(tpot, 99),
+        tokens_per_s=1e3 * tokens / (end_ms - READY_MS) if done else 0.0,
+        probe_p50=_percentile(figures.found_ms, 50),
+        probe_p99=_percentile(figures.found_ms, 99),
+        stalled_share=figures.stalled_share,
+        good_share=_good(case, done) / max(1, len(served)),
+        search_busy=sum(copy.busy_ms for copy in cluster.copies) / gone_ms / layout.copies,
+    )
+
+
+def _percentile(values: Sequence[float], percent: float) -> float:
+    return float(np.percentile(values, percent)) if values else 0.0
+
+
+def _good(case: Case, done: Sequence[Served]) -> int:
+    return sum(each.ttft_ms <= case.ttft_ms and each.tpot_ms <= case.tpot_ms for each in done)

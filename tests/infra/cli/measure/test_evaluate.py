@@ -1,0 +1,42 @@
+"""`trivium evaluate trinity` as people and scripts call it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infra.evaluate.trinity import study
+from tests.infra.cli.running import trivium_here
+
+
+def test_it_prints_the_placements_or_all_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(issue 12, 4)"""
+    monkeypatch.setattr("infra.bench.results.BENCH_DIR", tmp_path)
+    monkeypatch.setattr(study, "varied", lambda *, quick: [])
+    monkeypatch.setattr(study, "LOADS", (0.1, 0.2))
+    asked = ("evaluate", "trinity", "--quick", "--gpus", "4", "--jobs", "1", "--out", str(tmp_path))
+    code, output, errors = trivium_here(*asked)
+    assert code == 0, errors
+    assert "a, in place" in output
+    assert "report: " in output
+    assert "load" in errors, "progress is shown"
+    code, output, _ = trivium_here(*asked, "--json")
+    assert code == 0
+    assert json.loads(output)["sweeps"][0]["name"] == "load"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--gpu", "tpu"), "--gpu: expected one of h100, h200, a100, l4, found 'tpu'"),
+        (("--rows", "1e10"), "placement c: 16 GPUs hold no prefill and decode worker of 1 GPU"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_in_words(
+    arguments: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    code, _, errors = trivium_here("evaluate", "trinity", "--out", str(tmp_path), *arguments)
+    assert code == 2
+    assert message in errors

@@ -1,0 +1,56 @@
+"""Who gets which GPUs: sums over placements."""
+
+from dataclasses import replace
+
+import pytest
+
+from infra.evaluate.trinity import study
+from infra.evaluate.trinity.hardware import Index
+from infra.evaluate.trinity.placements import COUPLED, IN_PLACE, KINDS, POOL, SHARED, crossing
+from infra.evaluate.trinity.served import Case
+from schemas.errors import ConfigError
+
+
+def case(**changes: object) -> Case:
+    """The base case at 60 requests/s."""
+    base = study.base()
+    busy = replace(base, traffic=replace(base.traffic, per_s=60.0))
+    return replace(busy, **changes)  # type: ignore[arg-type]  # by name
+
+
+def rows(count: float) -> Case:
+    """With an index of so many vectors."""
+    base = case()
+    return replace(base, search=replace(base.search, index=Index(rows=count)))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_no_placement_has_more_gpus_than_the_others(kind: object) -> None:
+    """(issue 12, 4)"""
+    layout = case(kind=kind).layout()
+    assert 14 <= layout.gpus <= 16
+    assert layout.prefill >= 1
+    assert layout.decode >= 1
+
+
+def test_a_pool_has_one_copy_where_coupling_has_one_for_each_worker() -> None:
+    copies = {kind.name: case(kind=kind).layout().copies for kind in (COUPLED, SHARED, POOL)}
+    assert copies == {"a, one each": 8, "a, four share": 3, "c": 1}
+
+
+def test_the_pool_grows_with_what_it_is_asked() -> None:
+    heavy = replace(case().search, index=Index(width=4 * 512, top_m=128 * 512))
+    assert case(kind=POOL, search=heavy).layout().copies > 1
+
+
+def test_an_index_that_leaves_no_room_for_kv_cannot_lie_beside_the_weights() -> None:
+    with pytest.raises(ConfigError, match="no answer fits"):
+        replace(rows(60e6), kind=IN_PLACE).layout()
+    with pytest.raises(ConfigError, match="placement a, one each: 16 GPUs hold no prefill and"):
+        replace(rows(600e6), kind=COUPLED).layout()
+
+
+def test_a_copy_takes_places_of_a_worker_that_fills_its_node() -> None:
+    assert crossing(COUPLED, degree=8, shards=1) == 1
+    assert crossing(COUPLED, degree=4, shards=1) == 0
+    assert crossing(POOL, degree=8, shards=1) == crossing(IN_PLACE, degree=8, shards=1) == 0

@@ -1,0 +1,90 @@
+"""The comparison's arithmetic on made-up results, and the whole of it on a tiny case."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from infra.evaluate.points.runs import runner
+from infra.evaluate.trinity import page, study
+from infra.evaluate.trinity.measured import Measured
+from infra.evaluate.trinity.placements import POOL, SHARED
+from infra.evaluate.trinity.served import Result
+from infra.evaluate.trinity.study import Point, break_evens
+
+POINTS = [(1.0, 0.2), (2.0, 0.4), (4.0, 0.8)]
+
+
+def result(placement: str, ttft_p50: float) -> Result:
+    """One with this time to the first token."""
+    return Result(
+        placement=placement, per_s=1.0, llm_workers=2, prefill=1, decode=1, copies=1,
+        search_gpus=1, index_gb=1.0, updates_per_s=0.0, requests=1, failed=0, without=0,
+        ttft_p50=ttft_p50,
+    )  # fmt: skip
+
+
+def points(*pairs: tuple[float, float, float]) -> list[Point]:
+    """Value, TTFT of the pool, TTFT of the other."""
+    return [
+        Point(
+            value=value,
+            per_s=1.0,
+            results={"c": result("c", ours), SHARED.name: result(SHARED.name, theirs)},
+            impossible={},
+        )
+        for value, ours, theirs in pairs
+    ]
+
+
+def by_ttft(*pairs: tuple[float, float, float]) -> study.BreakEven:
+    return next(each for each in break_evens(points(*pairs)) if each.metric == "TTFT p50")
+
+
+def test_a_break_even_lies_between_the_values_where_the_lead_changes() -> None:
+    """(issue 12, 4)"""
+    found = by_ttft((0, 90, 100), (10, 100, 100), (20, 100, 90))
+    assert found.at == pytest.approx(10, abs=0.5)
+    assert "(c) is better below 10, a, four share on the other side" in found.says
+    assert "above" in by_ttft((0, 100, 90), (20, 90, 100)).says
+
+
+def test_who_is_better_throughout_and_what_is_equal_is_said() -> None:
+    assert by_ttft((0, 90, 100), (1, 100, 100)).says == "(c) is as good or better throughout"
+    assert by_ttft((0, 100, 90)).says == "a, four share is as good or better throughout"
+    assert by_ttft((0, 100, 100.5)).says == "equal within 1 %"
+
+
+def test_a_tiny_study_makes_a_page_with_every_placement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A golden run: what (c) serves, and what it takes, at seed 1."""
+    monkeypatch.setattr("infra.bench.results.BENCH_DIR", tmp_path / "bench")
+    monkeypatch.setattr(
+        study, "varied", lambda *, quick: [("index", "million", (10, 60), study._rows)]
+    )
+    case = study.base(gpus=6, duration_ms=300.0)
+    with runner(1) as pool:
+        found = study.found(pool, case, quick=True)
+    measured = [Measured(stage="decode", what="x", unit="tokens/s", points=POINTS, about="here")]
+    path = page.write(found, measured, tmp_path)
+    text = path.read_text()
+    for words in ("a, one each", "a, in place", "no answer fits", "Figure 1", "measured: decode"):
+        assert words in text
+    tree = json.loads((tmp_path / "trinity.json").read_text())
+    assert tree["per_s"] == pytest.approx(found.per_s)
+    assert 30 < found.per_s < 60
+    pool_run = found.sweeps[0].points[0].results[POOL.name]
+    assert (pool_run.prefill, pool_run.decode, pool_run.copies) == (3, 2, 1)
+    assert pool_run.failed == 0
+    report = json.loads((tmp_path / "bench" / "trinity.json").read_text())
+    assert report["bars"] == []
+    assert report["figures"]["sweeps"][1]["name"] == "index"
+
+
+def test_cases_that_differ_by_a_hop_that_nobody_takes_are_run_once() -> None:
+    case = study.base()
+    shared = replace(case, kind=SHARED)
+    assert study._without_hop(replace(shared, hop_ms=9.0)) == study._without_hop(shared)
+    assert study._without_hop(replace(case, hop_ms=9.0)) != study._without_hop(case)
