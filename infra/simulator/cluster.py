@@ -117,6 +117,7 @@ class Cluster:
         orchestrations: tuple[Orchestration, ...] = ORCHESTRATIONS,
         keeps_log: bool = False,  # for routers that take over
         searches_seed: int | None = None,  # some requests want something found first
+        probes: bool = False,  # and some of these during their answers too
         checkers: Sequence[Checker] = (),
         faults: Sequence[Fault] = (),
     ) -> None:
@@ -138,7 +139,7 @@ class Cluster:
             ),
             keeps_log=keeps_log,
         )
-        self.searches = Searches(self.clock, searches_seed or 0, self._report)
+        self.searches = Searches(self.clock, searches_seed or 0, self._report, probes=probes)
         on_heard = [each.heard for each in checkers if _overrides(each, "heard")]
         self.clients = Clients(
             self.clock,
@@ -148,6 +149,7 @@ class Cluster:
             conversations_max=conversations_max,
             weights=weights,
             wants=self.searches.wants if searches_seed is not None else lambda request_id: False,
+            probing=self.searches.probing,
         )
         self.gateways = Gateways(self.clock, gateways, self.clients.news, wants_ids=bool(on_heard))
         self.exchange = Exchange(self.clock, setup, self.links)
@@ -182,6 +184,7 @@ class Cluster:
         ports = Ports(
             frame=self._frame,
             report=self._report,
+            probe=self.searches.probe,
             blocks_changed=self.members.blocks_changed,
             ack_ms=self.setup.ack_ms,
         )

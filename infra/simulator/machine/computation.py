@@ -7,6 +7,7 @@ from zlib import crc32
 from infra.simulator.machine.block_cache import Pinned
 from infra.simulator.machine.gpu import Sequence
 from schemas.records import KvHandle, WorkPhase
+from schemas.rules.tokens import token_count
 from workers.llm.engine import Job, Output
 
 VOCABULARY = 256  # tokens, so that each is a byte and saying them makes no numbers
@@ -42,21 +43,28 @@ class Computation:
     request_id: str = field(init=False)  # without the attempt
     first_token: int = field(init=False)
     prefill: bool = field(init=False)
+    before: int = field(init=False)  # tokens of the answer that jobs before this one have made
 
     def __post_init__(self) -> None:
         self.job_id = self.job.request_id
         self.request_id = self.job_id.rpartition(".")[0]
         self.first_token = crc32(self.request_id.encode()) % VOCABULARY
         self.prefill = self.job.phase is WorkPhase.PREFILL
+        work = self.job.work
+        plain = self.prompt_tokens if work is None else token_count(work.prompt_tokens)
+        later = self.job.prompt_tokens[plain:]  # what was put in has numbers of its own
+        self.before = sum(1 for token in later if token < VOCABULARY)
 
     def say(self, tokens: int, finish_reason: str = "", kv: KvHandle | None = None) -> Output:
         """The answer up to so many tokens, as far as it was not said."""
         said, self.said_tokens = self.said_tokens, max(tokens, self.said_tokens)
+        said += self.before
+        until = self.before + self.said_tokens
         first, at = self.first_token, self.first_token % len(ascii_lowercase)
         return Output(
             request_id=self.job_id,
-            token_ids=_TOKENS[first + said : first + self.said_tokens],
-            text=_LETTERS[at + said : at + self.said_tokens],
+            token_ids=_TOKENS[first + said : first + until],
+            text=_LETTERS[at + said : at + until],
             finish_reason=finish_reason,
             cached_tokens=self.cached_tokens,
             kv=kv,

@@ -24,7 +24,9 @@ from schemas.records import (
     Outcome,
     OutcomeKind,
     Priority,
+    Probing,
     Request,
+    Retrieval,
     Sampling,
     Structured,
     StructuredKind,
@@ -106,13 +108,16 @@ class Clients:
         priority: Priority = Priority.STANDARD,
         weights: tuple[float, float] = (-1.0, -1.0),
         wants: Callable[[str], bool] = lambda request_id: False,
+        probing: Callable[[str], Probing | None] = lambda request_id: None,
     ) -> None:
-        """`wants` says which requests want something found first."""
+        """`wants` says which requests want something found first, `probing` which of them search
+        during the answer.
+        """
         self.clock = clock
         self.served: list[Served] = []
         self.open = 0  # turns that are still to end
         self._send, self._heard = send, heard
-        self._wants = wants
+        self._wants, self._probing = wants, probing
         self._timeout_ms, self._priority, self._weights = timeout_ms, priority, weights
         self._live: dict[str, tuple[Served, Conversation, int]] = {}
         self._by_id: dict[str, Served] = {}
@@ -245,7 +250,9 @@ class Clients:
         self._live[request_id] = served, conversation, index
         self._by_id[request_id] = served
         w_ttft, w_tpot = self._weights
-        is_searched = self._wants(request_id)
+        wished: Retrieval | None = None
+        if self._wants(request_id):
+            wished = wish(conversation, index, now_ms, self._probing(request_id))
         self._send(
             Request(
                 request_id=request_id,
@@ -263,7 +270,7 @@ class Clients:
                 gateway_partition=0,
                 w_ttft=w_ttft,
                 w_tpot=w_tpot,
-                retrieval=wish(conversation, index, now_ms) if is_searched else None,
+                retrieval=wished,
             )
         )
 

@@ -4,18 +4,22 @@ What `workers/loops.py` and `workers/outbox.py` await is a call on the virtual c
 record is due when is decided by the code that runs: held requests, frames, their pacing, reports.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from infra.simulator.log.clock import Clock
 from infra.simulator.machine.engine import TimedEngine
+from infra.simulator.members.searches import Answer
 from schemas.errors import RecordTooLarge, WorkerRefused
 from schemas.records import CancelWork, Outcome, Phase, Retrieved, TokenFrame, Work
 from workers.config import WorkerSettings
+from workers.llm.engine import Output
 from workers.llm.frames import Frames, OutgoingFrame
 from workers.llm.held import HeldRequests, Limits
 from workers.llm.pacing import Intervals, Pacing
 from workers.llm.peers import Peers
+from workers.llm.probing.answer import ProbeAsk
+from workers.llm.probing.jobs import ProbingJobs
 from workers.llm.reports import Report, Reports
 from workers.llm.stream import WorkerIdentity
 
@@ -33,6 +37,7 @@ class Ports:
 
     frame: Callable[[int, TokenFrame], None]  # to a gateway's partition
     report: Callable[[Phase | Outcome | Retrieved], None]
+    probe: Callable[[ProbeAsk, Answer], None]  # the retrieval pool, with whom it answers
     blocks_changed: Callable[[str], None]  # what the prefix cache of a worker holds
     ack_ms: float
 
@@ -56,7 +61,12 @@ class Life:
         self._reports = Reports(
             pending_max=_SETTINGS.reports_pending_max, tries_max=_SETTINGS.report_tries_max
         )
-        self.held = HeldRequests(self.engine, me, limits, frames, self._reports.add, known)
+        self.probing = ProbingJobs(
+            self.engine,
+            lambda ask: ports.probe(ask, self._found),
+            lambda record: self._reports.add(record, ()),
+        )
+        self.held = HeldRequests(self.probing, me, limits, frames, self._reports.add, known)
         self._me, self._clock, self._ports = me, clock, ports
         self._at_work = False
         self._expiry_ms: int | None = None  # when deadlines are looked at
@@ -105,7 +115,8 @@ class Life:
         engine, reports = self.engine, self._reports
         self._at_work = True
         while engine.state.said:
-            self.held.step(engine.drain(), int(self._clock.now_ms))
+            now_ms = int(self._clock.now_ms)
+            self.held.step(self.probing.step(engine.drain(), now_ms), now_ms)
         self._at_work = False
         if not self._pacing.settled:
             self._send_frames()
@@ -113,6 +124,22 @@ class Life:
             self._send_report(reports.next())
         if engine.state.cache.has_changed:
             self._ports.blocks_changed(self._me.worker_id)
+        if len(self.probing):
+            self._watch_deadlines()
+
+    def _found(self, found: Retrieved, seeds: Sequence[str]) -> None:
+        """A search of an answer has ended."""
+        self._say(lambda now_ms: self.probing.found(found, seeds, now_ms))
+
+    def _written(self, record: Retrieved) -> None:
+        """What became of a search stands in the log."""
+        self._say(lambda now_ms: self.probing.written(record, now_ms))
+
+    def _say(self, outputs: Callable[[int], Sequence[Output]]) -> None:
+        if self.alive:
+            now_ms = int(self._clock.now_ms)
+            self.held.step(outputs(now_ms), now_ms)
+            self._go_on()
 
     def _send_frames(self) -> None:
         pacing, now_ms = self._pacing, self._clock.now_ms
@@ -155,9 +182,13 @@ class Life:
             self._reports.too_large(report, error)
         else:
             self._reports.acknowledged(report)  # nobody asks how many are not
+            record = report.record
+            if isinstance(record, Retrieved):
+                self._clock.after(self._ports.ack_ms, lambda: self._written(record))
 
     def _watch_deadlines(self) -> None:
-        due_ms = self.held.next_deadline_ms
+        due = (self.held.next_deadline_ms, self.probing.alarm_ms)
+        due_ms = min((each for each in due if each is not None), default=None)
         if due_ms is not None and (self._expiry_ms is None or due_ms < self._expiry_ms):
             self._expiry_ms = due_ms
             self._clock.at(due_ms, lambda: self._expire(due_ms))
@@ -165,6 +196,8 @@ class Life:
     def _expire(self, due_ms: int) -> None:
         if self.alive and self._expiry_ms == due_ms:
             self._expiry_ms = None
-            self.held.expire(int(self._clock.now_ms))
+            now_ms = int(self._clock.now_ms)
+            self.held.step(self.probing.wake(now_ms), now_ms)
+            self.held.expire(now_ms)
             self._go_on()
             self._watch_deadlines()

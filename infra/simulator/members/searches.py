@@ -1,12 +1,12 @@
-"""The retrieval pool of a simulated cluster, as a router sees it: it asks, and is answered or not.
+"""The retrieval pool of a simulated cluster, as who asks sees it: it is answered or not.
 
 Which requests want something found, and what becomes of each search, follows from a seed and the
 request's id: passages come soon, late, never, twice and otherwise, or an error does. Two routers
 that ask for the same request get other passages. What a router that has died had asked is written
-now and then all the same: it was on its way.
+now and then all the same: it was on its way. Workers ask for some answers while they are generated.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from zlib import crc32
 
@@ -15,10 +15,11 @@ import numpy as np
 from infra.simulator.log.clock import Clock
 from infra.simulator.traffic.script import Conversation
 from schemas.errors import UnknownCollection
-from schemas.records import Passage, Retrieval, Retrieved
+from schemas.records import Passage, Probing, Retrieval, Retrieved
 from schemas.rules.tokens import pack_tokens
 from streams.core.effects import Ask
 from streams.core.requests.context import quoted_in
+from workers.llm.probing.answer import ProbeAsk, failed
 
 SHARE = 0.6  # of requests that want something found
 BY_MS = 150  # after their arrival
@@ -28,9 +29,22 @@ ROOM_TOKENS = 600
 CHANGED_SHARE = 0.2  # of quoted documents
 _WORD = 1 << 29  # tokens of passages, which no conversation has
 Write = Callable[[Retrieved], None]
+Answer = Callable[[Retrieved, Sequence[str]], None]
+PROBING = Probing(
+    every=16,
+    lookahead=6,
+    probes_max=4,
+    tokens_max=TOKENS_MAX,
+    stall_ms=80,
+    lead=pack_tokens([_WORD + 4]),
+    joint=pack_tokens([_WORD + 5]),
+    trail=pack_tokens([_WORD + 6]),
+)
 
 
-def wish(conversation: Conversation, index: int, now_ms: float) -> Retrieval:
+def wish(
+    conversation: Conversation, index: int, now_ms: float, probing: Probing | None = None
+) -> Retrieval:
     """What a turn wants to have found: before its question, which ends two tokens from its end."""
     turn, before = conversation.turns[index], conversation.turns[index - 1] if index else None
     history = 0 if before is None else before.prompt_tokens + before.output_tokens
@@ -48,19 +62,42 @@ def wish(conversation: Conversation, index: int, now_ms: float) -> Retrieval:
         tail=pack_tokens([_WORD + 3]),
         history_tokens=history,
         room_tokens=ROOM_TOKENS,
+        probing=probing,
     )
 
 
 class Searches:
     """Answers what routers ask, through `write`."""
 
-    def __init__(self, clock: Clock, seed: int, write: Write) -> None:
+    def __init__(self, clock: Clock, seed: int, write: Write, *, probes: bool = False) -> None:
+        """With `probes`, half of those who want something found want it during the answer too."""
+        self._probes = probes
         self._clock, self._seed, self._write = clock, seed, write
         self._asked = 0
 
     def wants(self, request_id: str) -> bool:
         """Whether a request wants something found."""
         return self._draw(request_id, 0).random() < SHARE
+
+    def probing(self, request_id: str) -> Probing | None:
+        """How a request that wants something found searches during its answer."""
+        return PROBING if self._probes and self._draw(request_id, 1 << 30).random() < 0.5 else None
+
+    def probe(self, ask: ProbeAsk, answer: Answer) -> None:
+        """A worker asks; it may be gone when it is answered."""
+        self._asked += 1
+        draw = self._draw(ask.work.request_id, self._asked)
+        kind = draw.random()
+        if kind < 0.1:
+            return  # nobody answers
+        after_ms = draw.uniform(5.0, 60.0) if kind < 0.8 else draw.uniform(60.0, LATE_MS)
+        error = UnknownCollection("handbook: no such collection").to_wire()
+        found = failed(ask, error, int(self._clock.now_ms + after_ms))
+        if draw.random() > 0.15:
+            count = int(draw.integers(0, 3))
+            passages = tuple(_passage(draw) for _ in range(count))
+            found = replace(found, error=None, passages=passages, shards=2)
+        self._clock.after(after_ms, lambda: answer(found, ()))
 
     def ask(self, ask: Ask, is_alive: Callable[[], bool]) -> None:
         """A router asks; `is_alive` tells whether its process still lives."""

@@ -42,9 +42,10 @@ def weathered(
     more: Sequence[Checker] = (),
     timeout_ms: int = 0,
     searching: bool = False,
+    probing: bool = False,
 ) -> Cluster:
     """A cluster that has served conversations in a storm of that seed; searching, routers also die
-    while requests wait for what they want to have found."""
+    while requests wait for what they want to have found, and probing, answers search too."""
     shape = SHAPES[seed % len(SHAPES)]
     settings = RouterSettings(
         policy=("static", "learned", "conditional")[seed % 3],
@@ -75,5 +76,6 @@ def weathered(
             ),
         ],
         searches_seed=seed if searching else None,
+        probes=probing,
     )
     return serve_all(cluster, PROFILE, per_s=5.0, duration_ms=DURATION_MS, seed=seed)

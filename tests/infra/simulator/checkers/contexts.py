@@ -26,7 +26,7 @@ class Contexts(Checker):
         """Keep the books."""
         if isinstance(record, Request) and record.retrieval is not None:
             self.requests.setdefault(record.request_id, record)
-        elif isinstance(record, Retrieved):
+        elif isinstance(record, Retrieved) and not record.probe:
             first = self.found.setdefault(record.request_id, record)
             self.seen["answers"] += 1
             self.seen["second answers"] += first is not record
@@ -35,7 +35,8 @@ class Contexts(Checker):
             self.seen["changed documents"] += first is record and bool(record.changed)
         elif isinstance(record, TokenFrame):
             for told in record.retrieved:
-                self._tell(told)
+                if not told.probe:
+                    self._tell(told)
             for request_id in record.request_ids:
                 is_known = request_id in self.told or request_id not in self.requests
                 assert is_known, f"{request_id}: a token before its reader was told"

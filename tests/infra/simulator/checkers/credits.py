@@ -108,7 +108,7 @@ class Idle(Checker):
         """Look into the engines."""
         for worker in cluster.workers.values():
             for name in worker.life.engine.state.computations:
-                request_id, _, attempt = name.rpartition(".")
+                request_id, _, attempt = name.partition("+")[0].rpartition(".")
                 over_ms = min(
                     self._over_ms.get((request_id, int(attempt)), inf),
                     self._void_ms.get((worker.worker_id, request_id, int(attempt)), inf),

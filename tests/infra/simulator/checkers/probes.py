@@ -1,0 +1,78 @@
+"""What searches during answers put in: in the log first, then told, and the same in every attempt.
+
+Keeps books of records alone.
+"""
+
+from collections import Counter, defaultdict
+
+from infra.simulator.cluster import Checker
+from schemas.records import Retrieved, TokenFrame, Work
+
+_Stream = tuple[str, int]  # request and attempt
+
+
+class Probed(Checker):
+    """No token at or after a place leaves before the log has what became of it."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[str] = Counter()  # what this run was about
+        self._tokens: defaultdict[_Stream, int] = defaultdict(int)  # that the log has
+        self._written: dict[tuple[str, int, int], Retrieved] = {}  # with the probe's number
+        self._told: set[tuple[str, int]] = set()
+        self._works: dict[_Stream, Work] = {}
+
+    def wrote(self, topic: str, record: object, now_ms: float) -> None:
+        """Keep the books."""
+        if isinstance(record, Retrieved) and record.probe:
+            self._retrieved(record)
+        elif isinstance(record, TokenFrame):
+            self._frame(record)
+        elif isinstance(record, Work) and record.probes is not None:
+            self._work(record)
+
+    def _retrieved(self, record: Retrieved) -> None:
+        stream = record.request_id, record.attempt
+        name = f"probe {record.probe} of {stream}"
+        assert self._tokens[stream] <= record.seq, f"{name}: tokens left before it"
+        key = (*stream, record.probe)
+        assert key not in self._written, f"{name}: decided twice"
+        probes = self._works[stream].probes
+        assert probes is not None and record.probe > probes.decided, f"{name}: asked again"
+        self._written[key] = record
+        self.seen["put in"] += bool(record.tokens)
+        self.seen["nothing new"] += not record.tokens and record.error is None
+        self.seen["late"] += record.error is not None and record.error.code == "deadline_exceeded"
+        self.seen["failed"] += record.error is not None
+
+    def _frame(self, frame: TokenFrame) -> None:
+        for told in frame.retrieved:
+            if told.probe:
+                self._told.add((told.request_id, told.probe))
+        rows = zip(
+            *(frame.request_ids, frame.attempts, frame.first_seqs, frame.token_counts), strict=True
+        )
+        for request_id, attempt, first, count in rows:
+            stream, last = (request_id, attempt), first + count
+            self._tokens[stream] = max(self._tokens[stream], last)
+            for (name, its_attempt, probe), record in self._written.items():
+                if (name, its_attempt) == stream and record.tokens and last > record.seq:
+                    assert (name, probe) in self._told, f"probe {probe} of {stream}: not told"
+        for end in frame.ends:
+            self.seen["ends with passages"] += end.retrieved_tokens > 0
+            self.seen["stalls"] += end.stalled_ms > 0
+
+    def _work(self, work: Work) -> None:
+        """A later attempt is told what an earlier one has written, as far as its router knew."""
+        self._works[work.request_id, work.attempt] = work
+        assert work.probes is not None
+        places = [insert.at for insert in work.probes.put_in]
+        assert places == sorted(places) and len(places) == work.probes.decided
+        for number, insert in enumerate(work.probes.put_in, start=1):
+            known = [
+                record
+                for (name, _, probe), record in self._written.items()
+                if (name, probe) == (work.request_id, number)
+            ]
+            same = any((each.seq, each.tokens) == (insert.at, insert.tokens) for each in known)
+            assert same, f"{work.request_id}: probe {number} as nobody has written it"
+        self.seen["works that repeat"] += any(insert.tokens for insert in work.probes.put_in)
