@@ -2,8 +2,8 @@
 queue of the pool is kept full.
 
 Chats with and without a search take turns in one open loop, so both meet the same machine. Beside
-them the same searches are asked for directly, once in prefill's queue and once in decode's, where
-they wait behind what is there: that is what one queue for all would do to them.
+them the same searches are asked for directly, once as prefill asks and once in decode's queue,
+first in first out behind all that is there: that is what one FIFO queue would do to them.
 """
 
 import asyncio
@@ -87,8 +87,14 @@ class Load:
 
             await _open_loop(chat, count, rate)
             await _open_loop(search, count, rate)
+        spreads = {"with": _spread(ttft[True]), "without": _spread(ttft[False])}
         return {
-            "ttft_ms": {"with": _spread(ttft[True]), "without": _spread(ttft[False])},
+            "ttft_ms": spreads,
+            "added_ms": {
+                name: value - before
+                for name in ("p50", "p99")
+                if (value := spreads["with"][name]) and (before := spreads["without"][name])
+            },
             "search_ms": {kind: _spread(times) for kind, times in searched.items()},
         }
 
@@ -173,7 +179,9 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     """Times to the first token and of searches."""
     if "latency" not in found:
         return []
-    table = Table("load", "pool", "TTFT ms with, p50/p99", "without", "search: prefill", "decode")
+    table = Table(
+        "load", "pool", "TTFT ms with, p50/p99", "without", "search: as prefill", "one FIFO queue"
+    )
     for rate, rows in found["latency"].items():
         for pool, row in rows.items():
             spreads = [*row["ttft_ms"].values(), *row["search_ms"].values()]

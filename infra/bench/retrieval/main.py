@@ -1,11 +1,12 @@
 """The retrieval benchmark: what documents do for answers, and what looking them up costs.
 
 `make bench-retrieval`, or `trivium bench retrieval --quick`. Part `quality` asks a real model about
-a handbook that nobody knows; part `recall` searches Python's documentation strings, beside exact
-searches; part `latency` measures the time to the first token with and without a
-search, idle and beside a saturated decode queue; part `freshness` how soon a document is found
-under load, and how fast documents come in, beside the embedding model alone. Writes
-build/bench/retrieval.json.
+a handbook that nobody knows, and part `probes` has it search while it answers; part `recall`
+searches Python's documentation strings, beside exact searches; part `latency` measures the time to
+the first token with and without a search, idle and beside a saturated decode queue; part
+`freshness` how soon a document is found under load, and how fast documents come in, beside the
+embedding model alone; part `control` plays steps of load to the control loop and to fixed settings;
+part `losses` kills a replica and a shard under load. Writes build/bench/retrieval.json.
 """
 
 from collections.abc import Mapping
@@ -19,13 +20,19 @@ from rich.table import Table
 
 from infra.bench.benchmark import Benchmark, Findings, counting, offered
 from infra.bench.results import Bar, at_least
-from infra.bench.retrieval import freshness, latency, quality, recall
-from infra.bench.retrieval.stacks import answering_stack, running, simulated_stack
+from infra.bench.retrieval import control, freshness, latency, losses, probes, quality, recall
+from infra.bench.retrieval.stacks import answering_stack, running, sharded_stack, simulated_stack
 from infra.handbook.library import library
 
-QUALITY, RECALL, LATENCY, FRESHNESS = "quality", "recall", "latency", "freshness"
-PARTS = (QUALITY, RECALL, LATENCY, FRESHNESS)
+QUALITY, PROBES = "quality", "probes"
+RECALL, LATENCY, FRESHNESS = "recall", "latency", "freshness"
+CONTROL, LOSSES = "control", "losses"
+PARTS = (QUALITY, PROBES, RECALL, LATENCY, FRESHNESS, CONTROL, LOSSES)
 _PATIENCE_S = 600.0  # for an answer
+_MEASURED: Mapping[str, Any] = {
+    PROBES: probes, RECALL: recall, LATENCY: latency, FRESHNESS: freshness, CONTROL: control,
+    LOSSES: losses,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +43,26 @@ class Options:
     sizes: tuple[int, ...] = offered((30, 300, 3_000), "pages of the handbooks")
     questions: int = offered(300, "held out, of the smallest handbook")
     streams: int = offered(4, "questions at once")
-    rates: tuple[float, ...] = offered((1.0, 20.0), "chats a second")
+    answer_tokens: int = offered(256, "of each answer with probes")
+    rounds: int = offered(5, "of answers with probes in each way")
+    docstrings: int = offered(0, "documents that are searched; 0: all")
+    rates: tuple[float, ...] = offered((1.0, 100.0), "chats a second")
     load_s: float = offered(60.0, "s of each load")
     fillers: int = offered(20_000, "vectors that searches of the decode queue walk over")
     documents: int = offered(10_000, "that are ingested at once")
+    phase_s: float = offered(8.0, "s of each phase of a step of load")
+    settings: int = offered(len(control.FIXED), "fixed ones beside the control loop")
+    repeats: int = offered(3, "of each step with each setting")
+    kill_rate: float = offered(5.0, "chats a second while workers are killed")
+    kill_s: float = offered(30.0, "s before and after each kill")
     seed: int = offered(1)
 
 
 QUICK = Options(
-    sizes=(30, 300), questions=24, rates=(1.0, 10.0), load_s=10.0, fillers=5_000, documents=500
-)
+    sizes=(30,), questions=6, streams=2, answer_tokens=64, rounds=1, docstrings=150,
+    rates=(2.0, 20.0), load_s=2.0, fillers=4_000, documents=200, phase_s=0.7, settings=2,
+    repeats=1, kill_rate=3.0, kill_s=4.0,
+)  # fmt: skip
 
 
 async def run(options: Options, console: Console) -> Findings:
@@ -53,24 +70,48 @@ async def run(options: Options, console: Console) -> Findings:
     found: dict[str, Any] = {}
     wanted = options.only or PARTS
     with counting(console, 34) as progress:
-        if QUALITY in wanted:
-            found[QUALITY] = await _quality(options, progress)
+        if {QUALITY, PROBES} & set(wanted):
+            found |= await _answers(options, wanted, progress)
         if {RECALL, LATENCY, FRESHNESS} & set(wanted):
             found |= await _loads(options, wanted, progress)
+        if CONTROL in wanted:
+            found[CONTROL] = await control.measure(
+                options.phase_s, options.settings, options.repeats, options.seed, progress
+            )
+        if LOSSES in wanted:
+            found[LOSSES] = await _losses(options, progress)
     return Findings(figures=found, bars=bars(found), shown=tables(found))
 
 
-async def _quality(options: Options, progress: Progress) -> Mapping[str, Any]:
+async def _answers(options: Options, wanted: tuple[str, ...], progress: Progress) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     async with (
         running(answering_stack("retrieval-quality")) as stack,
         library(stack.settings.log) as books,
     ):
         url, model = stack.gateway_urls[0], stack.settings.model.served_name
         async with httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S) as client:
-            asker = quality.Questioner(client, model, options.streams, progress)
-            return await quality.measure(
-                books, asker, options.sizes, options.questions, options.seed
-            )
+            if QUALITY in wanted:
+                asker = quality.Questioner(client, model, options.streams, progress)
+                found[QUALITY] = await quality.measure(
+                    books, asker, options.sizes, options.questions, options.seed
+                )
+            if PROBES in wanted:
+                found[PROBES] = await probes.measure(
+                    books, client, model, streams=options.streams, tokens=options.answer_tokens,
+                    rounds=options.rounds, seed=options.seed, progress=progress,
+                )  # fmt: skip
+    return found
+
+
+async def _losses(options: Options, progress: Progress) -> Mapping[str, Any]:
+    async with (
+        running(sharded_stack("retrieval-losses")) as stack,
+        library(stack.settings.log) as books,
+    ):
+        return await losses.measure(
+            stack, books, options.kill_rate, options.kill_s, options.seed, progress
+        )
 
 
 async def _loads(options: Options, wanted: tuple[str, ...], progress: Progress) -> dict[str, Any]:
@@ -80,7 +121,9 @@ async def _loads(options: Options, wanted: tuple[str, ...], progress: Progress) 
         library(stack.settings.log) as books,
     ):
         if RECALL in wanted:
-            found[RECALL] = await recall.measure(books, options.questions, options.seed, progress)
+            found[RECALL] = await recall.measure(
+                books, options.docstrings, options.questions, options.seed, progress
+            )
         if not {LATENCY, FRESHNESS} & set(wanted):
             return found
         load = latency.Load(stack, books, options.rates, options.load_s, options.seed)
@@ -99,8 +142,9 @@ def bars(found: Mapping[str, Any]) -> list[Bar]:
         size = "300" if "300" in sizes else next(iter(sizes))
         right = sizes[size][quality.WITH]["right"]
         said.append(at_least(f"right answers, {size} pages", right, 0.85, "share"))
-    said += recall.bars(found.get(RECALL))
-    return [*said, *latency.bars(found.get(LATENCY)), *freshness.bars(found.get(FRESHNESS))]
+    for name, part in _MEASURED.items():
+        said += part.bars(found.get(name))
+    return said
 
 
 def tables(found: Mapping[str, Any]) -> list[Table]:
@@ -115,7 +159,7 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
                     f"{row['page_found']:.0%}", f"{row['tokens_put_in']:.0f}",
                 )  # fmt: skip
         shown.append(table)
-    for part in (recall, latency, freshness):
+    for part in _MEASURED.values():
         shown += part.tables(found)
     return shown
 
@@ -126,7 +170,7 @@ BENCHMARK = Benchmark(
     run=run,
     full=Options(),
     quick=QUICK,
-    quick_said="two handbooks, 24 questions, short loads",
+    quick_said="a small handbook, few questions, short loads",
 )
 main = BENCHMARK.main
 

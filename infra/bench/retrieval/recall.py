@@ -74,10 +74,10 @@ class Exact:
 
 
 async def measure(
-    books: Library, questions: int, seed: int, progress: Progress
+    books: Library, documents: int, questions: int, seed: int, progress: Progress
 ) -> Mapping[str, Any]:
     """Recall by mode, of the pool and exact."""
-    described = corpus()
+    described = corpus()[: documents or None]
     texts = [Text(each.document_id, each.text) for each in described]
     await books.put(COLLECTION, texts)
     await books.wait_for(COLLECTION, texts[-1], _FOUND_S)

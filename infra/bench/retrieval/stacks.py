@@ -41,6 +41,13 @@ def simulated_stack(name: str) -> Stack:
     return stack
 
 
+def sharded_stack(name: str) -> Stack:
+    """Two shards, the first with two replicas, and vectors of no model: what is measured is whether
+    answers come and what they say.
+    """
+    return make_stack(StackPlan(retrieval=3, shards=2, embedding=1), _folder(name))
+
+
 @asynccontextmanager
 async def running(stack: Stack) -> AsyncIterator[Stack]:
     """Started, and stopped at the end."""

@@ -1,7 +1,12 @@
 """The retrieval benchmark's report: bars and tables from its figures."""
 
+import pytest
+
+from infra.bench.retrieval.control import LOOP
 from infra.bench.retrieval.latency import IDLE, SATURATED
+from infra.bench.retrieval.losses import NO_SHARD, ONE_REPLICA, WHOLE
 from infra.bench.retrieval.main import bars, tables
+from infra.bench.retrieval.probes import NONE, USUAL
 from infra.bench.retrieval.quality import WITH, WITHOUT
 
 SPREAD = {"p50": 10.0, "p99": 20.0, "count": 9}
@@ -10,6 +15,8 @@ LOAD = {
     "search_ms": {"prefill": SPREAD, "decode": SPREAD},
 }
 SLOW = {**LOAD, "ttft_ms": {"with": {**SPREAD, "p99": 40.0}, "without": SPREAD}}
+ROW = {"searches": 9, "missed": {"prefill": 1, "decode": 2}, "missed_share": 0.3, "moves": 4,
+       "signals": ["link_bytes_per_s"]}  # fmt: skip
 SHARES = {
     "right": 0.9,
     "right_paraphrased": 0.8,
@@ -27,6 +34,18 @@ FOUND = {
         "documents_per_s": 9.0,
         "embedding_alone_per_s": 10.0,
     },
+    "probes": {
+        NONE: {"tokens_per_s": 100.0, "stalled_share": 0.0, "probes": 0.0, "put_in": 0.0},
+        USUAL: {"tokens_per_s": 95.0, "stalled_share": 0.06, "probes": 8.0, "put_in": 2.0},
+    },
+    "control": {
+        "searches_per_s": {"prefill": 1.0, "decode": 1.0},
+        "steps": {"step": {LOOP: ROW, "share 0": {**ROW, "missed_share": 0.25}}},
+    },
+    "losses": {
+        phase: {"answers": 9, "lost": 0, "cited": 8, "say_so": phase == NO_SHARD, "silent": 0}
+        for phase in (WHOLE, ONE_REPLICA, NO_SHARD)
+    },
 }
 
 
@@ -34,12 +53,18 @@ def test_bars_are_of_300_pages_a_full_queue_and_freshness() -> None:
     said = {bar.name: (bar.value, bar.met) for bar in bars(FOUND)}
     assert said == {
         "right answers, 300 pages": (0.7, False),
+        "tokens/s with probes every 32 beside none": (0.95, True),
+        "decode time stalled by probes": (0.06, False),
         "TTFT p99 with a search, decode queue full: 1 chats/s": (2.0, False),
         "document found under load, p99": (20.0, True),
         "ingest beside the embedding model alone": (0.9, True),
+        "misses above the best fixed setting, step": (pytest.approx(0.05), False),
+        "answers lost, replica and shard killed": (0, True),
+        "answers that lack a page and do not say so": (0, True),
+        "answers that say a shard was missing": (1, True),
     }
 
 
 def test_a_part_that_did_not_run_has_no_bar_and_no_table() -> None:
     assert bars({}) == [] and tables({}) == []
-    assert len(tables(FOUND)) == 3
+    assert len(tables(FOUND)) == 6

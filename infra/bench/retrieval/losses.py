@@ -1,0 +1,147 @@
+"""What becomes of answers when a replica of a shard is killed, and then a whole shard.
+
+Two shards of the documents, one with two replicas; simulated engines. Chats arrive at a rate, each
+looks up a page of its own by the page's words, so it is known which page its answer has to cite. An
+answer is lost where there is none; it is silent where it lacks its page and does not say that a
+shard was missing or that the search failed.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from rich.progress import Progress
+from rich.table import Table
+
+from infra.bench.results import Bar, at_least, at_most
+from infra.handbook.handbook import Page, handbook
+from infra.handbook.library import Library, Text
+from infra.stack.launcher import Stack
+
+COLLECTION, SHARDS = "handbook", 2
+REPLICA, SHARD = "retrieval-2", "retrieval-1"  # one of two of shard 0, and all of shard 1
+WHOLE, ONE_REPLICA, NO_SHARD = "whole", "one replica killed", "one shard killed"
+_PAGES, _FOUND_S, _PATIENCE_S = 40, 120.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What came back for one chat."""
+
+    phase: str
+    is_lost: bool
+    is_cited: bool  # its page
+    says_so: bool  # that something was missing
+
+    @property
+    def is_silent(self) -> bool:
+        return not (self.is_lost or self.is_cited or self.says_so)
+
+
+async def measure(
+    stack: Stack, books: Library, rate: float, phase_s: float, seed: int, progress: Progress
+) -> Mapping[str, Any]:
+    """Counts by phase: nothing is killed, a replica, and then a shard."""
+    pages = handbook(_PAGES)
+    texts = [Text(page.document_id, page.text, page.title) for page in pages]
+    await books.put(COLLECTION, texts)
+    for text in texts:
+        await books.wait_for(COLLECTION, text, _FOUND_S)
+    chats = Chats(stack, pages, seed)
+    victims = {WHOLE: "", ONE_REPLICA: REPLICA, NO_SHARD: SHARD}
+    task = progress.add_task("kills", total=len(victims))
+    for phase, victim in victims.items():
+        if victim:
+            await stack.kill(victim)
+        await chats.ask(phase, rate, phase_s)
+        progress.advance(task)
+    return figures(await chats.answers())
+
+
+class Chats:
+    """Chats that are asked at a rate, whatever becomes of those before."""
+
+    def __init__(self, stack: Stack, pages: Sequence[Page], seed: int) -> None:
+        self._model = stack.settings.model.served_name
+        self._pages, self._rng = pages, random.Random(f"losses {seed}")
+        self._client = httpx.AsyncClient(base_url=stack.gateway_urls[0], timeout=_PATIENCE_S)
+        self._asked: list[asyncio.Task[Answered]] = []
+
+    async def ask(self, phase: str, rate: float, phase_s: float) -> None:
+        """For so long."""
+        began_s = time.monotonic()
+        for number in range(round(rate * phase_s)):
+            await asyncio.sleep(max(0.0, began_s + number / rate - time.monotonic()))
+            page = self._rng.choice(self._pages)
+            self._asked.append(asyncio.create_task(self._one(phase, page)))
+        await asyncio.sleep(max(0.0, began_s + phase_s - time.monotonic()))
+
+    async def answers(self) -> list[Answered]:
+        """All of them, when the last one is there."""
+        try:
+            return await asyncio.gather(*self._asked)
+        finally:
+            await self._client.aclose()
+
+    async def _one(self, phase: str, page: Page) -> Answered:
+        body = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": page.title}],
+            "max_tokens": 8,
+            "retrieval": {"collection": COLLECTION, "query": page.text, "k": 3},
+        }
+        try:
+            response = await self._client.post("/v1/chat/completions", json=body)
+        except httpx.HTTPError:
+            return Answered(phase, is_lost=True, is_cited=False, says_so=False)
+        answer = response.json()
+        told = answer.get("trivium", {}).get("retrieval", {})
+        return Answered(
+            phase,
+            is_lost=response.status_code != 200 or not answer.get("choices"),
+            is_cited=page.document_id in {c["document_id"] for c in told.get("citations", ())},
+            says_so=bool(told.get("missing_shards") or told.get("error")),
+        )
+
+
+def figures(answered: Sequence[Answered]) -> dict[str, Any]:
+    """Counts by phase."""
+    found = {}
+    for phase in (WHOLE, ONE_REPLICA, NO_SHARD):
+        mine = [each for each in answered if each.phase == phase]
+        found[phase] = {
+            "answers": len(mine),
+            "lost": sum(each.is_lost for each in mine),
+            "cited": sum(each.is_cited for each in mine),
+            "say_so": sum(each.says_so for each in mine),
+            "silent": sum(each.is_silent for each in mine),
+        }
+    return found
+
+
+def bars(found: Mapping[str, Any] | None) -> list[Bar]:
+    """Nothing is lost, and what lacks a shard says so."""
+    if found is None:
+        return []
+    rows = list(found.values())
+    return [
+        at_most("answers lost, replica and shard killed", sum(r["lost"] for r in rows), 0, ""),
+        at_most(
+            "answers that lack a page and do not say so", sum(r["silent"] for r in rows), 0, ""
+        ),
+        at_least("answers that say a shard was missing", found[NO_SHARD]["say_so"], 1, ""),
+    ]
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """Counts by phase."""
+    if "losses" not in found:
+        return []
+    table = Table("pool", "answers", "lost", "with their page", "say so", "silent")
+    for phase, row in found["losses"].items():
+        table.add_row(phase, *map(str, row.values()))
+    return [table]

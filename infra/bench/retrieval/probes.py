@@ -1,0 +1,136 @@
+"""What searching again during an answer costs: tokens a second with a probe every 32 tokens and
+without, and how long decoding stood still.
+
+A real model. Beside the usual probes, which are asked ahead of their place and start where the one
+before ended: probes that decoding waits for, and probes that start anew. Ways take turns, so all
+meet the same machine.
+"""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import httpx
+from rich.progress import Progress
+from rich.table import Table
+
+from infra.bench.results import Bar, at_least, at_most, median
+from infra.handbook.handbook import handbook, questions
+from infra.handbook.library import Library, Text
+from schemas.errors import EngineFailed
+
+COLLECTION, EVERY = "probes", 32
+NONE, USUAL = "without probes", f"every {EVERY} tokens"
+WAYS: Mapping[str, Mapping[str, Any] | None] = {
+    NONE: None,
+    USUAL: {"every": EVERY},
+    "lookahead off": {"every": EVERY, "lookahead": 0},
+    "each starts anew": {"every": EVERY, "warm": False},
+}
+_PAGES, _FOUND_S = 100, 300.0
+
+
+async def measure(
+    books: Library,
+    client: httpx.AsyncClient,
+    model: str,
+    *,
+    streams: int,
+    tokens: int,
+    rounds: int,
+    seed: int,
+    progress: Progress,
+) -> Mapping[str, Any]:
+    """By way: tokens a second of so many answers at once, and the stalled share of decoding."""
+    pages = [Text(page.document_id, page.text, page.title) for page in handbook(_PAGES)]
+    await books.put(COLLECTION, pages)
+    await books.wait_for(COLLECTION, pages[-1], _FOUND_S)
+    asked = [each.text for each in questions(handbook(_PAGES), streams * rounds, seed=seed)]
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+    task = progress.add_task("probes", total=(rounds + 1) * len(WAYS))
+    for number in range(rounds + 1):
+        texts = asked[max(0, number - 1) * streams :][:streams]
+        for way, probes in WAYS.items():
+            row = await _round(client, model, texts, tokens, probes)
+            if number:  # the first one warms caches
+                found[way].append(row)
+            progress.advance(task)
+    return {way: _medians(rows) for way, rows in found.items()}
+
+
+async def _round(
+    client: httpx.AsyncClient,
+    model: str,
+    texts: Sequence[str],
+    tokens: int,
+    probes: Mapping[str, Any] | None,
+) -> dict[str, float]:
+    began_s = time.monotonic()
+    answers = await asyncio.gather(*(_one(client, model, each, tokens, probes) for each in texts))
+    took_s = time.monotonic() - began_s
+    told = [answer["trivium"] for answer in answers]
+    stalled_ms = sum(each.get("stalled_ms", 0.0) for each in told)
+    return {
+        "tokens_per_s": sum(a["usage"]["completion_tokens"] for a in answers) / took_s,
+        "stalled_share": stalled_ms / (len(texts) * took_s * 1000),
+        "probes": sum(each.get("probes", 0) for each in told),
+        "put_in": sum(len(_put_in(each)) for each in told),
+    }
+
+
+def _put_in(told: Mapping[str, Any]) -> list[Any]:
+    cited = told.get("retrieval", {}).get("citations", ())
+    return [each for each in cited if each.get("probe")]
+
+
+async def _one(
+    client: httpx.AsyncClient,
+    model: str,
+    text: str,
+    tokens: int,
+    probes: Mapping[str, Any] | None,
+) -> Mapping[str, Any]:
+    retrieval: dict[str, Any] = {"collection": COLLECTION}
+    if probes is not None:
+        retrieval["probes"] = probes
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "retrieval": retrieval,
+    }
+    answer: dict[str, Any] = (await client.post("/v1/chat/completions", json=body)).json()
+    if "error" in answer:
+        raise EngineFailed(f"the gateway answered: {answer['error']}")
+    return answer
+
+
+def _medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
+    return {name: median([row[name] for row in rows]) for name in rows[0]}
+
+
+def bars(found: Mapping[str, Any] | None) -> list[Bar]:
+    """Nine tenths of the speed without, and hardly a stall."""
+    if found is None:
+        return []
+    ratio = found[USUAL]["tokens_per_s"] / found[NONE]["tokens_per_s"]
+    return [
+        at_least(f"tokens/s with probes every {EVERY} beside none", ratio, 0.9, "x"),
+        at_most("decode time stalled by probes", found[USUAL]["stalled_share"], 0.05, "share"),
+    ]
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """By way."""
+    if "probes" not in found:
+        return []
+    table = Table("answers", "tokens/s", "stalled", "probes", "passages put in")
+    for way, row in found["probes"].items():
+        table.add_row(
+            way, f"{row['tokens_per_s']:.1f}", f"{row['stalled_share']:.1%}",
+            f"{row['probes']:.0f}", f"{row['put_in']:.0f}",
+        )  # fmt: skip
+    return [table]
