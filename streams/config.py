@@ -58,6 +58,9 @@ class RouterSettings:
     session_ttl_ms: Positive = 3_600_000  # without a turn for so long, a conversation is forgotten
     retrievals_max: Positive = 1_000  # searches under way; above it requests go on without
     retrieval_grace_ms: Natural = 100  # what an answer of the last moment takes to be read back
+    # where a worker lacks so many tokens of what a prompt begins with, it computes them while the
+    # rest is searched for; 0: never
+    warm_tokens_min: Natural = 512
     # sessions whose passages are put in again in later turns; 0: none
     histories_max: Natural = 10_000
     histories_bytes_max: Positive = 64 << 20  # of these

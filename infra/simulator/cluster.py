@@ -37,12 +37,13 @@ from schemas.records import (
     Retrieved,
     Role,
     TokenFrame,
+    WarmPrefix,
     Work,
 )
 from schemas.settings import LogSettings
 from schemas.topics import TOPICS
 from streams.config import RouterSettings
-from streams.core.effects import Ask, Dispatch, Effect
+from streams.core.effects import Ask, Dispatch, Effect, Warm
 from streams.core.events import (
     Event,
     OutcomeArrived,
@@ -233,12 +234,12 @@ class Cluster:
         for checker in self.checkers:
             checker.router_died()
 
-    def _order(self, effect: Dispatch) -> None:
+    def _order(self, effect: Dispatch | Warm) -> None:
         there = _LOG.partitions(TOPICS[effect.topic].group)
         assert 0 <= effect.partition < there, "no producer sends to a partition that is not there"
         self.order((effect.topic, effect.partition), effect.record)
 
-    def order(self, channel: Channel, record: Work | CancelWork) -> None:
+    def order(self, channel: Channel, record: Work | CancelWork | WarmPrefix) -> None:
         """Tell a worker, if there is one of the name; raises RecordTooLarge."""
         worker = self.workers.get(record.worker_id)
 
@@ -247,6 +248,8 @@ class Cluster:
                 return
             if isinstance(record, Work):
                 worker.life.take(record)
+            elif isinstance(record, WarmPrefix):
+                worker.life.warm(record)
             else:
                 worker.life.cancel(record)
 

@@ -38,6 +38,7 @@ from streams.core.effects import (
     GoWithout,
     SaveSession,
     Tell,
+    Warm,
 )
 
 TRACES_MAX = 100_000
@@ -231,6 +232,8 @@ class Outbox:
             case Dispatch(topic, partition, record):
                 key, headers = record.request_id, self._trace_of(record)
                 return [await send(topic, record, key=key, partition=partition, headers=headers)]
+            case Warm(topic, partition, record):
+                return [await send(topic, record, key=record.request_id, partition=partition)]
             case Decide(decision, partition):
                 key = decision.session_id
                 return [await send("decisions", decision, key=key, partition=partition)]

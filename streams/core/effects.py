@@ -13,6 +13,7 @@ from schemas.records import (
     Retrieved,
     Session,
     StreamRetrieved,
+    WarmPrefix,
     Work,
 )
 
@@ -84,4 +85,13 @@ class Tell:
     gateway_partition: int
 
 
-Effect = Dispatch | Decide | End | SaveSession | Forget | Ask | GoWithout | Tell
+@dataclass(frozen=True, slots=True)
+class Warm:
+    """Have a worker compute a prompt's beginning; nobody hears what became of it."""
+
+    topic: str
+    partition: int
+    record: WarmPrefix
+
+
+Effect = Dispatch | Decide | End | SaveSession | Forget | Ask | GoWithout | Tell | Warm

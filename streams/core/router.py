@@ -69,7 +69,7 @@ class Router:
         self._orders = Orders(router_id, self.tables.fleet, self.tables.effects)
         self._endings = Endings(self.tables, self._orders)
         self._dispatcher = Dispatcher(self.tables, self._orders, self._endings, self.placer)
-        self._retrievals = Retrievals(self.tables, self._endings.enqueue)
+        self._retrievals = Retrievals(self.tables, self._endings.enqueue, self._dispatcher.warm)
         self._attempts = Attempts(
             self.tables, self._orders, self._endings, self._retrievals, self.placer.estimates
         )

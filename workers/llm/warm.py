@@ -4,15 +4,26 @@ A router has one computed while the rest is searched for. It goes to the engine 
 token whose output nobody takes. Pure; `workers/loops.py` calls it.
 """
 
-from schemas.records import Sampling, WarmPrefix, WorkPhase
+from typing import Protocol
+
+from schemas.records import Capability, Sampling, WarmPrefix, WorkPhase
 from schemas.rules.tokens import token_array
-from workers.llm.engine import Engine, Job
+from workers.llm.engine import EngineLoad, Job, Jobs
 from workers.llm.held import HeldRequests
 
 _ONE_TOKEN = Sampling(max_tokens=1, temperature=0.0)
 
 
-def warm(order: WarmPrefix, engine: Engine, held: HeldRequests, now_ms: int) -> None:
+class Loaded(Jobs, Protocol):
+    """What of an engine says whether it has time."""
+
+    capability: Capability
+
+    def load(self) -> EngineLoad:
+        """Current figures."""
+
+
+def warm(order: WarmPrefix, engine: Loaded, held: HeldRequests, now_ms: int) -> None:
     """Compute it, unless others would wait for that: where there is a queue, or a drain."""
     load, most = engine.load(), engine.capability.running_max
     is_busy = load.waiting or len(held.prefill_gate) or max(load.running, len(held)) >= most

@@ -14,6 +14,7 @@ from infra.simulator.machine.gpu import Gpu, Sequence
 from infra.simulator.machine.latency import Setup, StepCosts
 from infra.simulator.machine.state import EngineState
 from schemas.errors import PromptTooLong
+from schemas.records import Capability
 from workers.llm.engine import EngineLoad, Job, Output
 
 HANDLE_MS = 30_000  # how long KV is kept for a decode engine that has to come
@@ -34,6 +35,7 @@ class TimedEngine:
         *,
         prefill_only: bool,
         make_gpu: Callable[..., Gpu] = Gpu,  # called as Gpu is
+        model: str = "",
     ) -> None:
         costs = StepCosts(setup)
         self.gpu = gpu = make_gpu(
@@ -44,6 +46,16 @@ class TimedEngine:
         gpu.steps_max = setup.steps_max
         self.state = EngineState(engine_id, setup, gpu, self._start, wake)
         self._clock, self._setup = clock, setup
+        self.capability = Capability(
+            model=model,
+            engine="sim",
+            engine_id=engine_id,
+            block_size=setup.block_tokens,
+            max_model_len=setup.kv_blocks * setup.block_tokens,
+            running_max=setup.running_max,
+            orchestrations=(),  # a worker adds those of its cluster
+            kv_bytes_per_token=setup.model.kv_bytes_per_token,
+        )
         self._exchange, self._hashes = exchange, hashes
         exchange.engines[engine_id] = self.state
 

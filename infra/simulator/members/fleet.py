@@ -1,10 +1,11 @@
 """What simulated members tell the fleet: registrations, heartbeats, KV events."""
 
+from dataclasses import replace
+
 from infra.simulator.members.life import Life
-from infra.simulator.members.worker import MODEL, SimWorker
+from infra.simulator.members.worker import SimWorker
 from schemas import prefix
 from schemas.records import (
-    Capability,
     Heartbeat,
     KvEvents,
     Lease,
@@ -22,18 +23,8 @@ FleetRecord = Registration | Heartbeat
 
 def registration(worker: SimWorker, orchestrations: tuple[Orchestration, ...]) -> Registration:
     """A worker introduces this life of itself."""
-    setup = worker.setup
     topics = sorted({WORK_TOPICS[role] for role in worker.roles})
-    capability = Capability(
-        model=MODEL,
-        engine="sim",
-        engine_id=worker.worker_id,
-        block_size=setup.block_tokens,
-        max_model_len=setup.kv_blocks * setup.block_tokens,
-        running_max=setup.running_max,
-        orchestrations=orchestrations,
-        kv_bytes_per_token=setup.model.kv_bytes_per_token,
-    )
+    capability = replace(worker.life.engine.capability, orchestrations=orchestrations)
     return Registration(
         member_id=worker.worker_id,
         epoch=worker.epoch,

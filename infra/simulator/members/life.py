@@ -11,7 +11,7 @@ from infra.simulator.log.clock import Clock
 from infra.simulator.machine.engine import TimedEngine
 from infra.simulator.members.searches import Answer
 from schemas.errors import RecordTooLarge, WorkerRefused
-from schemas.records import CancelWork, Outcome, Phase, Retrieved, TokenFrame, Work
+from schemas.records import CancelWork, Outcome, Phase, Retrieved, TokenFrame, WarmPrefix, Work
 from workers.config import WorkerSettings
 from workers.llm.engine import Output
 from workers.llm.frames import Frames, OutgoingFrame
@@ -22,6 +22,7 @@ from workers.llm.probing.answer import ProbeAsk
 from workers.llm.probing.jobs import ProbingJobs
 from workers.llm.reports import Report, Reports
 from workers.llm.stream import WorkerIdentity
+from workers.llm.warm import warm
 
 _SETTINGS = WorkerSettings()
 _INTERVALS = Intervals(
@@ -83,6 +84,13 @@ class Life:
         """So does an order to stop."""
         if self.alive:
             self.held.cancel(order, int(self._clock.now_ms))
+            self._go_on()
+
+    def warm(self, order: WarmPrefix) -> None:
+        """So does a prompt's beginning, to be computed."""
+        is_known = f"warm.{order.request_id}" in self.engine.state.computations
+        if self.alive and not is_known:
+            warm(order, self.engine, self.held, int(self._clock.now_ms))
             self._go_on()
 
     def drain(self) -> None:

@@ -24,6 +24,7 @@ from streams.core.effects import (
     GoWithout,
     SaveSession,
     Tell,
+    Warm,
 )
 from streams.core.events import (
     Event,
@@ -43,7 +44,7 @@ PARTITION = 0  # all sessions lie there
 class Carriers:
     """Who carries effects out; `order` raises RecordTooLarge."""
 
-    order: Callable[[Dispatch], None]
+    order: Callable[[Dispatch | Warm], None]
     report: Callable[[Outcome | Phase | Retrieved], None]
     ask: Callable[[Ask], None]
     frame: Callable[[int, TokenFrame], None]
@@ -116,6 +117,8 @@ class SimRouter:
         match effect:
             case Dispatch():
                 self._dispatch(effect)
+            case Warm():
+                self._carriers.order(effect)
             case Decide(decision):
                 if self._keeps_log:
                     self.noted("decisions", Placed(decision, PARTITION))

@@ -83,4 +83,5 @@ class SimWorker:
             wake,
             prefill_only=prefill_only,
             make_gpu=self._make_gpu,
+            model=MODEL,
         )

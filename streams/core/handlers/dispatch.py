@@ -4,17 +4,29 @@ Who is chosen is `streams/core/placement`'s; what is told to workers, and which 
 `streams/core/handlers/orders.py`'s. Called by `streams/core/router.py` after every event.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from schemas.records import DecisionKind, KvHandle, Mode, Orchestration, Reason, Role, Session
-from streams.core.effects import Tell
+from schemas.records import (
+    DecisionKind,
+    Insert,
+    KvHandle,
+    Mode,
+    Orchestration,
+    Reason,
+    Role,
+    Session,
+    WarmPrefix,
+)
+from streams.core.effects import Tell, Warm
 from streams.core.fleet.workers import Worker
 from streams.core.handlers.endings import Endings
 from streams.core.handlers.orders import Orders
 from streams.core.placement.answer import Placement
-from streams.core.placement.case import Case
+from streams.core.placement.case import Case, Warmed
 from streams.core.placement.placer import Placer
 from streams.core.placement.selection import candidates
+from streams.core.requests.context import beginning
 from streams.core.requests.live import NOBODY, LiveRequest
 from streams.core.states import BEGINS, State
 from streams.core.tables import Tables
@@ -51,6 +63,34 @@ class Dispatcher:
             with tables.about(live):
                 if not self._place(live, now_ms):
                     break
+
+    def warm(self, live: LiveRequest, history: Sequence[Insert], now_ms: int) -> None:
+        """While the request waits for a search, have its prompt's beginning computed where it would
+        go now, if that is worth it. The choices of a call begin alike: the first one's will do."""
+        tables, request, retrieval = self._tables, live.request, live.request.retrieval
+        least_tokens = tables.settings.warm_tokens_min
+        if not least_tokens or request.choice or retrieval is None:
+            return
+        begins = replace(request, prompt_tokens=beginning(request, history))
+        case = Case.of(begins)
+        case.session = self._session(live, now_ms)
+        found = self._placer.computes(case, tables.fleet, now_ms)
+        if found is None or found[1] < least_tokens:
+            return
+        worker = found[0]
+        block_size = 1 if worker.capability is None else worker.capability.block_size
+        tokens = case.prompt_tokens // block_size * block_size
+        live.warm = Warmed(life=worker.life, tokens=tokens)
+        record = WarmPrefix(
+            request_id=live.request_id,
+            session_id=request.session_id,
+            worker_id=worker.worker_id,
+            worker_epoch=worker.epoch,
+            model=request.model,
+            prompt_tokens=begins.prompt_tokens,
+            deadline_ms=retrieval.by_ms,
+        )
+        tables.effects.append(Warm(worker.topic, worker.partition, record))
 
     def _place(self, live: LiveRequest, now_ms: int) -> bool:
         """Begin an attempt; false where the request has to wait."""
@@ -97,6 +137,7 @@ class Dispatcher:
         """What placement has to know; what it computed for the request stays with it."""
         if live.case is None:
             live.case = Case.of(live.request)
+            live.case.warm = live.warm
         live.case.session = self._session(live, now_ms)
         live.case.waiting = len(self._tables.admission)
         live.case.before_decode = self._tables.requests.before_decode

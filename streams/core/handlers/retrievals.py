@@ -9,24 +9,28 @@ What the prompt then is, `streams/core/requests/context.py` says. Called by `str
 and `streams/core/handlers/attempts.py`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from schemas.errors import DeadlineExceeded, QueueFull, TriviumError
-from schemas.records import Retrieval, Retrieved
+from schemas.records import Insert, Retrieval, Retrieved
 from streams.core.effects import Ask, GoWithout, Tell
 from streams.core.requests.context import with_context
 from streams.core.requests.live import LiveRequest
 from streams.core.states import State
 from streams.core.tables import Tables
 
+_GoOn = Callable[[LiveRequest, int], None]
+_Warm = Callable[[LiveRequest, Sequence[Insert], int], None]
+
 
 class Retrievals:
     """The way of a request from its arrival to the queue, over the router's tables."""
 
-    def __init__(self, tables: Tables, enqueue: Callable[[LiveRequest, int], None]) -> None:
-        """`enqueue` is how a request goes on."""
+    def __init__(self, tables: Tables, enqueue: _GoOn, warm: _Warm) -> None:
+        """`enqueue` is how a request goes on; `warm` may have a worker begin with its prompt."""
         self._tables = tables
         self._enqueue = enqueue
+        self._warm = warm
 
     def begin(self, live: LiveRequest, now_ms: int) -> None:
         """Have it searched for a request, by the time that it names."""
@@ -42,6 +46,7 @@ class Retrievals:
         else:
             history = tables.histories.of(live.request)
             tables.effects.append(Ask(live.request, history, live.partition))
+            self._warm(live, history, now_ms)
             tables.requests.watch(live, retrieval.by_ms + tables.settings.retrieval_grace_ms)
 
     def overdue(self, live: LiveRequest, now_ms: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from schemas.frozen import frozen
 from schemas.prefix import Words, chain
 from schemas.records import Request, Session, Unmet
 from schemas.rules.tokens import token_count
@@ -49,6 +50,14 @@ class Missed:
 ALL_MET = Missed()
 
 
+@frozen
+class Warmed:
+    """A prompt's beginning that a worker was told to compute."""
+
+    life: tuple[str, int]
+    tokens: int  # in whole blocks
+
+
 @dataclass(slots=True, eq=False)
 class Case:
     """A request as placement sees it; `session`, `waiting` and `before_decode` are as of now."""
@@ -63,6 +72,7 @@ class Case:
     note: Note | None = None
     weights: tuple[float, float] | None = None  # of TTFT and TPOT, by its class or its own
     policy: str = ""  # by which it is being placed
+    warm: Warmed | None = None  # its beginning, computed while the rest was searched for
     _chains: dict[int, Words] = field(default_factory=dict)
 
     @classmethod

@@ -80,6 +80,25 @@ class Placer:
             return self._local(view, home, choice)
         return remote
 
+    def computes(self, case: Case, fleet: Fleet, now_ms: int) -> tuple[Worker, int] | None:
+        """Where the prompt would probably be computed were it placed now, and how much of it that
+        worker lacks. No policy is asked, and nothing counts as dispatched."""
+        view = self._view(case, fleet, now_ms)
+        policy = case.request.policy or self.settings.policy
+        worker = view.replica()
+        if view.home_takes(Role.DECODE) and policy not in ("static", "replica"):
+            worker = view.home
+        elif policy != "replica" and fleet.any_lives(Role.DECODE, now_ms):
+            prefill = view.prefill(view.open(Role.PREFILL))
+            at_home = worker is not None and worker is view.home
+            if (
+                prefill is not None
+                and not at_home
+                and (worker is None or view.prefill_ms()[prefill.row] <= view.append_at_ms(worker))
+            ):
+                worker = prefill
+        return None if worker is None else (worker, view.lacking(worker))
+
     def handoff(self, case: Case, fleet: Fleet, now_ms: int) -> tuple[Worker | None, Reason]:
         """The decode worker for a prompt that a prefill worker has computed, and why.
 

@@ -85,6 +85,9 @@ class View:
             found = self._prefixes.held_by(worker, self._find_levels())
             if worker is self.home and not self._told:
                 found = max(found, self._history_tokens(worker))
+            warm = self.case.warm
+            if warm is not None and warm.life == worker.life:
+                found = max(found, min(warm.tokens, self.case.prompt_tokens))
             self._held_at[worker] = found
         return found
 
@@ -122,9 +125,16 @@ class View:
         found.fill(max(1, prompt_tokens))
         for tokens, rows in self._prefixes.rows_holding(pool, self._find_levels()):
             found[rows] = max(1, prompt_tokens - tokens)
-        if home is not None and home.role is role:
-            found[home.row] = self.to_compute_at(home)
+        for worker in (home, self._warm_in(role)):
+            if worker is not None and worker.role is role:
+                found[worker.row] = self.to_compute_at(worker)
         return found
+
+    def _warm_in(self, role: Role) -> Worker | None:
+        """The listed worker that was told to compute the prompt's beginning."""
+        warm = self.case.warm
+        worker = None if warm is None else self.fleet.worker(warm.life[0], role)
+        return worker if worker is not None and worker.row != NOT_LISTED else None
 
     def open(self, role: Role) -> Flags:
         """Which rows of a pool take the request."""

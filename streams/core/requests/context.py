@@ -75,6 +75,17 @@ def with_context(request: Request, retrieved: Retrieved) -> Context:
     return Context(replace(request, prompt_tokens=prompt), inserts, own, told)
 
 
+def beginning(request: Request, history: Sequence[Insert]) -> bytes:
+    """What the prompt will begin with whatever is found, if the quoted documents say the same."""
+    retrieval = request.retrieval
+    assert retrieval is not None, f"{request.request_id}: nothing is to be found"
+    around = (retrieval.lead, retrieval.trail, retrieval.tail)
+    own_tokens = sum(map(token_count, around)) + retrieval.tokens_max
+    own_tokens += min(retrieval.k, PASSAGES_MAX) * token_count(retrieval.joint)
+    plain = request.prompt_tokens[: max(0, retrieval.at) * _TOKEN_BYTES]
+    return _put_in(plain, _first(history, retrieval.room_tokens - own_tokens))
+
+
 def _chosen(retrieval: Retrieval, passages: Sequence[Passage]) -> list[Passage]:
     """The best that fit; for what stands around them there is room besides."""
     left_tokens = retrieval.tokens_max

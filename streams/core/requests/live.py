@@ -28,7 +28,7 @@ from schemas.records import (
 from schemas.rules.pairs import is_paired
 from schemas.rules.tokens import token_count
 from streams.core.fleet.workers import Gateway, Life
-from streams.core.placement.case import Case
+from streams.core.placement.case import Case, Warmed
 from streams.core.requests.context import Context
 from streams.core.requests.probed import Probed
 from streams.core.states import ON_WORKERS, STANDS_ON, TRANSITIONS, Side, State, Word
@@ -85,6 +85,7 @@ class LiveRequest:
     case: Case | None = None  # what placement has computed for it
     told: StreamRetrieved | None = None  # what its reader is to hear of its prompt
     known: tuple[str, ...] = ()  # passages that were found for its prompt and stand in it
+    warm: Warmed | None = None  # a hint for placement, which no rebuild knows
     probed: tuple[Probed, ...] = ()  # what searches during its answer have come to
 
     @property

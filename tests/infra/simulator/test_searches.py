@@ -36,7 +36,7 @@ def test_these_storms_meet_all_that_may_become_of_a_search() -> None:
     seen = sum((searched(seed).seen for seed in (8, 9)), Counter[str]())
     kinds = (
         *("second answers", "errors", "histories", "changed documents"),
-        *("repeated words", "citations"),
+        *("repeated words", "citations", "beginnings"),
     )
     assert all(seen[kind] for kind in kinds), seen
 

@@ -17,6 +17,7 @@ from schemas.records import (
     PhaseKind,
     Request,
     Session,
+    WarmPrefix,
     Work,
 )
 from streams.agents.outbox import TRACES_MAX, Outbox
@@ -31,6 +32,7 @@ from streams.core.effects import (
     GoWithout,
     SaveSession,
     Tell,
+    Warm,
 )
 from streams.core.events import PhaseArrived, Tick
 from tests.schemas.examples import TRACEPARENT
@@ -375,6 +377,23 @@ def test_what_goes_without_is_written_where_answers_are() -> None:
         box.put([GoWithout(retrieved, 3)])
         await box.drain()
         assert producer.sent == [("phases", retrieved, "s-r1", 3, ())]
+        task.cancel()
+
+    run(main())
+
+
+def test_a_prompts_beginning_goes_to_its_worker() -> None:
+    async def main() -> None:
+        producer = FakeProducer()
+        box = outbox(producer)
+        task = asyncio.create_task(box.run())
+        record = WarmPrefix(
+            request_id="r1", session_id="s", worker_id="p0", worker_epoch=1, model="tiny",
+            prompt_tokens=b"aaaa", deadline_ms=T0,
+        )  # fmt: skip
+        box.put([Warm("prefill", 3, record)])
+        await box.drain()
+        assert producer.sent == [("prefill", record, "r1", 3, ())]
         task.cancel()
 
     run(main())

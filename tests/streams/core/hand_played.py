@@ -33,6 +33,10 @@ class HandPlayedWorker:
     allocated: set[Key] = field(default_factory=set)
     taken: set[Key] = field(default_factory=set)  # repeated work is ignored
 
+    @property
+    def topic(self) -> str:
+        return "prefill" if self.role is Role.PREFILL else "decode"
+
     def take(self, work: Work) -> None:
         """Never more than it granted."""
         key = key_of(work)

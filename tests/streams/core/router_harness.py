@@ -26,11 +26,12 @@ from schemas.records import (
     Retrieved,
     Role,
     StreamRetrieved,
+    WarmPrefix,
     Work,
     WorkPhase,
 )
 from streams.config import RouterSettings
-from streams.core.effects import Ask, Decide, Dispatch, Effect, End, GoWithout, Tell
+from streams.core.effects import Ask, Decide, Dispatch, Effect, End, GoWithout, Tell, Warm
 from streams.core.events import (
     CancellationArrived,
     Event,
@@ -74,6 +75,7 @@ class RouterHarness:
         self.attempts: dict[str, int] = {}
         self.prompts: dict[str, bytes] = {}
         self.asks: list[Ask] = []
+        self.warms: list[WarmPrefix] = []
         self.told: list[StreamRetrieved] = []
         self.on_the_way: list[Retrieved] = []  # written, and not read yet
         self._beats = 0
@@ -100,6 +102,11 @@ class RouterHarness:
                 if decision.kind in (DecisionKind.PLACE, DecisionKind.REPLACE):
                     self.attempts[decision.request_id] = decision.attempt
                     self._check_void(decision.request_id)
+            case Warm(topic, partition, record):
+                worker = self.workers[record.worker_id]
+                assert (topic, partition) == (worker.topic, worker.partition)
+                assert worker.epoch == record.worker_epoch
+                self.warms.append(record)
             case Ask():
                 assert effect.request.request_id not in self.outcomes, "a search for nobody"
                 self.asks.append(effect)
@@ -119,7 +126,7 @@ class RouterHarness:
         assert self.now_ms - worker.seen_ms <= LEASE_MS, "work for a silent worker"
         if work.orchestration is not Orchestration.DECODE_FIRST or worker.role is Role.DECODE:
             assert worker.state is MemberState.READY, "work for a worker that drains or is gone"
-        assert (topic == "prefill") == (worker.role is Role.PREFILL)
+        assert topic == worker.topic
         assert (work.phase is WorkPhase.PREFILL) == (worker.role is Role.PREFILL)
         assert partition == worker.partition
         assert work.attempt == self.attempts[work.request_id]

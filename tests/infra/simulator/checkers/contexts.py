@@ -6,7 +6,15 @@ Keeps books of records alone, and puts passages into prompts by code of its own.
 from collections import Counter
 
 from infra.simulator.cluster import Checker, Cluster
-from schemas.records import OutcomeKind, Request, Retrieved, StreamRetrieved, TokenFrame, Work
+from schemas.records import (
+    OutcomeKind,
+    Request,
+    Retrieved,
+    StreamRetrieved,
+    TokenFrame,
+    WarmPrefix,
+    Work,
+)
 
 _TOKEN = 4
 
@@ -40,6 +48,8 @@ class Contexts(Checker):
             for request_id in record.request_ids:
                 is_known = request_id in self.told or request_id not in self.requests
                 assert is_known, f"{request_id}: a token before its reader was told"
+        elif isinstance(record, WarmPrefix):
+            self.seen["beginnings"] += 1
         elif isinstance(record, Work) and record.request_id in self.requests:
             self._work(record)
 

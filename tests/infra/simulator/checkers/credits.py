@@ -108,6 +108,8 @@ class Idle(Checker):
         """Look into the engines."""
         for worker in cluster.workers.values():
             for name in worker.life.engine.state.computations:
+                if name.startswith("warm."):  # for a request, and of no attempt of it
+                    continue
                 request_id, _, attempt = name.partition("+")[0].rpartition(".")
                 over_ms = min(
                     self._over_ms.get((request_id, int(attempt)), inf),

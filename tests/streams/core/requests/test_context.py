@@ -9,7 +9,7 @@ from schemas.errors import DeadlineExceeded
 from schemas.records import Insert, Quoted, Request
 from schemas.rules.sizes import QUOTED_MAX
 from schemas.rules.tokens import pack_tokens, unpack_tokens
-from streams.core.requests.context import Context, Histories, quoted_in, with_context
+from streams.core.requests.context import Context, Histories, beginning, quoted_in, with_context
 from tests.streams.builders import passage, request, retrieval, retrieved
 
 HISTORY = (
@@ -153,6 +153,27 @@ def test_no_more_is_remembered_than_may_be_asked_and_answered(
     histories = Histories(sessions_max=9, bytes_max=64 << 20)
     histories.remember(asked(), (Insert(at=1, tokens=b"aaaa", quoted=quoted),), 0)
     assert len(histories) == kept
+
+
+def beginning_of(history: tuple[Insert, ...] = (), **changes: Any) -> list[int]:
+    return unpack_tokens(beginning(asked(**changes), history))
+
+
+def test_what_a_prompt_begins_with_is_known_before_anything_is_found() -> None:
+    """Up to the place of the passages, with what earlier turns had, as far as it surely fits."""
+    assert beginning_of() == [0, 1, 2, 3]
+    assert beginning_of(HISTORY, room_tokens=99) == [0, 71, 72, 1, 2, 73, 74, 75, 3]
+    own = 40 + 4 + 2 * 1  # passages, what stands around them, and between
+    assert beginning_of(HISTORY, room_tokens=own + 4) == [0, 71, 72, 1, 2, 3]
+    assert beginning_of(at=-3) == [] and beginning_of(at=99) == list(range(10))
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_every_prompt_begins_so(count: int) -> None:
+    wanted = asked(room_tokens=60)
+    found = retrieved("r1", *[passage(n) for n in range(1, count + 1)], history=HISTORY)
+    whole = with_context(wanted, found).request.prompt_tokens
+    assert whole.startswith(beginning(wanted, HISTORY))
 
 
 # Sessions
