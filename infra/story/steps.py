@@ -208,7 +208,8 @@ def _dispatched(work: Work) -> Step:
         held = work.kv_target.tokens
         details.append(f"KV goes to {work.kv_target.worker_id}, which holds {held} tokens of it")
     if work.probes is not None and work.probes.decided:
-        again = f"{len(work.probes.put_in)} of {work.probes.decided} probes"
+        put_in = [insert for insert in work.probes.put_in if insert.tokens]
+        again = f"{len(put_in)} of {work.probes.decided} probes"
         details.append(f"what {again} of earlier attempts put in goes in again")
     what = f"dispatched {where} to {work.worker_id}"
     return Step(work.dispatched_ms, work.router_id, what, "work", 0, tuple(details))

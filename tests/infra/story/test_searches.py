@@ -142,7 +142,7 @@ def test_a_probe_that_came_to_nothing_says_why_and_is_no_answer_for_the_prompt()
 
 def test_a_later_attempt_tells_what_goes_in_again_and_the_end_what_probes_came_to() -> None:
     asked = request("r1", retrieval=retrieval(T0 + 400, probing=probing()))
-    kept = (Insert(at=8, tokens=pack_tokens([71, 72])),)
+    kept = (Insert(at=8, tokens=pack_tokens([71, 72])), Insert(at=16, tokens=b""))
     assert asked.retrieval is not None
     again = replace(
         work(WorkPhase.DECODE, "w1", T0 + 100, attempt=2),
