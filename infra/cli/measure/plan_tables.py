@@ -1,4 +1,4 @@
-"""`trivium plan`: tables that policies look up, made by measuring beforehand."""
+"""`trivium plan`: tables that policies look up, made by measuring beforehand; sizes of pools."""
 
 import asyncio
 import os
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from infra.cli.measure import plan_pools
 from infra.cli.options import Bootstrap, Config, Seed, in_panel, settings_of_running
 from infra.stack.statefile import read_state
 from schemas.errors import ConfigError
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from schemas.settings import LogSettings
     from streams.core.placement.ppd_table import PpdTable
 
-app = typer.Typer(help="Tables that policies look up, made by measuring beforehand.")
+app = typer.Typer(help="Tables that policies look up, and how many workers pools want.")
+app.command("pools", epilog=plan_pools.EXAMPLES)(plan_pools.pools)
 _LIVE = in_panel("On a cluster")
 _EXAMPLES = """[bold]Examples[/]
 
@@ -37,7 +39,7 @@ trivium plan ppd --url http://HOST:8000 --bootstrap HOST:9092 [dim]on a cluster 
 
 @app.callback()
 def _group() -> None:
-    """Tables that policies look up, made by measuring beforehand."""
+    """Tables that policies look up, and how many workers pools want."""
 
 
 @app.command("probe")
