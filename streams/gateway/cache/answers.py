@@ -62,6 +62,9 @@ class AnswerCache:
         except (TriviumError, TimeoutError) as error:
             logger.info("no answer was looked up: %s: %s", type(error).__name__, error)
             outcome = "failed"
+        except Exception:  # ours to mend, and no reason to fail a chat
+            logger.exception("no answer was looked up")
+            outcome = "failed"
         self._metrics.cache_lookup("hit" if lookup.hit else outcome)
         return lookup
 
@@ -128,6 +131,8 @@ class AnswerCache:
                 await self._pool.write(document)
         except TriviumError as error:
             logger.info("an answer was not kept: %s: %s", type(error).__name__, error)
+        except Exception:
+            logger.exception("an answer was not kept")
 
     async def drop(self, entry_id: str) -> None:
         """Have it found no more; raises BrokerUnavailable."""

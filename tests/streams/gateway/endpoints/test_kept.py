@@ -310,6 +310,14 @@ async def test_without_a_pool_an_answer_is_made() -> None:
     assert 'cache_lookups_total{outcome="failed"} 1.0' in gateway.state.metrics.render().decode()
 
 
+async def test_an_error_of_ours_fails_no_chat(caplog: pytest.LogCaptureFixture) -> None:
+    gateway = gateway_of()
+    broken: Any = RuntimeError("ours")
+    gateway.pool.trouble = broken
+    assert not is_hit(await kept(gateway, asked()))
+    assert "no answer was looked up" in caplog.text and not gateway.pool.documents
+
+
 async def test_a_lookup_that_takes_too_long_is_a_miss() -> None:
     gateway = gateway_of()
     await kept(gateway, asked())
