@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 
 from streams.gateway.request.body import ChatBody, CompletionBody, TokenizeBody
 from streams.gateway.request.embed_body import EmbeddingsBody, RerankBody
+from streams.gateway.request.responses_body import ResponsesBody
 from tests.fuzz.drawn import JSON, changed_bytes, examples, text_of
 from tests.stalls import unstalled
 from tests.streams.gateway.in_process import InProcessGateway, call
-from tests.streams.gateway.samples import chat, completion
+from tests.streams.gateway.samples import MODEL, chat, completion
 
 PATHS: dict[str, tuple[dict[str, Any], Any]] = {
     "/v1/chat/completions": (chat(), ChatBody),
     "/v1/completions": (completion(), CompletionBody),
+    "/v1/responses": ({"model": MODEL, "input": "x"}, ResponsesBody),
     "/tokenize": ({"prompt": "x"}, TokenizeBody),
     "/v1/embeddings": ({"model": "letters", "input": ["x"]}, EmbeddingsBody),
     "/v1/rerank": ({"model": "letters", "query": "x", "documents": ["y"]}, RerankBody),

@@ -34,7 +34,9 @@ LABELS = (
     *("GET /v1/models/{model}", "GET /v1/requests/{request_id}/events"),
     *("DELETE /v1/requests/{request_id}", "POST /tokenize"),
     *("POST /v1/chat/completions", "POST /v1/completions"),
-    *("POST /v1/embeddings", "POST /v1/rerank"),
+    *("POST /v1/embeddings", "POST /v1/rerank", "POST /v1/responses"),
+    *("GET /v1/responses/{response_id}", "DELETE /v1/responses/{response_id}"),
+    *("POST /v1/responses/{response_id}/cancel", "GET /v1/responses/{response_id}/input_items"),
 )
 BODIES = {f"POST {path}": good for path, (good, _) in PATHS.items()}
 

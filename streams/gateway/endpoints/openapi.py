@@ -13,11 +13,13 @@ from schemas.records import Priority
 from streams.config import ORCHESTRATIONS, POLICIES
 from streams.gateway.request.body import ChatBody, CompletionBody, TokenizeBody
 from streams.gateway.request.embed_body import EmbeddingsBody, RerankBody
+from streams.gateway.request.responses_body import INCLUDE, ResponsesBody
 
 _REF = "#/components/schemas/{model}"
 _BODIES: dict[str, tuple[type[BaseModel], str, str]] = {
     "/v1/chat/completions": (ChatBody, "Answer a chat, whole or as a stream.", "OpenAI"),
     "/v1/completions": (CompletionBody, "Continue a prompt, whole or as a stream.", "OpenAI"),
+    "/v1/responses": (ResponsesBody, "Answer a chat in OpenAI's newer form.", "OpenAI"),
     "/v1/embeddings": (EmbeddingsBody, "Vectors of texts.", "OpenAI"),
     "/v1/rerank": (RerankBody, "Texts by their similarity to a query.", "Cohere, Jina"),
     "/tokenize": (TokenizeBody, "Token ids of a prompt or of messages.", "Trivium"),
@@ -40,6 +42,7 @@ _ANSWER_HEADERS = {
     "X-Trivium-Decode-Worker": "The worker that generated.",
 }
 _EVENTS = "/v1/requests/{request_id}/events"
+_RESPONSE = "/v1/responses/{response_id}"
 _JSON, _STREAM = "application/json", "text/event-stream"
 _TEXT: dict[str, Any] = {"type": "string"}
 _COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
@@ -81,10 +84,24 @@ def _answer(kind: str) -> dict[str, Any]:
     )  # fmt: skip
 
 
+_RESPONSE_ANSWER = _object(
+    id=_TEXT, object={"const": "response"}, created_at=_COUNT, model=_TEXT, status=_TEXT,
+    output=_list(_object(id=_TEXT, type=_TEXT, status=_TEXT)),
+)  # fmt: skip
+
+
 # By path, method and status: media types, and the schema of JSON.
 _ANSWERS: dict[tuple[str, str, str], tuple[tuple[str, ...], dict[str, Any]]] = {
     ("/v1/chat/completions", "post", "200"): ((_JSON, _STREAM), _answer("chat.completion")),
     ("/v1/completions", "post", "200"): ((_JSON, _STREAM), _answer("text_completion")),
+    ("/v1/responses", "post", "200"): ((_JSON, _STREAM), _RESPONSE_ANSWER),
+    (_RESPONSE, "get", "200"): ((_JSON, _STREAM), _RESPONSE_ANSWER),
+    (_RESPONSE, "delete", "200"): ((_JSON,), _object(id=_TEXT, deleted={"const": True})),
+    (f"{_RESPONSE}/cancel", "post", "200"): ((_JSON,), _RESPONSE_ANSWER),
+    (f"{_RESPONSE}/input_items", "get", "200"): (
+        (_JSON,),
+        _object(object={"const": "list"}, data=_list(_object(id=_TEXT))),
+    ),
     ("/v1/embeddings", "post", "200"): (
         (_JSON,),
         _object(
@@ -141,10 +158,13 @@ def _answer_headers() -> dict[str, Any]:
 def _operation(path: str) -> dict[str, Any]:
     model, doc, tag = _BODIES[path]
     schema = {"$ref": _REF.format(model=model.__name__)}
+    headers = {} if path == "/tokenize" else {**_HEADERS}
+    if path == "/v1/responses":  # goes on by its id
+        del headers["Last-Event-ID"]
     return {
         "summary": doc,
         "tags": [tag],
-        "parameters": [] if path == "/tokenize" else [_header(*item) for item in _HEADERS.items()],
+        "parameters": [_header(*item) for item in headers.items()],
         "requestBody": {"required": True, "content": {_JSON: {"schema": schema}}},
         "responses": {"200": {"headers": {} if path == "/tokenize" else _answer_headers()}},
     }
@@ -160,6 +180,32 @@ def _events_operation() -> dict[str, Any]:
         ],
         "responses": {},
     }
+
+
+_WHETHER: dict[str, Any] = {"type": "boolean"}
+# Of a stored response: what is done, and what the query may say.
+_RESPONSE_CALLS: dict[tuple[str, str], tuple[str, dict[str, dict[str, Any]]]] = {
+    (_RESPONSE, "get"): (
+        "A stored response as it is by now, or its events after one of them.",
+        {"stream": _WHETHER, "starting_after": _COUNT, "include": _list({"enum": [*INCLUDE]})},
+    ),
+    (_RESPONSE, "delete"): ("Know a response no more, and end it where it runs.", {}),
+    (f"{_RESPONSE}/cancel", "post"): ("End a response that runs in the background.", {}),
+    (f"{_RESPONSE}/input_items", "get"): (
+        "What a call brought.",
+        {
+            "limit": {"type": "integer", "minimum": 1, "maximum": 100},
+            "order": {"enum": ["asc", "desc"]},
+            "after": _TEXT,
+        },
+    ),
+}
+
+
+def _response_operation(doc: str, query: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    fields = [{"name": name, "in": "query", "schema": schema} for name, schema in query.items()]
+    name = {"name": "response_id", "in": "path", "required": True, "schema": _TEXT}
+    return {"summary": doc, "tags": ["OpenAI"], "parameters": [name, *fields], "responses": {}}
 
 
 def _describe_answers(operation: dict[str, Any], path: str, method: str) -> None:
@@ -194,6 +240,8 @@ def describe(app: FastAPI) -> dict[str, Any]:
         for path in _BODIES:
             document["paths"].setdefault(path, {})["post"] = _operation(path)
         document["paths"].setdefault(_EVENTS, {})["get"] = _events_operation()
+        for (path, method), (doc, query) in _RESPONSE_CALLS.items():
+            document["paths"].setdefault(path, {})[method] = _response_operation(doc, query)
         cancel = document["paths"]["/v1/requests/{request_id}"]["delete"]
         cancel["parameters"].append(_header("X-Session-Id", _HEADERS["X-Session-Id"]))
         for path, operations in document["paths"].items():

@@ -6,7 +6,7 @@ from typing import Any
 from schemas.errors import InvalidRequest
 from streams.gateway.http.errors import shown
 from streams.gateway.request.body import ChatBody
-from streams.gateway.responses.body import (
+from streams.gateway.request.responses_body import (
     EXTENSIONS,
     LOGPROBS,
     FileSearchTool,

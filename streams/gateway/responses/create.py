@@ -18,7 +18,7 @@ from streams.gateway.ids import new_request_id
 from streams.gateway.request.body import parse
 from streams.gateway.request.conversation import Conversation
 from streams.gateway.request.intake import Intake, options_of, take_in_body
-from streams.gateway.responses.body import ResponsesBody, refuse_fields
+from streams.gateway.request.responses_body import ResponsesBody, refuse_fields
 from streams.gateway.responses.chat import chat_body
 from streams.gateway.responses.events import ResponseEvents
 from streams.gateway.responses.form import Form, Json, options_text, whole_of

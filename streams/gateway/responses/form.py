@@ -10,7 +10,7 @@ import orjson
 from schemas.errors import Cancelled, OverloadError, TriviumError
 from schemas.frozen import frozen
 from schemas.records import Citation, Endpoint, StoredResponse, TokenLogprob
-from streams.gateway.responses.body import RESULTS
+from streams.gateway.request.responses_body import RESULTS
 from streams.gateway.stream import answers
 from streams.gateway.stream.citations import in_order
 from streams.gateway.stream.delivery import call_error

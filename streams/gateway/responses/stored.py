@@ -19,7 +19,7 @@ from schemas.records import Cancellation, CancelReason
 from streams.gateway.endpoints.resume import read_on, resumed_call
 from streams.gateway.http.exchange import Exchange
 from streams.gateway.ids import new_request_id
-from streams.gateway.responses.body import LOGPROBS, RESULTS
+from streams.gateway.request.responses_body import INCLUDE
 from streams.gateway.responses.events import ResponseEvents
 from streams.gateway.responses.form import Form, whole_of
 from streams.gateway.responses.items import messages_of
@@ -28,7 +28,7 @@ from streams.gateway.stream.delivery import COMPLETED, call_error
 from streams.gateway.stream.event_id import Position
 from streams.gateway.stream.hub import Call, Hub
 
-_INCLUDE = ("include", "include[]")
+_INCLUDED = ("include", "include[]")
 _NUMBER_MAX = 1 << 53
 _ITEMS, _ITEMS_MAX, _PARAMETERS_MAX = 20, 100, 32
 
@@ -138,12 +138,14 @@ async def _named(
     except ValueError as error:
         raise InvalidRequest(f"expected at most {_PARAMETERS_MAX} parameters") from error
     for name in query:
-        if name not in (*known, *_INCLUDE):
+        if name not in (*known, *_INCLUDED):
             raise InvalidRequest(f"{name[:40]}: unknown parameter; leave it out", name[:40])
-    include = [value for name in _INCLUDE for value in query.get(name, ())]
+    include = [value for name in _INCLUDED for value in query.get(name, ())]
     for value in include:
-        if value not in (RESULTS, LOGPROBS):
-            raise InvalidRequest(f"include: expected {RESULTS}, found {value[:40]!r}", "include")
+        if value not in INCLUDE:
+            raise InvalidRequest(
+                f"include: expected {' or '.join(INCLUDE)}, found {value[:40]!r}", "include"
+            )
     form = await _find(gateway, exchange, exchange.scope["path_params"]["response_id"])
     record = replace(form.record, include=(*form.record.include, *include))
     return Form(form.response_id, record), query

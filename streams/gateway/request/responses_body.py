@@ -1,7 +1,7 @@
 """The body of POST /v1/responses: what of OpenAI's fields is served, and what is refused.
 
 A field that would have to change the answer and cannot is refused, never ignored. What the rest
-means for a chat is said in `chat.py`.
+means for a chat is said in `streams/gateway/responses/chat.py`.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from streams.gateway.http.errors import from_detail, shown
 from streams.gateway.request.body import Body, StrictBody
 from streams.gateway.request.fields import HARMLESS
 
-RESULTS, LOGPROBS = "file_search_call.results", "message.output_text.logprobs"
+INCLUDE = RESULTS, LOGPROBS = "file_search_call.results", "message.output_text.logprobs"
 _METADATA_MAX, _KEY_CHARS_MAX, _VALUE_CHARS_MAX = 16, 64, 512
 # Of a chat's body, taken as they are there: what the package's clients send as `extra_body`.
 EXTENSIONS = frozenset(
@@ -121,7 +121,7 @@ def refuse_fields(body: ResponsesBody) -> None:
                 f"{name}: not supported; {_ADVICE.get(name, 'leave it out')}", name
             )
     for i, name in enumerate(body.include or ()):
-        if name not in (RESULTS, LOGPROBS):
+        if name not in INCLUDE:
             raise InvalidRequest(
                 f"include.{i}: expected {RESULTS} or {LOGPROBS}, found {shown(name)}", "include"
             )
