@@ -82,11 +82,15 @@ def test_what_cannot_be_is_said_in_words(arguments: tuple[str, ...], message: st
         ("a.csv", "TIMESTAMP,ContextTokens\n2023-11-16 18:17:03,x\n", "not a trace of its kind"),
         ("a.jsonl", "{", "not a trace of its kind"),
         ("b.jsonl", "", "expected at least two requests, found 0"),
+        ("away.csv", None, "no such file or directory"),
     ],
 )
-def test_a_log_that_is_none_is_refused(name: str, text: str, message: str, tmp_path: Path) -> None:
+def test_a_log_that_is_none_is_refused(
+    name: str, text: str | None, message: str, tmp_path: Path
+) -> None:
     path = tmp_path / name
-    path.write_text(text)
+    if text is not None:
+        path.write_text(text)
     code, _, errors = trivium_here("plan", "pools", "--trace", str(path))
     assert code == 2
     assert message in errors
