@@ -185,6 +185,9 @@ def asks(text: str, **fields: Any) -> RetrievalRequest:
     )
 
 
+KINDS = ("prefill", "decode")
+
+
 async def test_searches_get_their_vectors_and_go_on_to_the_same_partition(
     kafka: LogSettings,
 ) -> None:
@@ -206,8 +209,8 @@ async def test_searches_get_their_vectors_and_go_on_to_the_same_partition(
                 await books.send("embeddings", wrong, "x", 0)
 
             async def all_there() -> bool:
-                count = len(await books.records("retrieval.prefill", 2))
-                return count == 5 and len(await books.buried("embeddings")) == 2
+                counts = [len(await books.records(f"retrieval.{to}", 2)) for to in KINDS]
+                return counts == [5, 1] and len(await books.buried("embeddings")) == 2
 
             await until(all_there)
             (probe,) = await books.records("retrieval.decode", 2)
