@@ -28,6 +28,7 @@ from infra.broker.section import BrokerSettings
 from infra.processes.identity import children, identify
 from schemas.errors import ConfigError
 from schemas.settings import LogSettings
+from streams.gateway.indexing.reading import FILE_PROCESS
 from streams.gateway.request.check_process import CHECK_PROCESS
 from tests.dealing import WholeFiles
 
@@ -66,7 +67,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> WholeFi
 def nothing_left_running() -> Iterator[None]:
     """Fail when a test left a process behind, and end it. Made first, so checked last."""
     yield
-    CHECK_PROCESS.close()  # of this process, as a gateway's is
+    for process in (CHECK_PROCESS, FILE_PROCESS):  # of this process, as a gateway's are
+        process.close()
     left = {
         pid: command
         for pid, command in children(os.getpid()).items()

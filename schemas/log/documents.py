@@ -1,9 +1,9 @@
 """Documents on their topic, under their key, on their partition; and who makes passages of them."""
 
 from schemas.log.clients import Ack, LogProducer
-from schemas.records import Document
+from schemas.records import CollectionDeclared, Document
 from schemas.settings import LogSettings
-from schemas.topics import document_key, partition_of
+from schemas.topics import declaration_key, document_key, partition_of
 
 KEPT = ("x-vectors", b"kept")  # header of passages that were there, of which only facts changed
 
@@ -11,6 +11,19 @@ KEPT = ("x-vectors", b"kept")  # header of passages that were there, of which on
 def embedding_group(log: LogSettings) -> str:
     """The consumer group of all embedding workers."""
     return f"{log.topic_prefix}embedding"
+
+
+async def declare(
+    producer: LogProducer, log: LogSettings, collection: str, said: CollectionDeclared | None
+) -> None:
+    """Say something of a collection, or take it back; raises BrokerUnavailable."""
+    key = declaration_key(collection)
+    if said is not None:
+        ack = await producer.send("documents", said, key=key, partition=0)
+    else:
+        topic = log.topic_prefix + "documents"
+        ack = await producer.send_raw(topic, None, key=key.encode(), partition=0)
+    await ack
 
 
 async def send_document(producer: LogProducer, log: LogSettings, document: Document) -> Ack:

@@ -31,6 +31,7 @@ from streams.gateway.http.entry import AsgiEndpoint, Entry, Handler
 from streams.gateway.http.errors import error_body, from_detail, plain_body, retry_headers
 from streams.gateway.http.server import allow_files, listen, make_server
 from streams.gateway.ids import new_request_id
+from streams.gateway.indexing.indexer import Indexer
 from streams.gateway.log.backend import LogBackend
 from streams.gateway.log.pool import LogPool
 from streams.gateway.metrics import Metrics
@@ -162,24 +163,37 @@ async def run_gateway(
     )
     pool = LogPool(log, codec, f"{gateway_id}-asks", gateway.accept_ms)
     state = Gateway(
-        *(gateway, served, backend, hub, metrics, pool),
+        *(gateway, served, backend, hub, metrics, pool, backend.objects),
         gateway_id=gateway_id,
         started_ms=started_ms,
     )
     backend.turns.on_turn = state.conversations.add
     logger.info("%s: serving %s at %s", gateway_id, served.name, url)
+    indexer = Indexer(
+        log,
+        codec,
+        backend.objects,
+        pool,
+        is_first=backend.is_first,
+        parse_ms=gateway.parse_ms,
+    )
     try:
-        await _serve(state, backend, sock, stop)
+        await _serve(state, backend, indexer, sock, stop)
     finally:
         await pool.close()
 
 
 async def _serve(
-    gateway: Gateway, backend: LogBackend, sock: socket.socket, stop: asyncio.Event
+    gateway: Gateway,
+    backend: LogBackend,
+    indexer: Indexer,
+    sock: socket.socket,
+    stop: asyncio.Event,
 ) -> None:
     server = make_server(create_app(gateway), gateway.settings)
     loop = asyncio.get_running_loop()
-    helpers = [loop.create_task(backend.run()), loop.create_task(gateway.sweep_forever())]
+    runs = (backend.run(), gateway.sweep_forever(), indexer.run())
+    helpers = [loop.create_task(run) for run in runs]
     serving = loop.create_task(server.serve(sockets=[sock]))
     stopping = loop.create_task(stop.wait())
     try:

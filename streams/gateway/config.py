@@ -90,6 +90,10 @@ class GatewaySettings:
     keepalive_ms: Positive = 15_000
     grace_ms: Natural = 20_000  # after a stop, how long streams may go on
     retry_after_s: Positive = 1
+    file_bytes_max: Positive = 64 << 20  # of an uploaded file
+    uploads_max: Positive = 8  # files being uploaded at once; what is large of them is on disk
+    objects_max: Positive = 100_000  # files, vector stores, their files: records that are kept
+    parse_ms: Positive = 60_000  # longest time to read what a file of a vector store says
     sessions_max: Positive = 65_536  # conversations remembered for clients that send no session id
     session_idle_ms: Positive = 3_600_000
     encode_inline_chars: Positive = 8_192  # longer prompts are tokenised in a thread

@@ -30,6 +30,11 @@ def new_session_id(now_ms: int) -> str:
     return "s" + _ordered(now_ms)
 
 
+def new_object_id(kind: str, now_ms: int) -> str:
+    """The id of something that a caller keeps: `file-`, `vs_` or `vsfb_`, and 26 characters."""
+    return kind + _ordered(now_ms)
+
+
 def is_id(text: str) -> bool:
     """Whether a text could be an id; what comes from a path may hold anything, even line breaks."""
     return len(text) <= 64 and text.isascii() and text.replace("-", "").isalnum()

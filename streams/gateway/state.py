@@ -24,7 +24,9 @@ from streams.gateway.cache.answers import AnswerCache
 from streams.gateway.config import GatewaySettings
 from streams.gateway.http.entry import Keys
 from streams.gateway.http.exchange import BodyReader
+from streams.gateway.http.uploads import Uploads
 from streams.gateway.log.backend import Backend
+from streams.gateway.log.objects import Objects
 from streams.gateway.log.pool import Pool
 from streams.gateway.metrics import Metrics
 from streams.gateway.request.conversation import Conversation, Conversations
@@ -50,6 +52,7 @@ class Gateway:
         hub: Hub,
         metrics: Metrics,
         pool: Pool,
+        objects: Objects,
         *,
         gateway_id: str,
         started_ms: int,
@@ -60,6 +63,8 @@ class Gateway:
         self.hub = hub
         self.metrics = metrics
         self.pool = pool
+        self.objects = objects
+        self.uploads = Uploads(bytes_max=settings.file_bytes_max, together_max=settings.uploads_max)
         self.gateway_id = gateway_id
         self.started_ms = started_ms
         self.answers = AnswerCache(settings, pool, metrics)

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+UNSUPPORTED, INVALID = "unsupported_file", "invalid_file"  # as OpenAI names what is wrong
+
 
 class Unreadable(Exception):
     """A file, or a line of one, that gives no document; the message says what was expected."""

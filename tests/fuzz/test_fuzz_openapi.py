@@ -20,6 +20,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from streams.gateway.endpoints.openapi import describe
+from streams.gateway.objects.described import CONTENT, SHAPES
 from tests.fuzz.drawn import examples, text_of
 from tests.fuzz.test_fuzz_http import PATHS
 from tests.stalls import unstalled
@@ -38,6 +39,7 @@ LABELS = (
     *("GET /v1/responses/{response_id}", "DELETE /v1/responses/{response_id}"),
     *("POST /v1/responses/{response_id}/cancel", "GET /v1/responses/{response_id}/input_items"),
 )
+OBJECT_LABELS = tuple(f"{method.upper()} {path}" for path, method in (*SHAPES, CONTENT))
 BODIES = {f"POST {path}": good for path, (good, _) in PATHS.items()}
 
 
@@ -55,7 +57,7 @@ def operations() -> dict[str, Any]:
 
 
 def test_every_operation_is_drawn() -> None:
-    assert operations().keys() == set(LABELS)
+    assert operations().keys() == {*LABELS, *OBJECT_LABELS}
 
 
 @st.composite
@@ -94,7 +96,17 @@ async def sent(client: httpx.AsyncClient, case: Any) -> httpx.Response:
 @examples(60)
 @given(data=st.data())
 async def test_calls_are_answered_as_the_page_says(label: str, data: st.DataObject) -> None:
-    case = data.draw(cases(label))
+    await check(data.draw(cases(label)))
+
+
+@pytest.mark.parametrize("label", OBJECT_LABELS)
+@examples(10)
+@given(data=st.data())
+async def test_so_are_calls_about_files_and_stores(label: str, data: st.DataObject) -> None:
+    await check(data.draw(cases(label)))
+
+
+async def check(case: Any) -> None:
     async with answering().client() as client:
         response = await unstalled(sent(client, case))
     case.validate_response(response, checks=CHECKS)

@@ -119,22 +119,16 @@ def declare(
 async def _declare(log: LogSettings, name: str, fields: dict[str, Any], withdraw: bool) -> None:
     from schemas.log.clients import LogProducer
     from schemas.log.clock import wall_ms
+    from schemas.log.documents import declare as declare_collection
     from schemas.log.registry import make_codec
     from schemas.records import CollectionDeclared
-    from schemas.topics import declaration_key
 
     codec = await asyncio.to_thread(make_codec, log)
     producer = LogProducer(log, codec, durable=True, client_id="trivium-collections")
     await producer.start()
-    key = declaration_key(name)
     try:
-        if withdraw:
-            full = log.topic_prefix + "documents"
-            ack = await producer.send_raw(full, None, key=key.encode(), partition=0)
-        else:
-            said = CollectionDeclared(**fields, at_ms=wall_ms())
-            ack = await producer.send("documents", said, key=key, partition=0)
-        await ack
+        said = None if withdraw else CollectionDeclared(**fields, at_ms=wall_ms())
+        await declare_collection(producer, log, name, said)
     finally:
         await producer.stop()
 

@@ -2,6 +2,7 @@
 know. It says what every call is answered with, errors too: `tests/fuzz` holds the gateway to it.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import FastAPI
@@ -11,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 
 from schemas.records import Priority
 from streams.config import ORCHESTRATIONS, POLICIES
+from streams.gateway.objects.described import BODIES, CONTENT, SHAPES, UPLOAD, UPLOAD_FORM
 from streams.gateway.request.body import ChatBody, CompletionBody, TokenizeBody
 from streams.gateway.request.embed_body import EmbeddingsBody, RerankBody
 from streams.gateway.request.responses_body import INCLUDE, ResponsesBody
@@ -137,6 +139,8 @@ _ANSWERS: dict[tuple[str, str, str], tuple[tuple[str, ...], dict[str, Any]]] = {
     ("/health/ready", "get", "503"): ((_JSON,), _HEALTH),
     ("/metrics", "get", "200"): (("text/plain",), {}),
 }
+_ANSWERS |= {(*place, "200"): ((_JSON,), shape) for place, shape in SHAPES.items()}
+_ANSWERS[(*CONTENT, "200")] = (("application/octet-stream",), {})
 _DESCRIPTIONS = {"200": "The answer", "202": "Written to the log", "503": "Not ready, with reasons"}
 
 
@@ -224,6 +228,19 @@ def _describe_answers(operation: dict[str, Any], path: str, method: str) -> None
         operation["security"] = [{}, {"key": []}]  # where the gateway has keys
 
 
+def _models() -> Iterable[type[BaseModel]]:
+    return [*(model for model, _, _ in _BODIES.values()), *BODIES.values()]
+
+
+def _add_object_bodies(paths: dict[str, Any]) -> None:
+    """FastAPI reads no bodies here, so it knows of none."""
+    for path, model in BODIES.items():
+        content = {_JSON: {"schema": {"$ref": _REF.format(model=model.__name__)}}}
+        paths[path]["post"]["requestBody"] = {"required": True, "content": content}
+    form = {"multipart/form-data": {"schema": UPLOAD_FORM}}
+    paths[UPLOAD]["post"]["requestBody"] = {"required": True, "content": form}
+
+
 def describe(app: FastAPI) -> dict[str, Any]:
     """The whole document; built once."""
     if app.openapi_schema is None:
@@ -231,7 +248,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
         _, schemas = models_json_schema(
-            [(model, "validation") for model, _, _ in _BODIES.values()], ref_template=_REF
+            [(model, "validation") for model in _models()], ref_template=_REF
         )
         document["components"] = {
             "schemas": {"Error": _ERROR, **schemas["$defs"]},
@@ -242,6 +259,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         document["paths"].setdefault(_EVENTS, {})["get"] = _events_operation()
         for (path, method), (doc, query) in _RESPONSE_CALLS.items():
             document["paths"].setdefault(path, {})[method] = _response_operation(doc, query)
+        _add_object_bodies(document["paths"])
         cancel = document["paths"]["/v1/requests/{request_id}"]["delete"]
         cancel["parameters"].append(_header("X-Session-Id", _HEADERS["X-Session-Id"]))
         for path, operations in document["paths"].items():

@@ -12,7 +12,10 @@ from schemas.errors import InvalidRequest, NotFound, UnknownModel
 from schemas.log.clock import wall_ms
 from schemas.records import Cancellation, CancelReason
 from streams.gateway.config import GatewaySettings
+from streams.gateway.endpoints.files import file_routes
 from streams.gateway.endpoints.kept import drop
+from streams.gateway.endpoints.store_files import batch_routes, store_file_routes
+from streams.gateway.endpoints.vector_stores import store_routes
 from streams.gateway.http.exchange import headers_of
 from streams.gateway.ids import from_public, new_request_id
 from streams.gateway.request.body import TokenizeBody, parse, plain_messages
@@ -74,6 +77,9 @@ def make_router(gateway: Gateway) -> APIRouter:
         """Have an answer that was kept given no more; `trivium.cache.id` is its id."""
         await drop(gateway, entry_id, gateway.keys.tenant(headers_of(request.scope)))
         return {"id": entry_id, "object": "cache.entry", "deleted": True}
+
+    for add_routes in (file_routes, store_routes, store_file_routes, batch_routes):
+        add_routes(gateway, guarded)
 
     @router.get("/health/live", tags=["Operations"])
     async def live() -> dict[str, str]:

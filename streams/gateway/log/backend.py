@@ -44,6 +44,7 @@ from schemas.records import (
 from schemas.settings import LogSettings
 from streams.gateway.config import GatewaySettings
 from streams.gateway.log.frames import FRAMES_MAX, decode_frame, frame_reader, frames_from
+from streams.gateway.log.objects import ObjectLog
 from streams.gateway.log.responses import ResponseStore, ResponseTopic
 from streams.gateway.log.turns import TurnTopic
 from streams.gateway.metrics import Metrics
@@ -127,6 +128,15 @@ class LogBackend:
             accept_ms=settings.accept_ms,
             producer=lambda: self._producer,
         )
+        self.objects = ObjectLog(
+            log,
+            codec,
+            gateway_id=gateway_id,
+            objects_max=settings.objects_max,
+            wait_ms=settings.accept_ms,
+            producer=lambda: self._producer,
+            bury=self._bury,
+        )
         self._producer: LogProducer | None = None
         self._membership: Membership | None = None
         self._readers: dict[int, asyncio.Task[None]] = {}
@@ -165,6 +175,15 @@ class LogBackend:
             and not set(roles).isdisjoint(member.registration.roles)
             for member in self._living(membership, MemberKind.WORKER)
         )
+
+    def is_first(self) -> bool:
+        """Whether this is the gateway that does what one has to do for all."""
+        membership = self._membership
+        if membership is None or not membership.is_valid():
+            return False
+        living = self._living(membership, MemberKind.GATEWAY)
+        names = [member.member_id for member in living]
+        return min(names, default="") == self._gateway_id
 
     def publish_turn(self, turn: Turn) -> None:
         self.turns.publish(turn)
@@ -233,6 +252,7 @@ class LogBackend:
                 tasks.create_task(self.turns.read())
                 tasks.create_task(self.responses.follow())
                 tasks.create_task(self.turns.publish_pending())
+                tasks.create_task(self.objects.read())
                 while True:
                     began_s = loop.time()
                     try:

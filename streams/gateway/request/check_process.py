@@ -1,4 +1,4 @@
-"""Asks the process for what may take long (`checks.py`), and ends it when an answer takes too long.
+"""Asks a process for what may take long, and ends it when an answer takes too long.
 
 One question at a time; a bounded number waits. So neither a schema nor a pattern nor a very long
 text or chat stops the event loop, which keeps the gateway's lease.
@@ -27,9 +27,11 @@ _READ_BYTES = 1 << 20
 class CheckProcess:
     """The process and whoever waits for it; started by the first question, and again after loss."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str, doing: str) -> None:
+        """`module` answers, and `doing` is what callers are told took too long."""
+        self._module, self._doing = module, doing
         self._process: subprocess.Popen[bytes] | None = None
-        self._thread = ThreadPoolExecutor(1, "check-process")  # nobody else talks to the process
+        self._thread = ThreadPoolExecutor(1, module)  # nobody else talks to the process
         self._waiting = 0
         self._known: OrderedDict[bytes, str] = OrderedDict()
         atexit.register(self.close)
@@ -52,7 +54,7 @@ class CheckProcess:
         wait.
         """
         if self._waiting >= WAITING_MAX:
-            raise TooManyRequests(f"{WAITING_MAX} checks of schemas and texts wait; try again")
+            raise TooManyRequests(f"{WAITING_MAX} calls for {self._doing} wait; try again")
         line = json.dumps([name, arguments]).encode() + b"\n"
         self._waiting += 1
         try:
@@ -72,13 +74,15 @@ class CheckProcess:
             return self._read_answer(process, limit_ms)
         except (OSError, EOFError, TimeoutError) as error:
             self.close()
+            is_late = isinstance(error, TimeoutError)
+            cost = f"more than {limit_ms} ms" if is_late else "too much memory"
             raise InvalidRequest(
-                f"checking it took more than {limit_ms} ms; make it smaller or simpler"
+                f"{self._doing} took {cost}; make it smaller or simpler"
             ) from error
 
     def _start(self) -> "subprocess.Popen[bytes]":
         self.close()
-        command = [sys.executable, "-m", "streams.gateway.request.checks"]
+        command = [sys.executable, "-m", self._module]
         self._process = process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
@@ -110,4 +114,5 @@ class CheckProcess:
                     pipe.close()
 
 
-CHECK_PROCESS = CheckProcess()  # one for a process, however many gateways a test has in it
+# One for a process, however many gateways a test has in it.
+CHECK_PROCESS = CheckProcess("streams.gateway.request.checks", "checking it")

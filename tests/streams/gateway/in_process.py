@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -23,6 +23,7 @@ from schemas.records import (
     Resumption,
     StoredResponse,
     TokenFrame,
+    WireError,
 )
 from schemas.retrieval import Found, Hit, unpack_vector
 from schemas.rules.sizes import check_size
@@ -37,6 +38,7 @@ from streams.gateway.request.intake import Served
 from streams.gateway.state import Gateway
 from streams.gateway.stream.hub import Hub
 from streams.gateway.stream.response_id import Place
+from tests.streams.gateway.memory_objects import MemoryObjects
 from tests.streams.gateway.samples import MODEL, ended, frame
 from tests.streams.gateway.small_tokenizer import tokenizer
 from tests.waiting import until
@@ -178,12 +180,17 @@ class LetterPool:
         self.contents: dict[str, str] = {}  # of documents that answers cite
         self.checked: list[tuple[str, str]] = []  # collection and tenant
         self.delay: asyncio.Event | None = None  # searches wait for it
+        self.searches: list[dict[str, Any]] = []  # of vector stores
+        self.found: list[Found] = []  # by the next ones of these; then nothing is
 
     async def search_text(self, text: str, *, deadline_ms: int, **fields: Any) -> Found:
         if self.delay is not None:
             await self.delay.wait()
         if self.trouble is not None:
             raise self.trouble
+        if "embedded" not in fields:
+            self.searches.append({"text": text, **fields})
+            return self.found.pop(0) if self.found else found_hits()
         vector, _ = fields["embedded"]
         wanted = json.loads(fields["filter"])
         found = []
@@ -239,6 +246,21 @@ class LetterPool:
         return EmbeddedTexts(vectors=vectors, embedder="letters@1", tokens=sum(map(len, texts)))
 
 
+def found_hits(*hits: Hit, missing: Mapping[int, WireError] | None = None) -> Found:
+    """What a search has found."""
+    return Found(
+        retrieval_id="r",
+        hits=hits,
+        shards=1,
+        missing=missing or {},
+        exact=True,
+        seeds=(),
+        extends=0,
+        distances_computed=0,
+        took_ms=1.0,
+    )
+
+
 class InProcessGateway:
     """One gateway in this process."""
 
@@ -247,12 +269,13 @@ class InProcessGateway:
         hub = Hub(metrics)
         self.log = FakeLog(hub, partition)
         self.pool = LetterPool()
+        self.objects = MemoryObjects()
         served = Served(
             name=MODEL, tokenizer=tokenizer(), max_model_len=max_model_len, created_s=1_700_000_000
         )
         settings = {"event_key": EVENT_KEY, **settings}
         self.state = Gateway(
-            *(GatewaySettings(**settings), served, self.log, hub, metrics, self.pool),
+            *(GatewaySettings(**settings), served, self.log, hub, metrics, self.pool, self.objects),
             gateway_id="gateway-1",
             started_ms=STARTED_MS,
         )

@@ -12,6 +12,7 @@ from tests.stalls import unstalled
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.samples import chat, completion
 
+CHECKS = "streams.gateway.request.checks"
 MEGABYTE = 1 << 20
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
 QUADRATIC = {"$schema": DRAFT_4, "enum": [{"a": i} for i in range(2_000)]}
@@ -51,7 +52,7 @@ async def test_no_body_stalls_the_event_loop(path: str, body: Any) -> None:
 
 
 async def test_a_check_that_takes_too_long_is_ended_and_the_next_one_answered() -> None:
-    one = CheckProcess()
+    one = CheckProcess(CHECKS, "checking it")
     try:
         with pytest.raises(InvalidRequest, match="took more than 1 ms"):
             await one.check("regex", SLOW_PATTERN, 1)
@@ -64,4 +65,4 @@ async def test_a_check_that_takes_too_long_is_ended_and_the_next_one_answered() 
 async def test_only_so_many_checks_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check_process, "WAITING_MAX", 0)
     with pytest.raises(TooManyRequests, match="wait; try again"):
-        await CheckProcess().check("regex", "never seen", 1)
+        await CheckProcess(CHECKS, "checking it").check("regex", "never seen", 1)

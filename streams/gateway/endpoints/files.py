@@ -1,0 +1,156 @@
+"""/v1/files: what callers upload, for vector stores and whatever else works on files."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import StreamingResponse
+from starlette.datastructures import UploadFile
+
+from schemas.errors import BodyTooLarge, InvalidRequest, NotFound
+from schemas.log.clock import wall_ms
+from schemas.records import StoredFile
+from streams.gateway.http.errors import shown
+from streams.gateway.http.exchange import headers_of
+from streams.gateway.http.uploads import parts_of
+from streams.gateway.ids import new_object_id
+from streams.gateway.log.objects import PART_BYTES
+from streams.gateway.objects.bodies import FilePaging
+from streams.gateway.objects.shapes import file_json, page
+from streams.gateway.objects.table import STORED, UPLOADING
+from streams.gateway.state import Gateway
+
+PURPOSES = ("assistants", "user_data")
+FILENAME_CHARS_MAX = 255
+_EXPIRY = ("expires_after[anchor]", "expires_after[seconds]")
+_EXPIRY_S = (3_600, 2_592_000)
+_FIELDS = {"file", "purpose", *_EXPIRY}
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def file_routes(gateway: Gateway, router: APIRouter) -> None:
+    """Add them."""
+
+    @router.post("/v1/files", tags=["OpenAI"])
+    async def upload(request: Request) -> dict[str, Any]:
+        """Keep a file."""
+        return await _upload(gateway, request)
+
+    @router.get("/v1/files", tags=["OpenAI"])
+    async def list_files(
+        request: Request, paging: Annotated[FilePaging, Query()]
+    ) -> dict[str, Any]:
+        """The caller's files."""
+        files = gateway.objects.table.files(tenant_of(gateway, request))
+        wanted = [each for each in files if paging.purpose in (None, each.purpose)]
+        return page(
+            wanted, paging, key=lambda each: (each.created_ms, each.file_id), shape=file_json
+        )
+
+    @router.get("/v1/files/{file_id}", tags=["OpenAI"])
+    async def get_file(file_id: str, request: Request) -> dict[str, Any]:
+        """One file, without its content."""
+        return file_json(found_file(gateway, request, file_id))
+
+    @router.get("/v1/files/{file_id}/content", tags=["OpenAI"])
+    async def content(file_id: str, request: Request) -> StreamingResponse:
+        """The bytes of a file."""
+        file = found_file(gateway, request, file_id)
+        headers = {"content-length": str(file.bytes)}
+        parts = gateway.objects.read_parts(file)
+        return StreamingResponse(parts, media_type="application/octet-stream", headers=headers)
+
+    @router.delete("/v1/files/{file_id}", tags=["OpenAI"])
+    async def delete(file_id: str, request: Request) -> dict[str, Any]:
+        """Delete a file, and take it out of all vector stores."""
+        file = found_file(gateway, request, file_id)
+        await gateway.objects.put(*gateway.objects.table.without_file(file))
+        return {"id": file_id, "object": "file", "deleted": True}
+
+
+def _order(file: StoredFile) -> tuple[int, str]:
+    return file.created_ms, file.file_id
+
+
+def tenant_of(gateway: Gateway, request: Request) -> str:
+    """Whose key was used."""
+    return gateway.keys.tenant(headers_of(request.scope))
+
+
+def found_file(gateway: Gateway, request: Request, file_id: str) -> StoredFile:
+    """The caller's file of that id; raises NotFound."""
+    file = gateway.objects.table.file(tenant_of(gateway, request), file_id)
+    if file is None:
+        raise NotFound(f"no such file: {file_id[:64]!r}")
+    return file
+
+
+async def _upload(gateway: Gateway, request: Request) -> dict[str, Any]:
+    tenant, now_ms = tenant_of(gateway, request), wall_ms()
+    async with gateway.uploads.form(request) as form:
+        data = form.get("file")
+        for name in form:
+            if name not in _FIELDS:
+                raise InvalidRequest(f"{name[:64]}: unknown field; leave it out", name[:64])
+        if not isinstance(data, UploadFile):
+            raise InvalidRequest("file: expected a file with a name, found none", "file")
+        size, most = data.size or 0, gateway.uploads.bytes_max
+        if not size:
+            raise InvalidRequest("file: expected a file with content, found 0 bytes", "file")
+        if size > most:
+            raise BodyTooLarge(f"file: expected at most {most} bytes, found {size}")
+        file_id = new_object_id("file-", now_ms)
+        file = StoredFile(
+            file_id=file_id,
+            tenant=tenant,
+            filename=_filename(data.filename or ""),
+            purpose=_purpose(form.get("purpose")),
+            bytes=size,
+            created_ms=now_ms,
+            expires_ms=_expires_ms(form, now_ms),
+            state=UPLOADING,
+            partition=gateway.objects.partition(file_id),
+            parts=(0,) * -(-size // PART_BYTES),
+        )
+        await gateway.objects.put(file)
+        offsets = await gateway.objects.write_parts(file, parts_of(data, PART_BYTES))
+    stored = replace(file, state=STORED, parts=tuple(offsets))
+    await gateway.objects.put(stored)
+    return file_json(stored)
+
+
+def _filename(name: str) -> str:
+    """The last part of a path, whoever's slashes it has."""
+    found = _CONTROLS.sub("", re.split(r"[/\\]", name)[-1]).strip()
+    if found in ("", ".", "..") or len(found) > FILENAME_CHARS_MAX:
+        raise InvalidRequest(
+            f"file: expected a name of 1 to {FILENAME_CHARS_MAX} characters, found {shown(name)}",
+            "file",
+        )
+    return found
+
+
+def _purpose(value: Any) -> str:
+    if value not in PURPOSES:
+        raise InvalidRequest(
+            f"purpose: expected {' or '.join(PURPOSES)}, found {shown(value)}", "purpose"
+        )
+    return str(value)
+
+
+def _expires_ms(form: Mapping[str, Any], now_ms: int) -> int:
+    anchor, seconds = (form.get(name) for name in _EXPIRY)
+    if anchor is None and seconds is None:
+        return 0
+    least, most = _EXPIRY_S
+    text = seconds if isinstance(seconds, str) and len(seconds) < 9 else ""
+    is_number = text.isascii() and text.isdigit() and least <= int(text) <= most
+    if anchor != "created_at" or not is_number:
+        raise InvalidRequest(
+            f"expires_after: expected anchor created_at and seconds from {least} to {most}, found "
+            f"{shown(anchor)} and {shown(seconds)}",
+            "expires_after",
+        )
+    return now_ms + int(text) * 1000

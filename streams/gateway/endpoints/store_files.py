@@ -1,0 +1,172 @@
+"""/v1/vector_stores/{id}/files and file_batches: which files a store has, and how far they are."""
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from schemas.errors import InvalidRequest, NotFound
+from schemas.log.clock import wall_ms
+from schemas.records import FileBatch, VectorStore
+from streams.gateway.endpoints.files import found_file
+from streams.gateway.endpoints.vector_stores import found_store, note_use, read_body
+from streams.gateway.ids import new_object_id
+from streams.gateway.indexing.reading import Unusable, texts_of
+from streams.gateway.objects.attaching import attribute_kinds, check_kinds, wanted_files
+from streams.gateway.objects.bodies import (
+    AttributesBody,
+    BatchBody,
+    StoreFileBody,
+    StoreFilePaging,
+    attributes_text,
+)
+from streams.gateway.objects.shapes import batch_json, page, store_file_json, whole_page
+from streams.gateway.objects.table import CANCELLED, DELETED, IN_PROGRESS, Entry
+from streams.gateway.state import Gateway
+
+_STORE = "/v1/vector_stores/{vector_store_id}"
+_FILE, _BATCH = _STORE + "/files/{file_id}", _STORE + "/file_batches/{batch_id}"
+Paging = Annotated[StoreFilePaging, Query()]
+
+
+def store_file_routes(gateway: Gateway, router: APIRouter) -> None:
+    """Add them."""
+
+    @router.post(_STORE + "/files", tags=["OpenAI"])
+    async def attach(vector_store_id: str, request: Request) -> dict[str, Any]:
+        """Put a file into a vector store."""
+        store = found_store(gateway, request, vector_store_id, in_use=True)
+        body = await read_body(gateway, request, StoreFileBody)
+        await _attach(gateway, store, [body], "")
+        return store_file_json(store, _entry(gateway, store, body.file_id))
+
+    @router.get(_STORE + "/files", tags=["OpenAI"])
+    async def list_files(vector_store_id: str, request: Request, paging: Paging) -> dict[str, Any]:
+        """The files of a vector store."""
+        store = found_store(gateway, request, vector_store_id)
+        return _page(store, gateway.objects.table.entries(store), paging)
+
+    @router.get(_FILE, tags=["OpenAI"])
+    async def get_file(vector_store_id: str, file_id: str, request: Request) -> dict[str, Any]:
+        """How far one file is."""
+        store = found_store(gateway, request, vector_store_id)
+        return store_file_json(store, _entry(gateway, store, file_id))
+
+    @router.post(_FILE, tags=["OpenAI"])
+    async def change(vector_store_id: str, file_id: str, request: Request) -> dict[str, Any]:
+        """Change the attributes of a file; it is in progress until filters see them."""
+        store = found_store(gateway, request, vector_store_id, in_use=True)
+        body = await read_body(gateway, request, AttributesBody)
+        wanted = _entry(gateway, store, file_id).wanted
+        attributes = attributes_text(body.attributes)
+        kinds = attribute_kinds(gateway.objects.table, store, but=file_id)
+        check_kinds(kinds, attributes)
+        changed = replace(wanted, attributes=attributes, revision=wanted.revision + 1)
+        await gateway.objects.put(changed)
+        return store_file_json(store, _entry(gateway, store, file_id))
+
+    @router.delete(_FILE, tags=["OpenAI"])
+    async def delete(vector_store_id: str, file_id: str, request: Request) -> dict[str, Any]:
+        """Take a file out of a vector store; the file itself stays."""
+        store = found_store(gateway, request, vector_store_id)
+        wanted = _entry(gateway, store, file_id).wanted
+        gone = replace(wanted, wanted=DELETED, revision=wanted.revision + 1)
+        await gateway.objects.put(gone)
+        return {"id": file_id, "object": "vector_store.file.deleted", "deleted": True}
+
+    @router.get(_FILE + "/content", tags=["OpenAI"])
+    async def content(vector_store_id: str, file_id: str, request: Request) -> dict[str, Any]:
+        """What a file of a vector store says, as text."""
+        store = found_store(gateway, request, vector_store_id)
+        _entry(gateway, store, file_id)
+        file, limit_ms = found_file(gateway, request, file_id), gateway.settings.parse_ms
+        try:
+            texts = await texts_of(file, gateway.objects.read_parts(file), limit_ms)
+        except Unusable as error:
+            raise InvalidRequest(f"{file_id}: {error}") from error
+        data = [{"type": "text", "text": each.text} for each in texts]
+        return whole_page(data, "vector_store.file_content.page")
+
+
+def batch_routes(gateway: Gateway, router: APIRouter) -> None:
+    """Add them."""
+
+    @router.post(_STORE + "/file_batches", tags=["OpenAI"])
+    async def create_batch(vector_store_id: str, request: Request) -> dict[str, Any]:
+        """Put several files into a vector store."""
+        store = found_store(gateway, request, vector_store_id, in_use=True)
+        body = await read_body(gateway, request, BatchBody)
+        now_ms = wall_ms()
+        batch = FileBatch(
+            batch_id=new_object_id("vsfb_", now_ms),
+            store_id=store.store_id,
+            tenant=store.tenant,
+            created_ms=now_ms,
+        )
+        await _attach(gateway, store, body.each(), batch.batch_id, batch)
+        return batch_json(gateway.objects.table, store, batch)
+
+    @router.get(_BATCH, tags=["OpenAI"])
+    async def get_batch(vector_store_id: str, batch_id: str, request: Request) -> dict[str, Any]:
+        """How far a batch is."""
+        store = found_store(gateway, request, vector_store_id)
+        return batch_json(gateway.objects.table, store, _batch(gateway, store, batch_id))
+
+    @router.post(_BATCH + "/cancel", tags=["OpenAI"])
+    async def cancel(vector_store_id: str, batch_id: str, request: Request) -> dict[str, Any]:
+        """Give up what a batch has not completed."""
+        store = found_store(gateway, request, vector_store_id)
+        batch, table = _batch(gateway, store, batch_id), gateway.objects.table
+        given_up = [
+            replace(each.wanted, wanted=CANCELLED, revision=each.wanted.revision + 1)
+            for each in table.entries(store, batch_id)
+            if each.status == IN_PROGRESS
+        ]
+        if given_up:
+            batch = replace(batch, cancelled=True)
+            await gateway.objects.put(batch, *given_up)
+        return batch_json(gateway.objects.table, store, batch)
+
+    @router.get(_BATCH + "/files", tags=["OpenAI"])
+    async def list_files(
+        vector_store_id: str, batch_id: str, request: Request, paging: Paging
+    ) -> dict[str, Any]:
+        """The files of a batch."""
+        store = found_store(gateway, request, vector_store_id)
+        batch = _batch(gateway, store, batch_id)
+        return _page(store, gateway.objects.table.entries(store, batch.batch_id), paging)
+
+
+async def _attach(
+    gateway: Gateway,
+    store: VectorStore,
+    bodies: list[StoreFileBody],
+    batch_id: str,
+    *more: FileBatch,
+) -> None:
+    wanted = wanted_files(gateway.objects.table, store, bodies, batch_id, wall_ms())
+    await gateway.objects.put(*more, *wanted)
+    await note_use(gateway, store)
+
+
+def _entry(gateway: Gateway, store: VectorStore, file_id: str) -> Entry:
+    entry = gateway.objects.table.entry(store, file_id)
+    if entry is None:
+        raise NotFound(f"no such file in vector store {store.store_id}: {file_id[:64]!r}")
+    return entry
+
+
+def _batch(gateway: Gateway, store: VectorStore, batch_id: str) -> FileBatch:
+    batch = gateway.objects.table.batch(store, batch_id)
+    if batch is None:
+        raise NotFound(f"no such file batch in {store.store_id}: {batch_id[:64]!r}")
+    return batch
+
+
+def _page(store: VectorStore, entries: list[Entry], paging: StoreFilePaging) -> dict[str, Any]:
+    return page(
+        [each for each in entries if paging.filter in (None, each.status)],
+        paging,
+        key=lambda each: (each.wanted.created_ms, each.wanted.file_id),
+        shape=lambda each: store_file_json(store, each),
+    )

@@ -1,0 +1,228 @@
+"""/v1/vector_stores: collections of documents that callers make of their files, and search."""
+
+import asyncio
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from schemas.errors import EmptyIndex, InvalidRequest, NotFound, UnknownCollection
+from schemas.log.clock import wall_ms
+from schemas.records import StoreUsed, VectorStore
+from schemas.retrieval import Found, Hit
+from streams.gateway.endpoints.files import tenant_of
+from streams.gateway.http.exchange import headers_of
+from streams.gateway.ids import new_object_id
+from streams.gateway.objects.attaching import chunk_sizes, wanted_files
+from streams.gateway.objects.bodies import (
+    RankingBody,
+    SearchBody,
+    StoreBody,
+    StoreChangeBody,
+    StoreFileBody,
+    StorePaging,
+)
+from streams.gateway.objects.filters import filter_text
+from streams.gateway.objects.shapes import page, store_json, whole_page
+from streams.gateway.request.body import Body, parse
+from streams.gateway.state import Gateway
+
+RESULTS = 10  # where a search names no number
+SEARCH_MS = 10_000  # the longest that a search may take
+USED_MS = 60_000  # a use is noted when the last one noted is so long ago
+
+
+def store_routes(gateway: Gateway, router: APIRouter) -> None:
+    """Add them."""
+
+    @router.post("/v1/vector_stores", tags=["OpenAI"])
+    async def create(request: Request) -> dict[str, Any]:
+        """Make a vector store, with files or without."""
+        return await _create(gateway, request)
+
+    @router.get("/v1/vector_stores", tags=["OpenAI"])
+    async def list_stores(
+        request: Request, paging: Annotated[StorePaging, Query()]
+    ) -> dict[str, Any]:
+        """The caller's vector stores."""
+        table, now_ms = gateway.objects.table, wall_ms()
+        stores = table.stores(tenant_of(gateway, request))
+        return page(
+            stores,
+            paging,
+            key=lambda each: (each.created_ms, each.store_id),
+            shape=lambda each: store_json(table, each, now_ms),
+        )
+
+    @router.get("/v1/vector_stores/{vector_store_id}", tags=["OpenAI"])
+    async def get_store(vector_store_id: str, request: Request) -> dict[str, Any]:
+        """One vector store."""
+        store = found_store(gateway, request, vector_store_id)
+        return store_json(gateway.objects.table, store, wall_ms())
+
+    @router.post("/v1/vector_stores/{vector_store_id}", tags=["OpenAI"])
+    async def change(vector_store_id: str, request: Request) -> dict[str, Any]:
+        """Change the name, the metadata or the expiry of a vector store."""
+        store = found_store(gateway, request, vector_store_id)
+        body = await read_body(gateway, request, StoreChangeBody)
+        await gateway.objects.put(_changed(store, body))
+        store = found_store(gateway, request, vector_store_id)
+        return store_json(gateway.objects.table, store, wall_ms())
+
+    @router.delete("/v1/vector_stores/{vector_store_id}", tags=["OpenAI"])
+    async def delete(vector_store_id: str, request: Request) -> dict[str, Any]:
+        """Delete a vector store with its documents; the files stay."""
+        store = found_store(gateway, request, vector_store_id)
+        await gateway.objects.put(replace(store, deleted=True))
+        return {"id": vector_store_id, "object": "vector_store.deleted", "deleted": True}
+
+    @router.post("/v1/vector_stores/{vector_store_id}/search", tags=["OpenAI"])
+    async def search(vector_store_id: str, request: Request) -> dict[str, Any]:
+        """The passages of a vector store that fit one or more queries best."""
+        store = found_store(gateway, request, vector_store_id, in_use=True)
+        body = await read_body(gateway, request, SearchBody)
+        await note_use(gateway, store)
+        return await _search(gateway, store, body)
+
+
+def found_store(
+    gateway: Gateway, request: Request, store_id: str, *, in_use: bool = False
+) -> VectorStore:
+    """The caller's store of that id; raises NotFound, and InvalidRequest for an expired one that is
+    to be used."""
+    table = gateway.objects.table
+    store = table.store(tenant_of(gateway, request), store_id)
+    if store is None:
+        raise NotFound(f"no such vector store: {store_id[:64]!r}")
+    expires_ms = table.expires_ms(store)
+    if in_use and expires_ms is not None and wall_ms() >= expires_ms:
+        raise InvalidRequest(f"vector store {store_id}: it has expired; make another one")
+    return store
+
+
+async def read_body(gateway: Gateway, request: Request, kind: type[Body]) -> Body:
+    """The JSON body of a call; raises InvalidRequest."""
+    raw = await gateway.body_reader.read(headers_of(request.scope), request.receive)
+    return parse(kind, raw, gateway.settings.values_max)
+
+
+async def note_use(gateway: Gateway, store: VectorStore) -> None:
+    """For its expiry."""
+    now_ms = wall_ms()
+    if now_ms - gateway.objects.table.used_ms(store) >= USED_MS:
+        used = StoreUsed(store_id=store.store_id, tenant=store.tenant, at_ms=now_ms)
+        await gateway.objects.put(used)
+
+
+async def _create(gateway: Gateway, request: Request) -> dict[str, Any]:
+    tenant, now_ms = tenant_of(gateway, request), wall_ms()
+    body = await read_body(gateway, request, StoreBody)
+    tokens, overlap = chunk_sizes(body.chunking_strategy)
+    store = VectorStore(
+        store_id=new_object_id("vs_", now_ms),
+        tenant=tenant,
+        name=body.name or "",
+        description=body.description or "",
+        metadata=_metadata(body.metadata),
+        created_ms=now_ms,
+        expires_days=body.expires_after.days if body.expires_after is not None else 0,
+        chunk_tokens=tokens,
+        chunk_overlap=overlap,
+    )
+    table = gateway.objects.table
+    files = [StoreFileBody(file_id=each) for each in dict.fromkeys(body.file_ids or ())]
+    await gateway.objects.put(store, *wanted_files(table, store, files, "", now_ms))
+    return store_json(gateway.objects.table, store, now_ms)
+
+
+def _metadata(given: dict[str, str] | None) -> str:
+    return json.dumps(given, ensure_ascii=False) if given else ""
+
+
+def _changed(store: VectorStore, body: StoreChangeBody) -> VectorStore:
+    named = body.model_fields_set
+    if "name" in named:
+        store = replace(store, name=body.name or "")
+    if "metadata" in named:
+        store = replace(store, metadata=_metadata(body.metadata))
+    if "expires_after" in named:
+        days = body.expires_after.days if body.expires_after is not None else 0
+        store = replace(store, expires_days=days)
+    return store
+
+
+async def _search(gateway: Gateway, store: VectorStore, body: SearchBody) -> dict[str, Any]:
+    queries, ranking = body.queries(), body.ranking_options or RankingBody()
+    k = body.max_num_results or RESULTS
+    wishes: dict[str, Any] = {
+        "collection": store.store_id,
+        "tenant": store.tenant,
+        "k": k,
+        "mode": _mode(ranking),
+        "filter": filter_text(body.filters),
+        "min_score": ranking.score_threshold if ranking.score_threshold is not None else -1.0,
+        "deadline_ms": wall_ms() + SEARCH_MS,
+    }
+    searches = (gateway.pool.search_text(query, **wishes) for query in queries)
+    found = [each for each in await asyncio.gather(*map(_or_none, searches)) if each is not None]
+    best: dict[str, Hit] = {}
+    for hit in (hit for each in found for hit in each.hits):
+        if hit.document_id not in best or hit.fused > best[hit.document_id].fused:
+            best[hit.document_id] = hit
+    ordered = sorted(best.values(), key=lambda hit: (-hit.fused, hit.document_id))
+    results = [shown for hit in ordered if (shown := _result(gateway, store, hit)) is not None]
+    told = _told(found)
+    more = {"trivium": told} if told else {}
+    name = "vector_store.search_results.page"
+    return whole_page(results[:k], name, search_query=queries, **more)
+
+
+async def _or_none(search: Any) -> Found | None:
+    """A store in which nothing is yet has no collection."""
+    try:
+        found: Found = await search
+    except (UnknownCollection, EmptyIndex):
+        return None
+    return found
+
+
+def _mode(ranking: RankingBody) -> str:
+    weights = ranking.hybrid_search
+    if weights is None:
+        return "hybrid"
+    if not weights.embedding_weight and not weights.text_weight:
+        raise InvalidRequest(
+            "ranking_options.hybrid_search: expected a weight above 0, found none",
+            "ranking_options.hybrid_search",
+        )
+    if not weights.text_weight:
+        return "vector"
+    return "hybrid" if weights.embedding_weight else "words"
+
+
+def _result(gateway: Gateway, store: VectorStore, hit: Hit) -> dict[str, Any] | None:
+    """None where its file is gone from the store, though the index may still have it."""
+    if hit.passage is None:
+        return None
+    file_id = hit.passage.document_id.partition("/")[0]
+    table = gateway.objects.table
+    entry, file = table.entry(store, file_id), table.file(store.tenant, file_id)
+    if entry is None or file is None:
+        return None
+    return {
+        "file_id": file_id,
+        "filename": file.filename,
+        "score": max(0.0, hit.score),
+        "attributes": json.loads(entry.wanted.attributes or "{}"),
+        "content": [{"type": "text", "text": hit.passage.text}],
+    }
+
+
+def _told(found: Iterable[Found]) -> dict[str, Any]:
+    """What is missing from the results, if anything is."""
+    missing = sorted({shard for each in found for shard in each.missing})
+    degraded = next((each.degraded for each in found if each.degraded), "")
+    told: dict[str, Any] = {"missing_shards": missing} if missing else {}
+    return told | ({"degraded": degraded} if degraded else {})

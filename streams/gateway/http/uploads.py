@@ -1,0 +1,92 @@
+"""A file that comes as a form, within bounds; what is large of it waits on disk.
+
+A web page may send forms without asking; the `Origin` that browsers add keeps foreign ones out
+(`entry.py`), since it is not asked for a form's sake alone.
+"""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive
+
+from schemas.errors import (
+    BodyTooLarge,
+    Cancelled,
+    InvalidRequest,
+    TooManyRequests,
+    UnsupportedMedia,
+)
+
+FORM = b"multipart/form-data"
+FIELDS_MAX = 8
+_AROUND_BYTES = 64 << 10  # of a form beside its file
+
+
+class Uploads:
+    """Reads forms, a few at once."""
+
+    def __init__(self, *, bytes_max: int, together_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._together_max = together_max
+        self._under_way = 0
+
+    @contextlib.asynccontextmanager
+    async def form(self, request: Request) -> AsyncIterator[FormData]:
+        """Its fields; the file is gone afterwards.
+
+        Raises UnsupportedMedia, TooManyRequests, BodyTooLarge as soon as that is known, Cancelled
+        where the client hangs up half-way, and InvalidRequest for what is no form.
+        """
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != FORM.decode():
+            raise UnsupportedMedia(
+                f"Content-Type: expected multipart/form-data, found {kind[:60]!r}"
+            )
+        announced = request.headers.get("content-length", "0")
+        if announced.isdigit() and len(announced) < 20:
+            self._check(int(announced))
+        if self._under_way >= self._together_max:
+            raise TooManyRequests(
+                f"{self._under_way} files are being uploaded, and at most {self._together_max} may "
+                "be; try again later"
+            )
+        self._under_way += 1
+        try:
+            bounded = Request(request.scope, self._bounded(request.receive))
+            try:
+                form = await bounded.form(max_files=1, max_fields=FIELDS_MAX)
+            except HTTPException as error:
+                raise InvalidRequest(f"the form cannot be read: {error.detail}") from error
+            except ClientDisconnect as error:
+                raise Cancelled("the client hung up before its file was complete") from error
+            try:
+                yield form
+            finally:
+                await form.close()
+        finally:
+            self._under_way -= 1
+
+    def _bounded(self, receive: Receive) -> Receive:
+        seen = 0
+
+        async def counted() -> Message:
+            nonlocal seen
+            message = await receive()
+            seen += len(message.get("body", b""))
+            self._check(seen)
+            return message
+
+        return counted
+
+    def _check(self, found: int) -> None:
+        if found > self.bytes_max + _AROUND_BYTES:
+            raise BodyTooLarge(f"file: expected at most {self.bytes_max} bytes, found more")
+
+
+async def parts_of(file: UploadFile, part_bytes: int) -> AsyncIterator[bytes]:
+    """What an uploaded file holds, piece by piece."""
+    while data := await file.read(part_bytes):
+        yield data

@@ -1,0 +1,66 @@
+"""A file of a vector store as documents: which there are, what stands beside their texts. Pure."""
+
+import json
+from collections.abc import Iterator, Sequence
+
+from schemas.records import CollectionDeclared, Document, StoredFile, StoreFile, VectorStore
+from schemas.rules.sizes import DOCUMENT_CHARS_MAX
+from streams.gateway.indexing.reading import Text
+from streams.gateway.objects.attaching import FILE_ID, REVISION
+
+PIECE_CHARS_MAX = DOCUMENT_CHARS_MAX // 4  # small enough for passages of all sizes
+
+
+def document_id(file_id: str, number: int) -> str:
+    """Of a file's documents; the same file has the same ones."""
+    return f"{file_id}/{number}"
+
+
+def documents_of(
+    file: StoredFile, wanted: StoreFile, texts: Sequence[Text], now_ms: int
+) -> list[Document]:
+    """All of a file's. What a store is told of a file goes with each."""
+    attributes = json.loads(wanted.attributes or "{}")
+    found: list[Document] = []
+    for text in texts:
+        facts = {"title": text.title or file.filename, "source": file.filename, **attributes}
+        facts |= {FILE_ID: file.file_id, REVISION: wanted.revision}
+        for piece in pieces(text.text):
+            found.append(
+                Document(
+                    document_id=document_id(file.file_id, len(found)),
+                    collection=wanted.store_id,
+                    text=piece,
+                    metadata=json.dumps(facts, ensure_ascii=False),
+                    tenant=wanted.tenant,
+                    at_ms=now_ms,
+                )
+            )
+    return found
+
+
+def pieces(text: str, chars_max: int = PIECE_CHARS_MAX) -> Iterator[str]:
+    """A long text in pieces, divided between paragraphs, lines or words where that can be."""
+    first = 0
+    while len(text) - first > chars_max:
+        end = first + chars_max
+        for mark in ("\n\n", "\n", " "):
+            if (found := text.rfind(mark, first + chars_max // 2, end)) > 0:
+                end = found + len(mark)
+                break
+        if text[first:end].strip():
+            yield text[first:end]
+        first = end
+    if text[first:].strip():
+        yield text[first:]
+
+
+def declaration(store: VectorStore, now_ms: int) -> CollectionDeclared:
+    """Who may search a store's collection, and how its texts are cut."""
+    return CollectionDeclared(
+        collection=store.store_id,
+        tenants=(store.tenant,),
+        chunk_tokens=store.chunk_tokens,
+        chunk_overlap=store.chunk_overlap,
+        at_ms=now_ms,
+    )

@@ -1,0 +1,48 @@
+"""What nobody waits for: expired files and stores, deleted ones, and uploads that broke off."""
+
+import asyncio
+
+from schemas.log.clock import wall_ms
+from schemas.log.documents import declare
+from schemas.records import CollectionDeclared
+from schemas.settings import LogSettings
+from streams.gateway.log.objects import ObjectLog
+from streams.gateway.objects.table import DELETED, STORED, UPLOADING, key_of
+
+LOOK_S = 2.0
+UPLOAD_MS = 900_000  # an upload that is not complete by then never will be
+
+
+class Tending:
+    """`tend` as often as one likes."""
+
+    def __init__(self, log: LogSettings, objects: ObjectLog) -> None:
+        self._log, self._objects = log, objects
+        self._looked_s = float("-inf")
+
+    async def tend(self) -> None:
+        """Raises BrokerUnavailable."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._looked_s < LOOK_S:
+            return
+        self._looked_s = now_s
+        table, now_ms = self._objects.table, wall_ms()
+        for file in table.every_file():
+            if file.state == STORED and 0 < file.expires_ms <= now_ms:
+                await self._objects.put(*table.without_file(file))
+            elif file.state == DELETED or (
+                file.state == UPLOADING and now_ms - file.created_ms > UPLOAD_MS
+            ):
+                await self._objects.drop_parts(file)
+                await self._objects.drop(key_of(file))
+        for store in table.every_store():
+            expires_ms = table.expires_ms(store)
+            if expires_ms is not None and expires_ms <= now_ms:
+                await self._objects.put(*table.without_files(store))
+        for store in list(table.deleted_stores()):
+            await self.declare(store.store_id, None)
+            await self._objects.drop(*table.keys_of(store))
+
+    async def declare(self, collection: str, said: CollectionDeclared | None) -> None:
+        """As `schemas.log.documents.declare`."""
+        await declare(self._objects.started(), self._log, collection, said)

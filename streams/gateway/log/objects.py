@@ -1,0 +1,211 @@
+"""Topics `objects` and `files`: what callers keep here, for every gateway to answer for.
+
+Each gateway reads `objects` whole into a table, and follows it. Who writes waits until its own
+table has it, so callers read here what they have written here; other gateways have it as soon as
+they have read it. Bytes of files are read from `files` when they are wanted, and kept by nobody.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
+
+from aiokafka import ConsumerRecord
+from aiokafka.errors import KafkaError
+
+from schemas.codec import Codec
+from schemas.errors import BrokerUnavailable, NotReady, RecordError, TooManyRequests, TopicError
+from schemas.log.clients import AssignedReader, LogProducer
+from schemas.log.patience import TROUBLE, Pauses
+from schemas.records import FilePart, StoredFile
+from schemas.settings import LogSettings
+from schemas.topics import check_record, partition_of
+from streams.gateway.objects.table import Kept, Table, key_of
+
+logger = logging.getLogger(__name__)
+PART_BYTES = 1 << 20
+BATCH_MAX = 2_000  # records taken at once; between them calls get their turn
+_TROUBLE = (*TROUBLE, TopicError)
+
+
+class Objects(Protocol):
+    """Where endpoints keep what callers give them."""
+
+    @property
+    def table(self) -> Table:
+        """What there is; raises NotReady while that is not known."""
+
+    def partition(self, file_id: str) -> int:
+        """Of `files`, for all parts of a file."""
+
+    async def put(self, *records: Kept) -> None:
+        """When it returns the table has them; raises BrokerUnavailable, TooManyRequests."""
+
+    async def write_parts(self, file: StoredFile, parts: AsyncIterator[bytes]) -> list[int]:
+        """The offsets of a file's bytes on its partition."""
+
+    def read_parts(self, file: StoredFile) -> AsyncIterator[bytes]:
+        """Its bytes; raises BrokerUnavailable where the log does not give them."""
+
+
+class ObjectLog:
+    """The log's side; `read` follows it until cancelled."""
+
+    def __init__(
+        self,
+        log: LogSettings,
+        codec: Codec,
+        *,
+        gateway_id: str,
+        objects_max: int,
+        wait_ms: int,
+        producer: Callable[[], LogProducer | None],
+        bury: Callable[[ConsumerRecord, RecordError], Awaitable[None]],
+    ) -> None:
+        """`producer` is asked each time: there is none while the log is away."""
+        self._log, self._codec = log, codec
+        self._client_id = f"{gateway_id}-objects"
+        self._objects_max, self._wait_s = objects_max, wait_ms / 1000
+        self._producer, self._bury = producer, bury
+        self._table: Table | None = None
+        self._applied = 0  # the offset after the last record that the table has
+        self.news = asyncio.Condition()
+
+    @property
+    def table(self) -> Table:
+        if self._table is None:
+            raise NotReady("this gateway is still reading what was kept; try again")
+        return self._table
+
+    def partition(self, file_id: str) -> int:
+        """Of `files`, for all parts of a file."""
+        return partition_of(file_id, self._log.document_partitions)
+
+    async def put(self, *records: Kept) -> None:
+        new = sum(key_of(record) not in self.table for record in records)
+        if new and len(self.table) + new > self._objects_max:
+            raise TooManyRequests(
+                f"{len(self.table)} files and stores are kept, and at most {self._objects_max} "
+                "may be; delete some (gateway.objects_max)"
+            )
+        await self._write([(key_of(record), record) for record in records])
+
+    async def drop(self, *keys: str) -> None:
+        """These are no more."""
+        await self._write([(key, None) for key in keys])
+
+    async def _write(self, pairs: list[tuple[str, Kept | None]]) -> None:
+        producer, topic = self.started(), self._log.topic_prefix + "objects"
+        try:
+            async with asyncio.timeout(self._wait_s):
+                acks = [
+                    await producer.send("objects", record, key=key, partition=0)
+                    if record is not None
+                    else await producer.send_raw(topic, None, key=key.encode(), partition=0)
+                    for key, record in pairs
+                ]
+                last = max([(await ack).offset for ack in acks], default=-1)
+                async with self.news:
+                    await self.news.wait_for(lambda: self._applied > last)
+        except (TimeoutError, KafkaError) as error:
+            raise BrokerUnavailable(
+                f"objects: not acknowledged and read again in {self._wait_s:g} s: "
+                f"{type(error).__name__}; try again"
+            ) from error
+
+    def started(self) -> LogProducer:
+        """Who writes; raises BrokerUnavailable."""
+        if (producer := self._producer()) is None:
+            raise BrokerUnavailable("the log cannot be written; is the broker away?")
+        return producer
+
+    # The bytes of files
+
+    async def write_parts(self, file: StoredFile, parts: AsyncIterator[bytes]) -> list[int]:
+        producer, offsets = self.started(), list[int]()
+        try:
+            async for data in parts:
+                part = FilePart(file_id=file.file_id, number=len(offsets), data=data)
+                key = _part_key(file.file_id, part.number)
+                async with asyncio.timeout(self._wait_s):
+                    ack = await producer.send("files", part, key=key, partition=file.partition)
+                    offsets.append((await ack).offset)
+        except (TimeoutError, KafkaError) as error:
+            raise BrokerUnavailable(f"files: not acknowledged: {type(error).__name__}") from error
+        return offsets
+
+    async def drop_parts(self, file: StoredFile) -> None:
+        """The bytes of a file are no more; those of an upload that broke off, either."""
+        producer, topic = self.started(), self._log.topic_prefix + "files"
+        for number in range(len(file.parts)):
+            key = _part_key(file.file_id, number).encode()
+            ack = await producer.send_raw(topic, None, key=key, partition=file.partition)
+            await ack
+
+    async def read_parts(self, file: StoredFile) -> AsyncIterator[bytes]:
+        reader = AssignedReader(self._log, "files", [file.partition], client_id=self._client_id)
+        wanted = list(file.parts)
+        try:
+            async with reader.reading({file.partition: wanted[0]} if wanted else "nowhere"):
+                while wanted:
+                    async with asyncio.timeout(self._wait_s):
+                        records = await reader.batch(max_records=16)
+                    for record in records:
+                        if wanted and record.offset >= wanted[0]:
+                            yield self._data(record, file, wanted.pop(0))
+        except (TimeoutError, *_TROUBLE) as error:
+            raise BrokerUnavailable(
+                f"{file.file_id}: its bytes cannot be read: {type(error).__name__}: {error}"
+            ) from error
+
+    def _data(self, record: ConsumerRecord, file: StoredFile, offset: int) -> bytes:
+        part = self._codec.decode(record.value) if record.value else None
+        if record.offset != offset or not isinstance(part, FilePart):
+            raise RecordError(f"files[{record.partition}]: no part at {offset}")
+        if part.file_id != file.file_id:
+            raise RecordError(f"files[{record.partition}]@{offset}: a part of another file")
+        return part.data
+
+    # What every gateway reads
+
+    async def read(self) -> None:
+        """Follow the topic over every trouble of the log, until cancelled."""
+        loop, pauses = asyncio.get_running_loop(), Pauses()
+        while True:
+            began_s = loop.time()
+            try:
+                await self._read_topic()
+            except _TROUBLE as error:
+                logger.warning("objects: %s: %s", type(error).__name__, error)
+            await asyncio.sleep(pauses.after(loop.time() - began_s))
+
+    async def _read_topic(self) -> None:
+        """Read it whole each time: what was deleted long ago is not on it any more."""
+        table = Table()
+        reader = AssignedReader(self._log, "objects", [0], client_id=self._client_id)
+        async with reader.reading("earliest"):
+            applied = 0
+            async for records in reader.until(await reader.end_offsets()):
+                applied = await self._fold(table, records)
+            self._table = table
+            while True:
+                async with self.news:
+                    self._applied = applied
+                    self.news.notify_all()
+                applied = await self._fold(table, await reader.batch(max_records=BATCH_MAX))
+
+    async def _fold(self, table: Table, records: list[ConsumerRecord]) -> int:
+        """The offset after them."""
+        for record in records:
+            try:
+                kept = self._codec.decode(record.value) if record.value else None
+                if kept is not None:
+                    check_record("objects", kept)
+                table.apply((record.key or b"").decode(errors="replace"), kept)
+            except RecordError as error:
+                await self._bury(record, error)
+        return records[-1].offset + 1 if records else self._applied
+
+
+def _part_key(file_id: str, number: int) -> str:
+    return f"{file_id}/{number}"

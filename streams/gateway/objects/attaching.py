@@ -1,0 +1,107 @@
+"""Files that callers put into a vector store: what is checked, and what is wanted then. Pure."""
+
+import json
+from collections.abc import Sequence
+
+from schemas.errors import InvalidRequest, NotFound
+from schemas.records import StoreFile, VectorStore
+from streams.gateway.objects.bodies import (
+    AutoChunks,
+    StaticChunks,
+    StoreFileBody,
+    attributes_text,
+)
+from streams.gateway.objects.table import PRESENT, Table
+
+FILE_ID, REVISION = "file_id", "file_revision"  # attributes of ours, beside those of callers
+_RESERVED = {FILE_ID, REVISION}
+_OURS = {"title": False, "source": False}  # texts, as every document has them
+KEYS_MAX = 48  # attributes of all files of a store; an index has a column for each
+
+
+def chunk_sizes(chunks: AutoChunks | StaticChunks | None) -> tuple[int, int]:
+    """Tokens of a passage and of its overlap, as `VectorStore` has them; raises InvalidRequest."""
+    if not isinstance(chunks, StaticChunks):
+        return 0, -1
+    sizes = chunks.static
+    if 2 * sizes.chunk_overlap_tokens > sizes.max_chunk_size_tokens:
+        raise InvalidRequest(
+            "chunking_strategy.static.chunk_overlap_tokens: expected at most half of "
+            f"max_chunk_size_tokens={sizes.max_chunk_size_tokens}, found "
+            f"{sizes.chunk_overlap_tokens}",
+            "chunking_strategy",
+        )
+    return sizes.max_chunk_size_tokens, sizes.chunk_overlap_tokens
+
+
+def wanted_files(
+    table: Table, store: VectorStore, bodies: Sequence[StoreFileBody], batch_id: str, now_ms: int
+) -> list[StoreFile]:
+    """Raises NotFound and InvalidRequest; then nothing of the call is done."""
+    kinds = attribute_kinds(table, store)
+    return [_wanted(table, store, body, kinds, batch_id, now_ms) for body in bodies]
+
+
+def _wanted(
+    table: Table,
+    store: VectorStore,
+    body: StoreFileBody,
+    kinds: dict[str, bool],
+    batch_id: str,
+    now_ms: int,
+) -> StoreFile:
+    if table.file(store.tenant, body.file_id) is None:
+        raise NotFound(f"no such file: {body.file_id!r}")
+    sizes = chunk_sizes(body.chunking_strategy)
+    if body.chunking_strategy is not None and sizes != (store.chunk_tokens, store.chunk_overlap):
+        raise InvalidRequest(
+            "chunking_strategy: all files of a vector store are cut alike; say how when it is made",
+            "chunking_strategy",
+        )
+    attributes = attributes_text(body.attributes)
+    check_kinds(kinds, attributes)
+    entry = table.entry(store, body.file_id)
+    return StoreFile(
+        store_id=store.store_id,
+        file_id=body.file_id,
+        tenant=store.tenant,
+        attributes=attributes,
+        batch_id=batch_id,
+        wanted=PRESENT,
+        revision=table.revision(store, body.file_id) + 1,
+        created_ms=now_ms if entry is None else entry.wanted.created_ms,
+    )
+
+
+def attribute_kinds(table: Table, store: VectorStore, but: str = "") -> dict[str, bool]:
+    """By attribute of a store's files, whether it is a number; those of one file do not count."""
+    kinds = dict(_OURS)
+    for entry in table.entries(store):
+        if entry.wanted.attributes and entry.wanted.file_id != but:
+            for key, value in json.loads(entry.wanted.attributes).items():
+                kinds.setdefault(key, _is_number(value))
+    return kinds
+
+
+def check_kinds(kinds: dict[str, bool], attributes: str) -> None:
+    """Raise InvalidRequest where an index could not hold them beside those of other files."""
+    for key, value in json.loads(attributes or "{}").items():
+        if key in _RESERVED:
+            raise InvalidRequest(f"attributes.{key}: every document has it; name another", key)
+        if kinds.setdefault(key, _is_number(value)) != _is_number(value):
+            expected = "a number" if kinds[key] else "a text or truth value"
+            raise InvalidRequest(
+                f"attributes.{key}: expected {expected}, as other files of the store have it, "
+                f"found {value!r:.80}",
+                "attributes",
+            )
+    if len(kinds) > KEYS_MAX:
+        raise InvalidRequest(
+            f"attributes: expected at most {KEYS_MAX} different keys in a store, found "
+            f"{len(kinds)}",
+            "attributes",
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

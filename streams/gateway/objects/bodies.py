@@ -1,0 +1,228 @@
+"""Bodies and queries of calls about files and vector stores: types and ranges are checked here."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from schemas.errors import InvalidRequest
+from streams.gateway.http.errors import shown
+
+FILES_MAX = 2_000  # of one batch
+PAIRS_MAX, KEY_CHARS_MAX, VALUE_CHARS_MAX = 16, 64, 512
+NUMBER_MAX = 2**53  # of an attribute: what a float holds exactly
+NAME_CHARS_MAX = 1_000
+QUERY_CHARS_MAX, QUERIES_MAX, RESULTS_MAX = 8_192, 16, 50
+Values = dict[str, str | float | bool]
+_Id = Annotated[str, Field(min_length=1, max_length=64)]
+_Key = Annotated[str, Field(min_length=1, max_length=KEY_CHARS_MAX)]
+_Texts = Annotated[
+    dict[_Key, Annotated[str, Field(max_length=VALUE_CHARS_MAX)]],
+    Field(max_length=PAIRS_MAX),
+]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class FilePaging(BaseModel):
+    """Which part of a list of files."""
+
+    limit: int = Field(10_000, ge=1, le=10_000)
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = Field(None, max_length=64)
+    before: None = None
+    purpose: str | None = Field(None, max_length=64)
+
+
+class StorePaging(BaseModel):
+    """Which part of a list."""
+
+    limit: int = Field(20, ge=1, le=100)
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = Field(None, max_length=64)
+    before: str | None = Field(None, max_length=64)
+
+
+class StoreFilePaging(StorePaging):
+    """Which part of a list of a store's files."""
+
+    filter: Literal["in_progress", "completed", "failed", "cancelled"] | None = None
+
+
+class Expiry(_Body):
+    """When a store that nobody uses is emptied."""
+
+    anchor: Literal["last_active_at"]
+    days: int = Field(ge=1, le=365)
+
+
+class AutoChunks(_Body):
+    """As the deployment cuts."""
+
+    type: Literal["auto"]
+
+
+class ChunkSizes(_Body):
+    """Tokens of the embedding model."""
+
+    max_chunk_size_tokens: int = Field(ge=100, le=4_096)
+    chunk_overlap_tokens: int = Field(ge=0, le=2_048)
+
+
+class StaticChunks(_Body):
+    """As the caller says."""
+
+    type: Literal["static"]
+    static: ChunkSizes
+
+
+Chunks = Annotated[AutoChunks | StaticChunks, Field(discriminator="type")]
+Attributes = Annotated[
+    dict[str, Any] | None,
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {
+                    "type": "object",
+                    "maxProperties": PAIRS_MAX,
+                    "additionalProperties": {
+                        "anyOf": [
+                            {"type": "string", "maxLength": VALUE_CHARS_MAX},
+                            {"type": "number"},
+                            {"type": "boolean"},
+                        ]
+                    },
+                },
+                {"type": "null"},
+            ]
+        }
+    ),
+]
+
+
+class StoreBody(_Body):
+    """POST /v1/vector_stores."""
+
+    name: str | None = Field(None, max_length=NAME_CHARS_MAX)
+    description: str | None = Field(None, max_length=NAME_CHARS_MAX)
+    file_ids: list[_Id] | None = Field(None, max_length=FILES_MAX)
+    metadata: _Texts | None = None
+    expires_after: Expiry | None = None
+    chunking_strategy: Chunks | None = None
+
+
+class StoreChangeBody(_Body):
+    """POST /v1/vector_stores/{id}; what is left out stays as it is."""
+
+    name: str | None = Field(None, max_length=NAME_CHARS_MAX)
+    metadata: _Texts | None = None
+    expires_after: Expiry | None = None
+
+
+class StoreFileBody(_Body):
+    """POST /v1/vector_stores/{id}/files, and each of `files` in a batch."""
+
+    file_id: _Id
+    attributes: Attributes = None
+    chunking_strategy: Chunks | None = None
+
+
+class AttributesBody(_Body):
+    """POST /v1/vector_stores/{id}/files/{file_id}."""
+
+    attributes: Attributes
+
+
+class BatchBody(_Body):
+    """POST /v1/vector_stores/{id}/file_batches."""
+
+    file_ids: list[_Id] | None = Field(None, min_length=1, max_length=FILES_MAX)
+    files: list[StoreFileBody] | None = Field(None, min_length=1, max_length=FILES_MAX)
+    attributes: Attributes = None
+    chunking_strategy: Chunks | None = None
+
+    def each(self) -> list[StoreFileBody]:
+        """One for each file, the last one of each id; raises InvalidRequest."""
+        if (self.file_ids is None) == (self.files is None):
+            raise InvalidRequest("file_ids: expected either file_ids or files", "file_ids")
+        given = self.files or [
+            StoreFileBody(
+                file_id=each,
+                attributes=self.attributes,
+                chunking_strategy=self.chunking_strategy,
+            )
+            for each in self.file_ids or ()
+        ]
+        return list({each.file_id: each for each in given}.values())
+
+
+class HybridWeights(_Body):
+    """How much each list counts."""
+
+    embedding_weight: float = Field(1.0, ge=0, le=1_000)
+    text_weight: float = Field(1.0, ge=0, le=1_000)
+
+
+class RankingBody(_Body):
+    """Which results count, and how they are put in order."""
+
+    ranker: Literal["none", "auto", "default-2024-11-15", "default_2024_08_21"] | None = None
+    score_threshold: float | None = Field(default=None, ge=0, le=1)
+    hybrid_search: HybridWeights | None = None
+
+
+class SearchBody(_Body):
+    """POST /v1/vector_stores/{id}/search."""
+
+    query: str | list[str]
+    max_num_results: int | None = Field(None, ge=1, le=RESULTS_MAX)
+    filters: dict[str, Any] | None = None
+    ranking_options: RankingBody | None = None
+    rewrite_query: bool | None = None
+
+    def queries(self) -> list[str]:
+        """What is searched for; raises InvalidRequest."""
+        found = [self.query] if isinstance(self.query, str) else self.query
+        if not 0 < len(found) <= QUERIES_MAX:
+            raise InvalidRequest(
+                f"query: expected 1 to {QUERIES_MAX} texts, found {len(found)}", "query"
+            )
+        for each in found:
+            if not each.strip() or len(each) > QUERY_CHARS_MAX:
+                raise InvalidRequest(
+                    f"query: expected a text of 1 to {QUERY_CHARS_MAX} characters, found "
+                    f"{shown(each)}",
+                    "query",
+                )
+        if self.rewrite_query:
+            raise InvalidRequest(
+                "rewrite_query: queries are not rewritten here; leave it out", "rewrite_query"
+            )
+        return found
+
+
+def attributes_text(given: Mapping[str, Any] | None) -> str:
+    """Attributes as they stand on the log; raises InvalidRequest."""
+    where = "attributes"
+    if len(given or {}) > PAIRS_MAX:
+        raise InvalidRequest(f"{where}: expected at most {PAIRS_MAX}, found more", where)
+    for key, value in (given or {}).items():
+        if not 0 < len(key) <= KEY_CHARS_MAX or key.startswith("$"):
+            raise InvalidRequest(
+                f"{where}: expected keys of 1 to {KEY_CHARS_MAX} characters that do not begin with "
+                f"$, found {shown(key)}",
+                where,
+            )
+        is_text = isinstance(value, str) and len(value) <= VALUE_CHARS_MAX
+        is_number = isinstance(value, int | float) and abs(value) <= NUMBER_MAX
+        if not is_text and not (is_number and not math.isnan(value)):
+            raise InvalidRequest(
+                f"{where}.{key}: expected a text of at most {VALUE_CHARS_MAX} characters, a number "
+                f"within +-2**53 or a truth value, found {shown(value)}",
+                where,
+            )
+    return json.dumps(given, ensure_ascii=False) if given else ""

@@ -1,0 +1,101 @@
+"""Files and vector stores on the OpenAPI page: bodies of calls, and what they are answered with."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from streams.gateway.objects.bodies import (
+    AttributesBody,
+    BatchBody,
+    SearchBody,
+    StoreBody,
+    StoreChangeBody,
+    StoreFileBody,
+)
+
+_FILES, _STORES = "/v1/files", "/v1/vector_stores"
+_FILE, _STORE = _FILES + "/{file_id}", _STORES + "/{vector_store_id}"
+_IN_STORE, _BATCHES = _STORE + "/files", _STORE + "/file_batches"
+_OF_STORE, _BATCH = _IN_STORE + "/{file_id}", _BATCHES + "/{batch_id}"
+UPLOAD = _FILES
+BODIES: dict[str, type[BaseModel]] = {
+    _STORES: StoreBody,
+    _STORE: StoreChangeBody,
+    _STORE + "/search": SearchBody,
+    _IN_STORE: StoreFileBody,
+    _OF_STORE: AttributesBody,
+    _BATCHES: BatchBody,
+}
+_TEXT: dict[str, Any] = {"type": "string"}
+_NUMBER = {"type": "number"}
+_COUNT: dict[str, Any] = {"type": "integer", "minimum": 0}
+UPLOAD_FORM: dict[str, Any] = {
+    "type": "object",
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": _TEXT},
+    "required": ["file", "purpose"],
+}
+
+
+def _object(kind: str, **properties: Any) -> dict[str, Any]:
+    properties = {"object": {"const": kind}, **properties}
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _list(items: dict[str, Any], kind: str = "list") -> dict[str, Any]:
+    data = {"type": "array", "items": items}
+    return _object(kind, data=data, has_more={"type": "boolean"})
+
+
+def _deleted(kind: str) -> dict[str, Any]:
+    return _object(kind, id=_TEXT, deleted={"const": True})
+
+
+def _counts() -> dict[str, Any]:
+    names = ("in_progress", "completed", "failed", "cancelled", "total")
+    return {"type": "object", "properties": dict.fromkeys(names, _COUNT), "required": [*names]}
+
+
+_FILE_SHAPE = _object(
+    "file", id=_TEXT, bytes=_COUNT, created_at=_COUNT, filename=_TEXT, purpose=_TEXT, status=_TEXT
+)
+_STORE_SHAPE = _object(
+    *("vector_store",), id=_TEXT, created_at=_COUNT, name=_TEXT, usage_bytes=_COUNT, status=_TEXT,
+    file_counts=_counts(), metadata={"type": "object"},
+)  # fmt: skip
+_STORE_FILE = _object(
+    *("vector_store.file",), id=_TEXT, created_at=_COUNT, vector_store_id=_TEXT, status=_TEXT,
+    usage_bytes=_COUNT, attributes={"type": "object"},
+)  # fmt: skip
+_BATCH_SHAPE = _object(
+    *("vector_store.files_batch",), id=_TEXT, created_at=_COUNT, vector_store_id=_TEXT,
+    status=_TEXT, file_counts=_counts(),
+)  # fmt: skip
+_RESULT = {
+    "type": "object",
+    "properties": {"file_id": _TEXT, "filename": _TEXT, "score": _NUMBER},
+    "required": ["file_id", "filename", "score", "attributes", "content"],
+}
+_PIECE = {"type": "object", "properties": {"text": _TEXT}, "required": ["type", "text"]}
+SHAPES: dict[tuple[str, str], dict[str, Any]] = {
+    (_FILES, "post"): _FILE_SHAPE,
+    (_FILES, "get"): _list(_FILE_SHAPE),
+    (_FILE, "get"): _FILE_SHAPE,
+    (_FILE, "delete"): _deleted("file"),
+    (_STORES, "post"): _STORE_SHAPE,
+    (_STORES, "get"): _list(_STORE_SHAPE),
+    (_STORE, "get"): _STORE_SHAPE,
+    (_STORE, "post"): _STORE_SHAPE,
+    (_STORE, "delete"): _deleted("vector_store.deleted"),
+    (_STORE + "/search", "post"): _list(_RESULT, "vector_store.search_results.page"),
+    (_IN_STORE, "post"): _STORE_FILE,
+    (_IN_STORE, "get"): _list(_STORE_FILE),
+    (_OF_STORE, "get"): _STORE_FILE,
+    (_OF_STORE, "post"): _STORE_FILE,
+    (_OF_STORE, "delete"): _deleted("vector_store.file.deleted"),
+    (_OF_STORE + "/content", "get"): _list(_PIECE, "vector_store.file_content.page"),
+    (_BATCHES, "post"): _BATCH_SHAPE,
+    (_BATCH, "get"): _BATCH_SHAPE,
+    (_BATCH + "/cancel", "post"): _BATCH_SHAPE,
+    (_BATCH + "/files", "get"): _list(_STORE_FILE),
+}
+CONTENT = (_FILE + "/content", "get")

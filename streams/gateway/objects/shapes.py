@@ -1,0 +1,157 @@
+"""What callers keep, as the `openai` package reads it. Pure."""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from schemas.errors import InvalidRequest
+from schemas.records import FileBatch, StoredFile, VectorStore
+from streams.gateway.objects.bodies import FilePaging, StorePaging
+from streams.gateway.objects.table import (
+    CANCELLED,
+    COMPLETED,
+    FAILED,
+    IN_PROGRESS,
+    STATUSES,
+    Entry,
+    Table,
+)
+
+Json = dict[str, Any]
+Item = TypeVar("Item")
+
+
+def file_json(file: StoredFile) -> Json:
+    """A `file`."""
+    return {
+        "id": file.file_id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": file.created_ms // 1000,
+        "expires_at": file.expires_ms // 1000 if file.expires_ms else None,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def store_json(table: Table, store: VectorStore, now_ms: int) -> Json:
+    """A `vector_store`."""
+    entries, expires_ms = table.entries(store), table.expires_ms(store)
+    counts = _counts(entries)
+    status = IN_PROGRESS if counts[IN_PROGRESS] else COMPLETED
+    if expires_ms is not None and now_ms >= expires_ms:
+        status = "expired"
+    return {
+        "id": store.store_id,
+        "object": "vector_store",
+        "created_at": store.created_ms // 1000,
+        "name": store.name,
+        "description": store.description or None,
+        "usage_bytes": sum(each.result.usage_bytes for each in entries if each.result),
+        "file_counts": counts,
+        "status": status,
+        "expires_after": (
+            {"anchor": "last_active_at", "days": store.expires_days} if store.expires_days else None
+        ),
+        "expires_at": expires_ms // 1000 if expires_ms is not None else None,
+        "last_active_at": table.used_ms(store) // 1000,
+        "metadata": json.loads(store.metadata or "{}"),
+    }
+
+
+def store_file_json(store: VectorStore, entry: Entry) -> Json:
+    """A `vector_store.file`."""
+    wanted, result = entry.wanted, entry.result
+    error = None
+    if entry.status == FAILED and result is not None:
+        error = {"code": result.error_code, "message": result.error}
+    return {
+        "id": wanted.file_id,
+        "object": "vector_store.file",
+        "usage_bytes": result.usage_bytes if result is not None else 0,
+        "created_at": wanted.created_ms // 1000,
+        "vector_store_id": wanted.store_id,
+        "status": entry.status,
+        "last_error": error,
+        "attributes": json.loads(wanted.attributes or "{}"),
+        "chunking_strategy": chunking_json(store),
+    }
+
+
+def chunking_json(store: VectorStore) -> Json:
+    """How a store's files are cut."""
+    if not store.chunk_tokens:
+        return {"type": "other"}  # as the deployment does, which the gateway does not know
+    sizes = {
+        "max_chunk_size_tokens": store.chunk_tokens,
+        "chunk_overlap_tokens": store.chunk_overlap,
+    }
+    return {"type": "static", "static": sizes}
+
+
+def batch_json(table: Table, store: VectorStore, batch: FileBatch) -> Json:
+    """A `vector_store.files_batch`."""
+    counts = _counts(table.entries(store, batch.batch_id))
+    status = COMPLETED if not counts[IN_PROGRESS] else IN_PROGRESS
+    if counts["total"] and counts[FAILED] == counts["total"]:
+        status = FAILED
+    return {
+        "id": batch.batch_id,
+        "object": "vector_store.files_batch",
+        "created_at": batch.created_ms // 1000,
+        "vector_store_id": batch.store_id,
+        "status": CANCELLED if batch.cancelled else status,
+        "file_counts": counts,
+    }
+
+
+def _counts(entries: Iterable[Entry]) -> dict[str, int]:
+    counts = Counter(entry.status for entry in entries)
+    return {**{status: counts[status] for status in STATUSES}, "total": counts.total()}
+
+
+def page(
+    items: Sequence[Item],
+    paging: FilePaging | StorePaging,
+    *,
+    key: Any,
+    shape: Any,
+    name: str = "list",
+) -> Json:
+    """A page of a list; `key` tells when an item was made, and its id. Raises InvalidRequest."""
+    ordered = sorted(items, key=key, reverse=paging.order == "desc")
+    ids = [key(each)[1] for each in ordered]
+    first, end = 0, len(ordered)
+    if paging.after is not None:
+        first = _place(ids, paging.after, "after") + 1
+    if paging.before is not None:
+        end = _place(ids, paging.before, "before")
+        if paging.after is None:
+            first = max(first, end - paging.limit)
+    shown = ordered[first : min(end, first + paging.limit)]
+    return {
+        "object": "list",
+        "data": [shape(each) for each in shown],
+        "first_id": key(shown[0])[1] if shown else None,
+        "last_id": key(shown[-1])[1] if shown else None,
+        "has_more": first > 0 if _is_backward(paging) else first + len(shown) < end,
+    }
+
+
+def _is_backward(paging: FilePaging | StorePaging) -> bool:
+    return paging.before is not None and paging.after is None
+
+
+def _place(ids: Sequence[str], name: str, where: str) -> int:
+    try:
+        return ids.index(name)
+    except ValueError:
+        raise InvalidRequest(f"{where}: no such id in this list: {name[:64]!r}", where) from None
+
+
+def whole_page(data: Sequence[Json], name: str, **more: Any) -> Json:
+    """A list that is never divided."""
+    return {"object": name, **more, "data": list(data), "has_more": False, "next_page": None}
