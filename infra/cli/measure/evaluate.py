@@ -41,6 +41,8 @@ trivium evaluate trinity [dim]two to four minutes[/]
 trivium evaluate trinity --quick --show
 
 trivium evaluate trinity --gpu h200 --rows 50e6 --every 16 --json
+
+trivium evaluate trinity --live [dim](a) and (c) on this machine's cores[/]
 """
 
 app = typer.Typer(help="Published evaluations, on simulated or live engines.")
@@ -160,9 +162,18 @@ def trinity(
     seed: Seed = 1,
     jobs: Annotated[int, typer.Option(help="Processes.", show_default="one per core")] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="A third of the values.")] = False,
+    measure: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="Measure figure 1's points here anew; minutes."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("build/evaluate"),
     show: Annotated[bool, typer.Option("--show", help="Open the report in a browser.")] = False,
     as_json: AsJson = False,
+    live: Annotated[
+        bool, _LIVE("--live", help="(a) and (c) on stacks of this machine; two minutes.")
+    ] = False,
+    rate: Annotated[float, _LIVE(min=0.1, help="Chats/s.")] = 5.0,
+    load_s: Annotated[float, _LIVE(min=1, help="Of each load, s.")] = 15.0,
 ) -> None:
     """Where vector search lies: beside each LLM worker, with prefill, or in a pool of its own.
 
@@ -172,7 +183,14 @@ def trinity(
     from infra.evaluate.points.runs import runner
     from infra.evaluate.trinity import measured, page, study
 
+    if live:
+        _coupled(rate, load_s, seed, as_json)
+        return
     case = _trinity_case(gpu, gpus, rows, dim, every, hop_ms, seed)
+    if measure is not None:
+        from infra.evaluate.trinity.measure import measure as measure_here
+
+        measure_here(measure, seed, Console(stderr=True).print)
     with runner(jobs or os.cpu_count() or 1) as pool:
         findings = study.found(pool, case, quick=quick)
     path = page.write(findings, measured.read(), out)
@@ -188,6 +206,31 @@ def trinity(
         console.print(f"report: {path}")
     if show:
         webbrowser.open(path.resolve().as_uri())
+
+
+def _coupled(rate: float, load_s: float, seed: int, as_json: bool) -> None:
+    from infra.bench import results
+    from infra.evaluate.live import coupled
+
+    load = {"rate": rate, "load_s": load_s, "fillers": 5_000}
+    asked = coupled.compare(
+        Console(stderr=True), rate=rate, load_s=load_s, fillers=5_000, seed=seed
+    )
+    found = asyncio.run(asked)
+    path = results.write_report(
+        "trinity_live",
+        command=results.command_line(),
+        seed=seed,
+        load=load,
+        figures=found,
+        bars=[],
+        folder=results.BENCH_DIR,
+    )
+    if as_json:
+        print(json.dumps(found, indent=1))
+    else:
+        stdout_console().print(coupled.table(found))
+        print(f"written: {path}")
 
 
 def _trinity_case(

@@ -1,0 +1,126 @@
+"""Trinity's placements (a) and (c) live: the same load on the same cores of this machine.
+
+Two LLM workers with simulated engines, each pinned to half of the cores. In (a) a retrieval worker
+with a whole copy of the index is pinned beside each of them; in (c) one serves both from all cores.
+Both are reached over the log, as all retrieval workers are, so what (a) would save of hops is not
+here: what is measured is what copies cost and bring.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from infra.bench.benchmark import counting
+from infra.bench.cpu_time import CpuMeter
+from infra.bench.faults.target_stack import make_stack
+from infra.bench.results import BENCH_DIR, number
+from infra.bench.retrieval.latency import IDLE, SATURATED, Load
+from infra.bench.retrieval.stacks import running
+from infra.handbook.library import library
+from infra.stack.launcher import Stack
+from infra.stack.plan import StackPlan, core_shares
+
+LLM_WORKERS = 2
+WAYS = {"a": LLM_WORKERS, "c": 1}  # copies of the index
+
+
+async def compare(
+    console: Console, *, rate: float, load_s: float, fillers: int, seed: int
+) -> dict[str, Any]:
+    """Both ways, one after the other, by name."""
+    found = {}
+    with counting(console, 34) as progress:
+        for way, copies in WAYS.items():
+            plan = StackPlan(
+                prefill=0, decode=0, replica=LLM_WORKERS, retrieval=copies, embedding=1
+            )
+            stack = make_stack(plan, BENCH_DIR.absolute() / f"coupled-{way}")
+            async with running(stack), library(stack.settings.log) as books:
+                pin(stack, way)
+                pids = retrieval_pids(stack)
+                meter = CpuMeter(pids)
+                load = Load(stack, books, [rate], load_s, seed)
+                await load.prepare(fillers)
+                taken_in = meter.used_s()
+                (rows,) = (await load.measure(progress)).values()
+                found[way] = figures(rows, pids.values(), taken_in)
+    return found
+
+
+def retrieval_pids(stack: Stack) -> dict[str, int]:
+    """Of its retrieval workers."""
+    return {
+        name: process.pid
+        for name, process in stack.processes.items()
+        if name.startswith("retrieval-")
+    }
+
+
+def pin(stack: Stack, way: str) -> None:
+    """Each LLM worker to its share of the cores, and in (a) a retrieval worker with it."""
+    shares = core_shares(sorted(os.sched_getaffinity(0)), LLM_WORKERS)
+    for place, cores in enumerate(shares):
+        names = [f"replica-{place}"] + ([f"retrieval-{place}"] if way == "a" else [])
+        for name in names:
+            pin_process(stack.processes[name].pid, cores)
+
+
+def pin_process(
+    pid: int,
+    cores: Iterable[int],
+    set_affinity: Callable[[int, Iterable[int]], None] = os.sched_setaffinity,
+) -> None:
+    """All threads that a process has, and so those that they start."""
+    wanted = set(cores)
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        set_affinity(int(task.name), wanted)
+
+
+def memory_mib(pid: int) -> float:
+    """What a process has for itself, and its share of what it shares."""
+    rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    line = next(each for each in rollup.splitlines() if each.startswith("Pss:"))
+    return int(line.split()[1]) / 1024
+
+
+def figures(
+    rows: dict[str, Any], pids: Iterable[int], taken_in: dict[str, float]
+) -> dict[str, Any]:
+    """What one way came to."""
+    return {
+        "copies": len(taken_in),
+        "memory_mib": sum(map(memory_mib, pids)),
+        "taking_in_cpu_s": sum(taken_in.values()),
+        "ttft_ms": {when: rows[when]["ttft_ms"]["with"] for when in (IDLE, SATURATED)},
+        "without_ms": {when: rows[when]["ttft_ms"]["without"] for when in (IDLE, SATURATED)},
+        "search_ms": {when: rows[when]["search_ms"] for when in (IDLE, SATURATED)},
+    }
+
+
+def table(found: dict[str, Any]) -> Table:
+    """A row for each figure."""
+    shown = Table("", *(f"({way})" for way in found), title="Live, on the same cores")
+    shown.add_row("copies of the index", *(str(row["copies"]) for row in found.values()))
+    for name, field in (("memory, MiB", "memory_mib"), ("CPU s to take in", "taking_in_cpu_s")):
+        shown.add_row(name, *(number(row[field]) for row in found.values()))
+    for when in (IDLE, SATURATED):
+        for name, pick in _TIMES.items():
+            cells = [_both(pick(row, when)) for row in found.values()]
+            shown.add_row(f"{name}, {when}", *cells)
+    return shown
+
+
+_TIMES: dict[str, Callable[[dict[str, Any], str], dict[str, float | None]]] = {
+    "TTFT with a search p50/p99, ms": lambda row, when: row["ttft_ms"][when],
+    "TTFT without": lambda row, when: row["without_ms"][when],
+    "a prompt's search": lambda row, when: row["search_ms"][when]["prefill"],
+    "one of decode's queue": lambda row, when: row["search_ms"][when]["decode"],
+}
+
+
+def _both(spread: dict[str, float | None]) -> str:
+    return f"{number(spread['p50'])} / {number(spread['p99'])}"

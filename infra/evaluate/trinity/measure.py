@@ -1,0 +1,159 @@
+"""Measures figure 1's points on this machine: `trivium evaluate trinity --measure`.
+
+Prefill: so many prompts at once, of which each answers one token. Decode: so many answers at once,
+after short prompts. Search: so many callers that always ask, over one thread's places. Each point
+is the best of its repeats: others use the machine too.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from infra.bench.results import command_line, commit, machine
+from infra.bench.search.vectors import overlapping
+from infra.evaluate.trinity.measured import FILE, Measured
+from infra.stack.engine_alone import answers
+from infra.stack.engine_source import start_engine
+from schemas.records import Role, Sampling
+from schemas.settings import ModelSettings
+from workers.llm.engine import Engine
+from workers.models.folder import model_folder
+from workers.search.engine.engine import EngineSettings, SearchEngine
+from workers.search.index.index import Index
+from workers.search.index.kinds import Kind
+from workers.search.index.query import Query
+
+BATCHES = (1, 2, 4, 8, 16, 32)
+PROMPT, SHORT, ANSWER = 64, 8, 24  # tokens
+ROWS, DIM, TOP_M = 50_000, 384, 64
+_SEARCHES = 512  # of each caller of one, fewer of each of many
+_REPEATS = 2
+_ENGINE = {
+    "kv_events": False,
+    "first_token_timeout_ms": 300_000,
+    "progress_timeout_ms": 300_000,
+    "dtype": "float32",
+    "extra": json.dumps({"enable_prefix_caching": False}),
+}
+Told = Callable[[str], None]
+
+
+def measure(model: str, seed: int, told: Told, file: Path = FILE) -> list[Measured]:
+    """All three stages, written to the file; `told` hears of each point."""
+    stages = asyncio.run(_stages(model, seed, told))
+    content = {
+        "machine": machine(),
+        "commit": commit(),
+        "command": command_line(),
+        "seed": seed,
+        "stages": [asdict(each) for each in stages],
+    }
+    file.write_text(json.dumps(content, indent=1) + "\n")
+    return stages
+
+
+async def _stages(model: str, seed: int, told: Told) -> list[Measured]:
+    return [await _search(seed, told), *await _llm(model, seed, told)]
+
+
+async def _llm(model: str, seed: int, told: Told) -> list[Measured]:
+    random = np.random.default_rng(seed)
+    folder = model_folder(ModelSettings(path=model))
+    engine = await start_engine(
+        "vllm",
+        _ENGINE,
+        model=ModelSettings(path=folder),
+        roles=[Role.REPLICA],
+        worker_id="measured",
+        worker_epoch=1,
+    )
+    name = folder.rstrip("/").rpartition("/")[2]
+    about = _about(f"vLLM on cores, {name}, float32, no prefix cache", seed)
+
+    def asks(prompt: int, answer: int) -> Callable[[int], Awaitable[float]]:
+        async def ask(batch: int) -> float:
+            return await _asked(engine, random, batch, prompt, answer)
+
+        return ask
+
+    try:
+        await asks(SHORT, 4)(2)  # the first steps compile
+        prefill = await _points("prefill", asks(PROMPT, 1), BATCHES, told)
+        decode = await _points("decode", asks(SHORT, ANSWER), BATCHES, told)
+    finally:
+        await engine.close()
+    return [
+        Measured(
+            stage="prefill", what=f"prompts of {PROMPT} tokens", unit="tokens/s",
+            points=[(batch, PROMPT * rate) for batch, rate in prefill], about=about,
+        ),
+        Measured(
+            stage="decode", what=f"answers of {ANSWER} tokens", unit="tokens/s",
+            points=[(batch, ANSWER * rate) for batch, rate in decode], about=about,
+        ),
+    ]  # fmt: skip
+
+
+async def _asked(
+    engine: Engine, random: np.random.Generator, batch: int, prompt: int, answer: int
+) -> float:
+    """Answers/s of so many at once."""
+    sampling = Sampling(max_tokens=answer, ignore_eos=True)
+    jobs = [(random.integers(100, 1_000, prompt).tolist(), sampling) for _ in range(batch)]
+    began_s = time.perf_counter()
+    await answers(engine, jobs, at_once=batch)
+    return batch / (time.perf_counter() - began_s)
+
+
+async def _search(seed: int, told: Told) -> Measured:
+    vectors, queries = overlapping(ROWS, _SEARCHES, dim=DIM, seed=seed)
+    index = Index.build(vectors, seed=seed)
+    engine = SearchEngine(EngineSettings(lanes=1))
+
+    async def caller(count: int, first: int) -> None:
+        for number in range(count):
+            vector = queries[(first + number) % len(queries)]
+            await engine.search(index, Query(vector=vector, k=10, top_m=TOP_M, kind=Kind.DECODE))
+
+    async def ask(callers: int) -> float:
+        each = max(8, _SEARCHES // callers)
+        began_s = time.perf_counter()
+        await asyncio.gather(*(caller(each, number * each) for number in range(callers)))
+        return callers * each / (time.perf_counter() - began_s)
+
+    try:
+        await ask(1)
+        points = await _points("search", ask, (*BATCHES, 64), told)
+    finally:
+        await engine.close()
+    return Measured(
+        stage="search",
+        what=f"callers that always ask, one thread, {ROWS} vectors of {DIM} values",
+        unit="searches/s",
+        points=points,
+        about=_about(f"the search engine, top_m {TOP_M}", seed),
+    )
+
+
+async def _points(
+    stage: str, ask: Callable[[int], Awaitable[float]], batches: Sequence[int], told: Told
+) -> list[tuple[float, float]]:
+    """Rate by batch, the best of some repeats."""
+    found = []
+    for batch in batches:
+        rate = max([await ask(batch) for _ in range(_REPEATS)])
+        told(f"{stage}, batch {batch}: {rate:.1f} a second")
+        found.append((float(batch), rate))
+    return found
+
+
+def _about(engine: str, seed: int) -> str:
+    now = datetime.now(UTC).date().isoformat()
+    here = machine()
+    return f"{engine}; {here['cores']} cores of {here['cpu']}, seed {seed}, {now}"

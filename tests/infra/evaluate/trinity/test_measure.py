@@ -1,0 +1,53 @@
+"""Measuring figure 1's points: its file, and its sums over a made-up engine."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infra.evaluate.trinity import measure, measured
+from infra.evaluate.trinity.measured import Measured
+
+STAGE = Measured(
+    stage="search", what="callers", unit="searches/s", points=[(1.0, 10.0), (2.0, 19.0)], about="x"
+)
+
+
+def test_what_is_measured_is_written_and_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """(issue 12, 4)"""
+
+    async def stages(model: str, seed: int, told: measure.Told) -> list[Measured]:
+        told(f"{model} {seed}")
+        return [STAGE]
+
+    monkeypatch.setattr(measure, "_stages", stages)
+    said: list[str] = []
+    file = tmp_path / "measured.json"
+    assert measure.measure("tiny", 3, said.append, file) == [STAGE]
+    assert said == ["tiny 3"]
+    assert measured.read(file) == [STAGE]
+    assert {"machine", "command", "seed", "commit"} <= json.loads(file.read_text()).keys()
+
+
+def test_nothing_is_read_where_nothing_was_measured(tmp_path: Path) -> None:
+    assert measured.read(tmp_path / "away.json") == []
+
+
+async def test_a_point_is_the_best_of_its_repeats() -> None:
+    rates = iter([5.0, 8.0, 12.0, 11.0])
+
+    async def ask(batch: int) -> float:
+        return next(rates)
+
+    found = await measure._points("decode", ask, (1, 2), lambda said: None)
+    assert found == [(1.0, 8.0), (2.0, 12.0)]
+
+
+async def test_searches_of_a_small_index_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("ROWS", 500), ("DIM", 16), ("BATCHES", (1, 2)), ("_SEARCHES", 16)):
+        monkeypatch.setattr(measure, name, value)
+    found = await measure._search(1, lambda said: None)
+    assert [batch for batch, _ in found.points] == [1.0, 2.0, 64.0]
+    assert all(rate > 0 for _, rate in found.points)
