@@ -12,7 +12,7 @@ from infra.evaluate.trinity.hardware import (
     parallel,
 )
 from infra.evaluate.trinity.pools import prompt_ms
-from infra.simulator.machine.latency import Setup
+from infra.simulator.machine.latency import Setup, StepCosts
 from schemas.errors import ConfigError
 
 
@@ -51,3 +51,12 @@ def test_names_that_nobody_knows_are_refused_in_words() -> None:
         gpu_named("tpu")
     with pytest.raises(ConfigError, match="--model: expected one of llama-8b, .* found 'x'"):
         model_named("x")
+
+
+@pytest.mark.parametrize("setup", [Setup(), parallel(Setup(), 8, 1), experts(Setup(), 8, 0.25)])
+def test_a_simulated_step_takes_what_the_sums_say_of_a_prompt(setup: Setup) -> None:
+    """Exchanges of a worker's GPUs included."""
+    step_ms = StepCosts(setup).step_ms(
+        decoding=0, context_tokens=0, chunk_tokens=2_000, pairs=2_000 * 2_000 / 2
+    )
+    assert step_ms == pytest.approx(prompt_ms(setup, 2_000))
