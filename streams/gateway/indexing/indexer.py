@@ -47,6 +47,7 @@ PACE_S = 1.0  # between looks, where nothing is new
 FOUND_S, FOUND_PACE_S = 5.0, 0.05  # how long the index is waited for once passages are written
 _START_CHARS = 200  # of a document, which its first passage has
 Place = tuple[str, str, str]  # tenant, store and file
+Job = tuple[int, bool, "asyncio.Task[None]"]  # for which revision, and whether it is to be there
 
 
 class Indexer:
@@ -96,34 +97,33 @@ class Indexer:
         ingester = Ingester(self._log, self._codec)
         await ingester.start()
         following = asyncio.create_task(self._follow(ingester))
-        jobs: dict[Place, tuple[int, asyncio.Task[None]]] = {}
+        jobs: dict[Place, Job] = {}
         try:
             while self._is_first():
+                await self._tending.tend()
                 await self._begin_and_end(ingester, jobs)
                 if not jobs:
                     return
                 news = asyncio.create_task(self._news())
-                tasks = [task for _, task in jobs.values()]
+                tasks = [task for *_, task in jobs.values()]
                 await asyncio.wait([news, following, *tasks], return_when="FIRST_COMPLETED")
                 news.cancel()
                 await asyncio.wait([news])
                 if following.done():
                     following.result()
         finally:
-            left = [following, *(task for _, task in jobs.values())]
+            left = [following, *(task for *_, task in jobs.values())]
             for task in left:
                 task.cancel()
             await asyncio.wait(left)
             await ingester.stop()
 
-    async def _begin_and_end(
-        self, ingester: Ingester, jobs: dict[Place, tuple[int, asyncio.Task[None]]]
-    ) -> None:
+    async def _begin_and_end(self, ingester: Ingester, jobs: dict[Place, Job]) -> None:
         """Reap what has ended, end what is not wanted any more, begin what is."""
         undone = self._undone()
-        for place, (revision, task) in list(jobs.items()):
+        for place, (*wish, task) in list(jobs.items()):
             now = undone.get(place)
-            if not task.done() and (now is None or now[1].wanted.revision != revision):
+            if not task.done() and (now is None or wish != [*_wish(*now)]):
                 task.cancel()
                 await asyncio.wait([task])
             if task.done():
@@ -131,17 +131,18 @@ class Indexer:
                 if not task.cancelled():
                     task.result()
         undone = self._undone()
-        indexing = sum(place in undone and _is_present(*undone[place]) for place in jobs)
+        indexing = sum(is_present for _, is_present, _ in jobs.values())
         for place, (store, entry) in undone.items():
-            if place in jobs or (_is_present(store, entry) and indexing >= FILES_AT_ONCE):
+            revision, is_present = _wish(store, entry)
+            if place in jobs or (is_present and indexing >= FILES_AT_ONCE):
                 continue
-            if _is_present(store, entry):
+            if is_present:
                 assert store is not None
                 indexing += 1
                 job = self._index(ingester, store, entry)
             else:
                 job = self._remove(ingester, store, entry)
-            jobs[place] = entry.wanted.revision, asyncio.create_task(job)
+            jobs[place] = revision, is_present, asyncio.create_task(job)
 
     def _undone(self) -> dict[Place, tuple[VectorStore | None, Entry]]:
         return {
@@ -253,8 +254,9 @@ class Indexer:
         await self._objects.drop(*keys)
 
 
-def _is_present(store: VectorStore | None, entry: Entry) -> bool:
-    return store is not None and entry.wanted.wanted == PRESENT
+def _wish(store: VectorStore | None, entry: Entry) -> tuple[int, bool]:
+    """Of which revision, and whether the file is to be there."""
+    return entry.wanted.revision, store is not None and entry.wanted.wanted == PRESENT
 
 
 def _setter(fate: "asyncio.Future[str]") -> Callable[[str], None]:

@@ -66,11 +66,13 @@ def _free_port() -> int:
 
 
 async def answers(url: str) -> bool:
-    """Whether a gateway knows what was kept."""
+    """Whether a gateway knows what was kept, and can write."""
     async with httpx.AsyncClient() as client:
         try:
             headers = {"authorization": f"Bearer {KEYS[0]}"}
-            return (await client.get(url + "/v1/files", headers=headers)).status_code == 200
+            if (await client.get(url + "/v1/files", headers=headers)).status_code != 200:
+                return False
+            return "cannot be written" not in (await client.get(url + "/health/ready")).text
         except httpx.TransportError:
             return False
 
