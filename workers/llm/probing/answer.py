@@ -97,17 +97,12 @@ class ProbedAnswer:
         self._record: Retrieved | None = None  # what is not in the log yet
         self._waiting: deque[tuple[Output, int]] = deque()  # with when they came
         self._decided = self._probes.decided
-        self._last = self._last_place()
+        # the place of the last probe, from where the next one counts
+        self._last = max((insert.at for insert in self._probes.put_in), default=0)
         self._first_ms = self._left_ms = 0  # when tokens left, first and last
         self._due_ms = math.inf  # when the next token could have been made
         self._stalled_ms = 0.0
         self._has_news = self._decided > 0  # totals that were not told
-
-    def _last_place(self) -> int:
-        """From where the next one counts. Of probes that are not told each took a whole turn."""
-        inserts = self._probes.put_in
-        last = max((insert.at for insert in inserts), default=0)
-        return last + max(0, self._decided - len(inserts)) * self._probing.every
 
     @property
     def stalled_ms(self) -> float:

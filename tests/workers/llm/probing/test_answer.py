@@ -193,6 +193,40 @@ def test_decoding_waits_at_the_place_for_so_long_and_then_goes_on_without() -> N
     assert len(worker.engine.jobs) == 1 and worker.probing.alarm_ms is None
 
 
+def test_an_answer_to_an_earlier_search_is_none_to_this_one() -> None:
+    worker = Probed()
+    worker.say(10, 11, 12, 13)
+    late = found(worker.asks[0], A)
+    worker.wake(100)
+    worker.write()
+    worker.say(14, 15)
+    assert worker.asks[1].probe == 2
+    worker.held.step(worker.probing.found(late, (), worker.now_ms), worker.now_ms)
+    worker.say(16, 17, 18)
+    assert len(worker.records) == 1 and len(worker.engine.jobs) == 1
+
+
+def test_what_a_job_says_that_was_given_up_is_dropped() -> None:
+    worker = Probed()
+    worker.say(10, 11)
+    worker.find(A)
+    worker.say(12, 13)
+    worker.write()
+    worker.step(out("r1.1", [98], "x"), out("r1.1", finish_reason="abort"))
+    worker.say(14)
+    assert worker.said() == ([10, 11, 12, 13, 14], "abcde")
+
+
+def test_an_end_without_tokens_waits_for_the_log_too() -> None:
+    worker = Probed()
+    worker.say(10, 11)
+    worker.find()
+    worker.step(out("r1.1", finish_reason="stop"), now_ms=worker.now_ms)
+    assert len(worker.held) == 1
+    worker.write()
+    assert worker.last_word().probes == 1
+
+
 def test_without_lookahead_decoding_waits_for_every_search() -> None:
     worker = Probed({"lookahead": 0})
     worker.say(10, 11, 12, 13, 14)
