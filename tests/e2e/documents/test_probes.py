@@ -1,12 +1,14 @@
 """Answers that search while they are generated, on a whole stack and a broker (issue 12, 3)."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.handbook.library import Text, library
+from infra.story.record_finder import read_story
 from schemas.settings import LogSettings
 from tests.e2e.audits import decoder
 from tests.e2e.harness import Answer, Client, sim_settings, stack
@@ -41,12 +43,13 @@ def cited(answer: Answer) -> list[tuple[int, int, str]]:
 
 
 async def test_an_answer_with_probes_goes_on_the_same_when_its_worker_is_killed(
-    kafka: LogSettings, tmp_path: Path
+    kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
 ) -> None:
     """The other worker puts in what the log has, at the same places, and asks for the rest."""
     gateway = {"ttft_ms": 120_000, "probe_tokens_max": 400}
-    settings = sim_settings(kafka, gateway=gateway, decode_step_ms=15.0)
-    name = settings.model.served_name
+    log = await kafka_with(asker_partitions=6)  # a router, both workers, and this test
+    settings = sim_settings(log, gateway=gateway, decode_step_ms=15.0)
+    model = settings.model.served_name
     async with (
         stack(
             *(settings, tmp_path / "home"),
@@ -55,14 +58,23 @@ async def test_an_answer_with_probes_goes_on_the_same_when_its_worker_is_killed(
             retrieval=1,
             embedding=1,
         ) as running,
-        library(settings.log) as shelf,
-        Client(running.gateway_urls[0], name) as client,
+        library(log) as shelf,
+        Client(running.gateway_urls[0], model) as client,
     ):
         await shelf.put(TOWN, PIERS)
         for each in PIERS:
             await shelf.wait_for(TOWN, each, 120)
         wish: dict[str, Any] = {"max_tokens": 400, "retrieval": WISH}
         question = "Who keeps pier number 3 of Ondry?"
+        view = shelf.asker.membership.view
+
+        async def both_may_ask() -> bool:
+            """Which a worker may from its first such answer on."""
+            await asyncio.gather(*(client.stream(f"Who keeps {n}?", **wish) for n in range(4)))
+            members = [view.members[f"replica-{n}"].registration for n in range(2)]
+            return all("hits" in {each.topic for each in member.leases} for member in members)
+
+        await until(both_may_ask)
         whole = await client.stream(question, **wish)
         assert not whole.error, whole.error
         places = [(probe, seq) for probe, seq, _ in cited(whole)]
@@ -73,11 +85,15 @@ async def test_an_answer_with_probes_goes_on_the_same_when_its_worker_is_killed(
         broken = Answer()
         asking = asyncio.create_task(client.stream(question, into=broken, **wish))
         await until(lambda: len(broken.token_ids) > 3 * EVERY)
-        worker, _ = await decoder(settings.log, broken.headers["x-request-id"])
+        worker, _ = await decoder(log, broken.headers["x-request-id"])
         await running.kill(worker)
         await asking
         assert not broken.error and broken.done
         assert broken.trivium["decode_worker"] != worker
         assert (broken.token_ids, broken.text) == (whole.token_ids, whole.text)
         assert cited(broken) == cited(whole)
-        assert broken.usage == whole.usage
+        for name in ("prompt_tokens", "completion_tokens"):
+            assert broken.usage[name] == whole.usage[name]
+        story = await read_story(log, broken.headers["x-request-id"])
+        assert story.outcome is not None and story.outcome.attempt == 2
+        assert story.outcome.probes == PROBES
