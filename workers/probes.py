@@ -17,6 +17,7 @@ from schemas.log.retrieval.asker import Asker
 from schemas.log.retrieval.leased import LeasedAsker
 from schemas.records import Retrieved
 from schemas.retrieval import Found
+from schemas.rules.sizes import passages_within
 from workers.llm.probing.answer import ProbeAsk, failed
 
 log = logging.getLogger("trivium.worker")
@@ -95,7 +96,7 @@ def _record(ask: ProbeAsk, found: Found) -> Retrieved:
         request_id=ask.work.request_id,
         session_id=ask.work.session_id,
         router_id=ask.work.worker_id,
-        passages=found.passages,
+        passages=passages_within(found.passages),
         shards=found.shards,
         missing=tuple(sorted(found.missing)),
         extends=found.extends,

@@ -12,7 +12,7 @@ record of many empty items takes 0.2 to 0.6 s per MB, and nobody else's turn com
 Nothing here does I/O.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, get_type_hints
 
@@ -26,6 +26,7 @@ from schemas.records import (
     Heartbeat,
     Hits,
     Outcome,
+    Passage,
     Phase,
     Probing,
     Registration,
@@ -58,6 +59,7 @@ PROBES_MAX = 64  # of one answer
 PASSAGE_BYTES_MAX = 512 << 10  # of all passages that were found for a request
 HISTORY_BYTES_MAX = 256 << 10  # of the tokens that earlier turns of its session had put in
 PROBED_BYTES_MAX = 256 << 10  # of what probes put into one answer, with texts and names
+_PASSAGE_BYTES = 64  # of one, beside its texts and tokens
 
 _BYTES_MAX: dict[type, int] = {
     Request: REQUEST_BYTES_MAX,
@@ -120,6 +122,19 @@ def _probe_bytes(probing: Probing) -> int:
     k, most = min(probing.k, PASSAGES_MAX), min(probing.probes_max, PROBES_MAX)
     around = len(probing.lead) + k * len(probing.joint) + len(probing.trail)
     return 4 * probing.tokens_max + most * around
+
+
+def passages_within(passages: Sequence[Passage]) -> tuple[Passage, ...]:
+    """The best, as long as a record has room for all of them."""
+    left, kept = PASSAGE_BYTES_MAX, []
+    for passage in passages:
+        names = (passage.text, passage.passage_id, passage.document_id)
+        sizes = (len(text.encode()) for text in (*names, passage.title, passage.source))
+        left -= sum(sizes) + len(passage.tokens) + _PASSAGE_BYTES
+        if left < 0:
+            break
+        kept.append(passage)
+    return tuple(kept)
 
 
 def _names(kind: type[Any]) -> Callable[[Any], tuple[str, ...]]:

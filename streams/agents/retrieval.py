@@ -10,7 +10,7 @@ What becomes of a `Retrieved` is the core's to say (`streams/core/handlers/retri
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal, cast
 
 from schemas.codec import Codec
@@ -18,19 +18,17 @@ from schemas.errors import NotReady, QueueFull, TriviumError
 from schemas.log.clients import LogProducer
 from schemas.log.clock import wall_ms
 from schemas.log.membership import Membership
-from schemas.log.patience import TROUBLE
 from schemas.log.retrieval.asker import Asker
-from schemas.records import Passage, Quoted, Request, Retrieval, Retrieved
+from schemas.log.retrieval.leased import LeasedAsker
+from schemas.records import Quoted, Request, Retrieval, Retrieved
 from schemas.retrieval import Found
-from schemas.rules.sizes import PASSAGE_BYTES_MAX, PASSAGES_MAX
+from schemas.rules.sizes import PASSAGES_MAX, passages_within
 from schemas.settings import LogSettings
 from streams.core.effects import Ask
 from streams.core.requests.context import quoted_in
 
 log = logging.getLogger(__name__)
 
-TRY_AGAIN_S = 5.0  # to lease a partition of `hits`
-_PASSAGE_BYTES = 64  # beside its texts and tokens
 _Wanted = tuple[str, str, Retrieval, tuple[Quoted, ...]]  # a call's id and tenant, and what for
 
 
@@ -48,11 +46,12 @@ class Retriever:
         answer: Callable[[Retrieved, int], None],
     ) -> None:
         """`answer` is told what was found, with the session's partition, and waits for nothing."""
-        self._settings, self._codec, self._producer = settings, codec, producer
         self._membership = membership
         self._asks_max = asks_max
         self._answer = answer
-        self._asker: Asker | None = None
+        self._leased = LeasedAsker(
+            lambda member: Asker(settings, codec, producer, member), membership
+        )
         self._asks: set[asyncio.Task[None]] = set()
         self._searches: dict[_Wanted, asyncio.Task[Found]] = {}
 
@@ -83,7 +82,7 @@ class Retriever:
             request_id=ask.request.request_id,
             session_id=ask.request.session_id,
             router_id=self._membership.member_id,
-            passages=_within(found.passages, PASSAGE_BYTES_MAX),
+            passages=passages_within(found.passages),
             shards=found.shards,
             missing=tuple(sorted(found.missing)),
             extends=found.extends,
@@ -115,9 +114,9 @@ class Retriever:
     async def _asked(
         self, request: Request, wanted: Retrieval, quoted: tuple[Quoted, ...]
     ) -> Found:
-        if self._asker is None:
+        if (asker := self._leased.asker) is None:
             raise NotReady("this router has no partition of hits (log.asker_partitions)")
-        return await self._asker.search_text(
+        return await asker.search_text(
             wanted.query,
             collection=wanted.collection,
             k=min(wanted.k, PASSAGES_MAX),
@@ -143,27 +142,7 @@ class Retriever:
 
     async def run(self) -> None:
         """Lease a partition and hand hits to those who wait, until cancelled."""
-        while True:
-            try:
-                await self._membership.lease("hits")
-                await self._follow_hits()
-            except Exception as error:  # whatever it is, the router serves on
-                log.warning(
-                    "%s: requests go on without their searches: %s; tries again",
-                    *(self._membership.member_id, error),
-                    exc_info=not isinstance(error, TROUBLE),
-                )
-            await asyncio.sleep(TRY_AGAIN_S)
-
-    async def _follow_hits(self) -> None:
-        asker = Asker(self._settings, self._codec, self._producer, self._membership)
-        await asker.start()
-        try:
-            self._asker = asker
-            await asker.run()
-        finally:
-            self._asker = None
-            await asker.stop()
+        await self._leased.run()
 
     async def stop(self) -> None:
         """Give up what is asked; whoever takes its requests over asks again."""
@@ -171,16 +150,3 @@ class Retriever:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _within(passages: Sequence[Passage], bytes_max: int) -> tuple[Passage, ...]:
-    """The best, as long as a record has room for all of them."""
-    kept = []
-    for passage in passages:
-        names = (passage.text, passage.passage_id, passage.document_id)
-        sizes = (len(text.encode()) for text in (*names, passage.title, passage.source))
-        bytes_max -= sum(sizes) + len(passage.tokens) + _PASSAGE_BYTES
-        if bytes_max < 0:
-            break
-        kept.append(passage)
-    return tuple(kept)

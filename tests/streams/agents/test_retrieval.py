@@ -9,11 +9,12 @@ import pytest
 
 from schemas.codec import Codec
 from schemas.errors import DeadlineExceeded, LeaseError, UnknownCollection
+from schemas.log.retrieval.leased import TRY_AGAIN_S
 from schemas.records import Insert, Passage, Quoted, Retrieved
 from schemas.retrieval import Found, Hit
 from schemas.rules.sizes import HISTORY_BYTES_MAX, PASSAGE_BYTES_MAX, QUOTED_MAX, check_size
 from streams.agents import retrieval as agent
-from streams.agents.retrieval import TRY_AGAIN_S, Retriever
+from streams.agents.retrieval import Retriever
 from streams.core.effects import Ask
 from streams.core.events import CancellationArrived, RequestArrived
 from streams.core.requests.context import Histories
@@ -106,7 +107,7 @@ class Searching:
 
     async def leased(self) -> "Searching":
         self.life = asyncio.create_task(self.retriever.run())
-        await until(lambda: self.retriever._asker is not None)
+        await until(lambda: self.retriever._leased.asker is not None)
         return self
 
     async def answered(self, count: int = 1) -> Retrieved:
@@ -195,7 +196,7 @@ def test_a_router_without_a_partition_of_hits_says_so_and_tries_again(
         on.retriever.ask(ask())
         told = await on.answered()
         assert told.error is not None and told.error.code == "not_ready" and not FakeAsker.asked
-        await until(lambda: on.retriever._asker is not None)
+        await until(lambda: on.retriever._leased.asker is not None)
         assert loop.time() - began_s >= 2 * TRY_AGAIN_S
         on.retriever.ask(ask("r2"))
         assert (await on.answered(2)).error is None
@@ -323,7 +324,7 @@ def test_choices_go_on_whichever_of_them_ends() -> None:
             async def search_text(self, *_: Any, **__: Any) -> Found:
                 return await search  # type: ignore[no-any-return]
 
-        process.retriever._asker = Waiting()  # type: ignore[assignment]
+        process.retriever._leased.asker = Waiting()  # type: ignore[assignment]
         task = asyncio.create_task(process.outbox.run())
         wanted = builders.retrieval(process._now_ms + 60_000)
         for name in ("c-0", "c-1"):

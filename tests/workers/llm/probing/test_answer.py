@@ -1,83 +1,20 @@
 """Answers that search while they are generated, by plain calls (issue 12, 3)."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 
 from schemas.errors import NotReady
 from schemas.records import (
-    Insert,
     OutcomeKind,
-    Passage,
     PhaseKind,
     Sampling,
-    StreamEnd,
-    TokenFrame,
     TokenLogprob,
     Work,
 )
 from schemas.rules.tokens import pack_tokens
 from tests.workers.fakes import cancel_work, handle, out, work
-from tests.workers.llm.probing.probes import JOINT, LEAD, TRAIL, found, passage, probes
+from tests.workers.llm.probing.probed_worker import PROMPT, A, B, Probed
+from tests.workers.llm.probing.probes import JOINT, LEAD, TRAIL, found, passage
 from tests.workers.llm.worker_in_memory import DECODE, NOW_MS, WorkerInMemory
-from workers.llm.engine import Job
-
-PROMPT = [1, 2, 3]
-A, B = passage("a"), passage("b", 710, 711, 712)
-
-
-class Probed(WorkerInMemory):
-    """A worker with one answer that searches; its engine says tokens 10, 11, … one by one."""
-
-    def __init__(
-        self, wishes: dict[str, Any] | None = None, model_len: int = 0, **changes: Any
-    ) -> None:
-        super().__init__(model_len=model_len)
-        self.now_ms = NOW_MS
-        self.frames_said: list[TokenFrame] = []
-        changes.setdefault("sampling", Sampling(max_tokens=40))
-        self.work("r1", DECODE, probes=probes(**(wishes or {})), **changes)
-
-    @property
-    def job(self) -> Job:
-        return self.engine.jobs[-1]
-
-    def say(self, *token_ids: int, text: str = "", after_ms: int = 10, **more: Any) -> None:
-        """The present job says these, one an output; each as a letter unless told otherwise."""
-        for place, token in enumerate(token_ids):
-            self.now_ms += after_ms
-            last = more if place == len(token_ids) - 1 else {}
-            output = out(self.job.request_id, [token], text or chr(87 + token), **last)
-            self.step(output, now_ms=self.now_ms)
-
-    def find(
-        self, *passages: Passage, after_ms: int = 0, seeds: Sequence[str] = (), **more: Any
-    ) -> None:
-        self.now_ms += after_ms
-        record = found(self.asks[-1], *passages, **more)
-        self.held.step(self.probing.found(record, seeds, self.now_ms), self.now_ms)
-
-    def write(self, after_ms: int = 0) -> None:
-        """The last record is in the log."""
-        self.now_ms += after_ms
-        self.held.step(self.probing.written(self.records[-1], self.now_ms), self.now_ms)
-
-    def wake(self, after_ms: int) -> None:
-        self.now_ms += after_ms
-        self.held.step(self.probing.wake(self.now_ms), self.now_ms)
-
-    def said(self) -> tuple[list[int], str]:
-        """What has left so far."""
-        self.frames_said += [batch.frame for batch in self.frames.take(self.now_ms)]
-        frames = self.frames_said
-        tokens = [token for frame in frames for token in frame.token_ids]
-        return tokens, "".join(text for frame in frames for text in frame.texts)
-
-    def last_word(self) -> StreamEnd:
-        self.said()
-        (end,) = [end for frame in self.frames_said for end in frame.ends]
-        return end
 
 
 def test_a_probe_is_asked_before_its_place_with_the_question_and_the_answer_so_far() -> None:
@@ -285,16 +222,6 @@ def test_so_many_probes_at_most_and_none_that_the_end_would_overtake() -> None:
     assert not short.asks
 
 
-def test_the_models_length_is_kept_with_room_for_the_rest_of_the_answer() -> None:
-    worker = Probed(model_len=3 + 40 + 4)
-    worker.say(10, 11)
-    worker.find(B, A)  # five tokens with what stands around them, and four
-    worker.say(12, 13)
-    assert worker.records[0].passages == (A,)
-    longest = len(worker.job.prompt_tokens) + worker.job.sampling.max_tokens
-    assert longest == 3 + 40 + 4
-
-
 def test_a_character_is_not_cut() -> None:
     """The place is put off until the text has all of the tokens."""
     worker = Probed()
@@ -351,84 +278,6 @@ def test_an_end_during_a_wait_is_dropped_if_something_is_put_in() -> None:
     worker.write()
     worker.say(20, finish_reason="stop")
     assert worker.said()[0] == [10, 11, 12, 13, 20]
-
-
-@pytest.mark.parametrize("is_put_in", [True, False])
-def test_kv_is_offered_to_the_next_turn_only_of_an_answer_without_insertions(
-    is_put_in: bool,
-) -> None:
-    worker = Probed()
-    worker.say(10, 11)
-    worker.find(*[A] * is_put_in)
-    worker.say(12, 13)
-    worker.write()
-    worker.say(14, finish_reason="stop", kv=handle(NOW_MS + 999))
-    (batch,) = worker.frames.take(NOW_MS)
-    (outcome, _) = batch.reports[-1]
-    assert (outcome.kv is None) == is_put_in
-    assert worker.engine.aborted[1:] == ["r1.1+2"] * is_put_in  # what was kept is freed
-
-
-def test_the_first_job_fetches_kv_and_the_next_has_all_tokens_here() -> None:
-    worker = Probed(kv=handle(NOW_MS + 9_000, "w0"), first_seq=1, first_char=1)
-    first = worker.job
-    assert first.kv is not None and first.request_id == "r1.1"
-    worker.say(10)
-    assert worker.said()[0] == []  # prefill has sent it; it waits for more
-    worker.say(11)
-    worker.find(A)
-    worker.say(12, 13)
-    assert worker.job.kv is None and not worker.job.is_paired
-    worker.write()
-    assert worker.said()[0] == [10, 11, 12, 13]
-
-
-def replayed(put_in: Sequence[tuple[int, Sequence[int]]], decided: int, **wishes: Any) -> Probed:
-    inserts = [Insert(at=at, tokens=pack_tokens(ids)) for at, ids in put_in]
-    return Probed({"put_in": inserts, "decided": decided, **wishes}, attempt=2)
-
-
-def test_a_later_attempt_puts_the_same_in_at_the_same_places_without_asking() -> None:
-    worker = replayed([(4, [901, 700, 903]), (8, [901, 710, 903])], 2)
-    assert worker.job.sampling.max_tokens == 4
-    worker.say(10, 11, 12, 13, finish_reason="length")
-    assert list(worker.job.prompt_tokens) == [*PROMPT, 10, 11, 12, 13, 901, 700, 903]
-    assert worker.job.sampling.max_tokens == 4
-    worker.say(14, 15, 16, 17, finish_reason="length")
-    assert worker.job.sampling.max_tokens == 32
-    assert not worker.asks
-    assert worker.said()[0] == [10, 11, 12, 13, 14, 15, 16, 17]
-    worker.say(18, 19)
-    assert worker.asks[0].probe == 3
-    worker.find(A)
-    worker.say(20, 21)
-    assert (worker.records[0].seq, worker.records[0].attempt) == (12, 2)
-    worker.write()
-    worker.say(22, finish_reason="stop")
-    end = worker.last_word()
-    assert (end.probes, end.retrieved_tokens, end.seq) == (3, 3 + 3 + 4, 13)
-    assert end.kind is OutcomeKind.COMPLETED
-
-
-def test_probes_that_put_nothing_in_are_not_asked_again() -> None:
-    worker = replayed([(4, [901, 700, 903]), (8, [])], 2)
-    worker.say(10, 11, 12, 13, finish_reason="length")
-    worker.say(14, 15, 16, 17)
-    assert not worker.asks and len(worker.engine.jobs) == 2
-    worker.say(18, 19)
-    assert worker.asks[0].probe == 3
-
-
-def test_an_answer_that_ends_where_something_was_put_in_is_over() -> None:
-    worker = replayed([(4, [901, 700, 903])], 1)
-    worker.say(10, 11, finish_reason="stop")
-    assert worker.last_word().seq == 2
-    whole = Probed(
-        {"put_in": [Insert(at=4, tokens=pack_tokens([700]))], "decided": 1},
-        sampling=Sampling(max_tokens=4),
-    )
-    whole.say(10, 11, 12, 13, finish_reason="length")
-    assert whole.last_word().finish_reason == "length"
 
 
 @pytest.mark.parametrize("phase", ["asked", "waiting", "unwritten", "going on"])
@@ -500,16 +349,6 @@ def test_other_answers_pass_untouched() -> None:
     worker.step(out("r2.1", [5, 6, 7, 8, 9], "vwxyz"))
     assert worker.said() == ([10, 5, 6, 7, 8, 9], "avwxyz")
     assert worker.job.work is None
-
-
-def test_the_sampling_of_further_jobs_is_what_is_left() -> None:
-    sampling = Sampling(max_tokens=20, min_tokens=6, seed=3, logprobs=1)
-    worker = Probed(sampling=sampling)
-    worker.say(10, 11)
-    worker.find(A)
-    worker.say(12, 13)
-    later = worker.job.sampling
-    assert (later.max_tokens, later.min_tokens, later.seed, later.logprobs) == (16, 2, 3, 1)
 
 
 def test_work_is_the_same_for_one_who_does_not_search() -> None:
