@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas.codec import Codec
-from schemas.records import Outcome, OutcomeKind, StreamEnd, TokenLogprob, TopLogprob
+from schemas.records import (
+    Outcome,
+    OutcomeKind,
+    StreamEnd,
+    StreamRetrieved,
+    TokenLogprob,
+    TopLogprob,
+)
 from schemas.rules.sizes import FRAME_BYTES_MAX
 from tests.schemas.examples import TRACEPARENT
 from workers.llm.frames import Frames, OutgoingFrame
@@ -225,3 +232,21 @@ def test_nothing_of_a_frame_in_parts_is_sent_when_cleared() -> None:
         frames.columns(0).row(f"r{number}", 1, 0, 0, [7], "a" * FRAME_BYTES_MAX)
     frames.clear()
     assert not frames.pending()
+
+
+def test_what_was_put_into_an_answer_leaves_at_once_and_once() -> None:
+    """Also with a frame in parts: with the first, which comes before all later tokens."""
+    frames = Frames("w1")
+    columns = frames.columns(0)
+    told = StreamRetrieved(request_id="r1", collection="c", probe=1, seq=4)
+    columns.row("r1", 1, 3, 3, [7], "a")
+    columns.tell(told)
+    assert frames.urgent
+    (batch,) = frames.take(1, urgent_only=True)
+    assert (batch.frame.retrieved, batch.frame.token_ids) == ([told], [])
+    big = "x" * (FRAME_BYTES_MAX // 8)
+    columns.tell(told)
+    for number in range(4):
+        columns.row(f"r{number}", 1, 4, 4, [8], big)
+    parts = [frames.take(number)[0].frame for number in (2, 3)]
+    assert [len(part.retrieved) for part in parts] == [1, 0]

@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
-from schemas.errors import BrokerUnavailable
+import pytest
+
+from schemas.errors import BrokerUnavailable, RecordTooLarge
 from schemas.rules.outcomes import outcome_key
 from tests.schemas.examples import example
 from workers.llm.reports import RETRY_MS, Reports
@@ -21,6 +23,15 @@ def test_reports_leave_in_order_to_their_topics() -> None:
     assert found.next().address == ("phases", PHASE.session_id)
     assert found.next().address == ("outcomes", outcome_key(OUTCOME))
     assert not found.is_due and len(found) == 2
+
+
+def test_what_searches_found_goes_where_its_session_lies_and_must_fit() -> None:
+    found, record = reports(), example("trivium.Retrieved")
+    found.add(record, ())
+    report = found.next()
+    assert report.address == ("phases", record.session_id)
+    with pytest.raises(RecordTooLarge):
+        found.too_large(report, RecordTooLarge("no"))
 
 
 def test_what_is_pending_leaves_no_room_for_new_work() -> None:
