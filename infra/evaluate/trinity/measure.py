@@ -148,7 +148,7 @@ async def _points(
     found = []
     for batch in batches:
         rate = max([await ask(batch) for _ in range(_REPEATS)])
-        told(f"{stage}, batch {batch}: {rate:.1f} a second")
+        told(f"{stage}, batch {batch}: {rate:.1f} done in a second")
         found.append((float(batch), rate))
     return found
 

@@ -51,3 +51,11 @@ async def test_searches_of_a_small_index_are_counted(monkeypatch: pytest.MonkeyP
     found = await measure._search(1, lambda said: None)
     assert [batch for batch, _ in found.points] == [1.0, 2.0, 64.0]
     assert all(rate > 0 for _, rate in found.points)
+
+
+def test_the_points_that_are_committed_are_of_all_three_stages() -> None:
+    stages = {each.stage: each for each in measured.read()}
+    assert stages.keys() == {"prefill", "decode", "search"}
+    for each in stages.values():
+        assert "seed 1" in each.about
+        assert len(each.points) >= 6
