@@ -2,13 +2,13 @@
 that stands there; what came of each probe of its answer. Pure; the steps of the story use it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from schemas.codec import to_dict
-from schemas.records import Passage, Probes, Request, Retrieval, Retrieved
+from schemas.records import Passage, Probes, Request, Retrieval, Retrieved, WarmPrefix
 from schemas.rules.tokens import token_count
-from streams.core.requests.context import Context, with_context
+from streams.core.requests.context import Context, quoted_in, with_context
 
 _QUERY_CHARS = 60
 
@@ -30,8 +30,11 @@ def outcome(retrieved: Retrieved) -> str:
     return f"found {passages}{how}, {retrieved.at_ms - retrieved.asked_ms} ms after asking"
 
 
-def details(request: Request, retrieved: Retrieved, others: int) -> tuple[str, ...]:
-    """The search, its passages with those in the prompt marked, and what was put in."""
+def details(
+    request: Request, retrieved: Retrieved, others: int, warms: Sequence[WarmPrefix] = ()
+) -> tuple[str, ...]:
+    """The search, its passages with those in the prompt marked, what was put in, and what was to be
+    computed meanwhile."""
     if request.retrieval is None:
         return ()
     context = with_context(request, retrieved)
@@ -39,6 +42,12 @@ def details(request: Request, retrieved: Retrieved, others: int) -> tuple[str, .
         *_search(request.retrieval, retrieved),
         *_passages(retrieved, context),
         *_put_in(context),
+        *_left_out(retrieved),
+        *(
+            f"{warm.worker_id} was told to compute the first {token_count(warm.prompt_tokens)} "
+            "tokens meanwhile"
+            for warm in warms
+        ),
         *([f"{others} later answers changed nothing"] if others else []),
     )
 
@@ -122,6 +131,15 @@ def _passage_line(mark: str, passage: Passage, note: str = "") -> str:
         f"{mark} {passage.passage_id}{title}: score {passage.score:.3f}, "
         f"{token_count(passage.tokens)} tokens{note}"
     )
+
+
+def _left_out(retrieved: Retrieved) -> Iterator[str]:
+    """What earlier turns quoted, and this prompt does not."""
+    quoted = {each.document_id for each in quoted_in(retrieved.history)}
+    if retrieved.error is not None and quoted:
+        yield f"what earlier turns quoted of {len(quoted)} documents is left out: nobody was asked"
+    elif changed := sorted(quoted.intersection(retrieved.changed)):
+        yield f"what earlier turns quoted is left out where it changed: {', '.join(changed)}"
 
 
 def _put_in(context: Context) -> Iterator[str]:

@@ -92,7 +92,7 @@ def _searched(story: Story) -> Iterator[Step]:
     if found:
         first, *others = found
         what, took_ms = searches.outcome(first), max(0, first.at_ms - first.asked_ms)
-        details = searches.details(story.request, first, len(others))
+        details = searches.details(story.request, first, len(others), story.warms)
         yield Step(first.at_ms, first.router_id, what, "retrieval", took_ms, details)
     for probe in [each for each in story.retrieved if each.probe]:
         what, details = searches.probe_step(probe)

@@ -22,6 +22,7 @@ from schemas.records import (
     Resumption,
     Retrieved,
     TokenFrame,
+    WarmPrefix,
     Work,
 )
 from schemas.rules.outcomes import counting
@@ -49,6 +50,7 @@ class Story:
     stops: list[CancelWork] = field(default_factory=list)
     phases: list[Phase] = field(default_factory=list)
     retrieved: list[Retrieved] = field(default_factory=list)  # for the prompt the first one counts
+    warms: list[WarmPrefix] = field(default_factory=list)  # beginnings computed meanwhile
     cancellations: list[Cancellation] = field(default_factory=list)
     resumptions: list[Resumption] = field(default_factory=list)
     rows: list[TokenRow] = field(default_factory=list)
@@ -103,6 +105,7 @@ class Story:
             "stops": [to_dict(stop) for stop in self.stops],
             "phases": [to_dict(phase) for phase in self.phases],
             "retrieved": [searches.retrieved_value(each) for each in self.retrieved],
+            "warms": [_without_prompt(warm) for warm in self.warms],
             "cancellations": [to_dict(record) for record in self.cancellations],
             "resumptions": [to_dict(record) for record in self.resumptions],
             "tokens": {
@@ -119,7 +122,7 @@ class Story:
         }
 
 
-def _without_prompt(record: Request | Work) -> dict[str, Any]:
+def _without_prompt(record: Request | Work | WarmPrefix) -> dict[str, Any]:
     value = {**to_dict(record), "prompt_tokens": token_count(record.prompt_tokens)}
     if isinstance(record, Request) and record.retrieval is not None:
         value["retrieval"] = searches.wish_value(record.retrieval)
@@ -155,6 +158,8 @@ def _fold(story: Story, record: Any) -> None:
             story.phases.append(record)
         case Retrieved():
             story.retrieved.append(record)
+        case WarmPrefix():
+            story.warms.append(record)
         case Cancellation():
             story.cancellations.append(record)
         case Resumption():

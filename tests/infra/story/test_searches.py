@@ -8,7 +8,7 @@ from infra.story.screen import as_json_value
 from infra.story.steps import Step, steps_of
 from infra.story.story import Story, tell
 from schemas.errors import DeadlineExceeded
-from schemas.records import Insert, Probes, Retrieved, WorkPhase
+from schemas.records import Insert, Probes, Quoted, Retrieved, WarmPrefix, WorkPhase
 from schemas.rules.tokens import pack_tokens
 from tests.infra.story.told_requests import work
 from tests.streams.builders import (
@@ -98,6 +98,35 @@ def test_the_story_as_json_counts_tokens() -> None:
     assert value["retrieved"][0]["passages"][0]["tokens"] == 3
     assert value["retrieved"][0]["history"] == [[1, 2]]
     assert value["request"]["retrieval"]["tail"] == 2
+
+
+def test_what_earlier_turns_quoted_and_this_prompt_does_not_is_told() -> None:
+    quoted = tuple(Quoted(document_id=name, content="x") for name in ("d8", "d9"))
+    history = (Insert(at=1, tokens=pack_tokens([71, 72]), quoted=quoted),)
+    changed = found(passage(1), history=history, changed=("d9", "d7"))
+    (line,) = [
+        each for each in search_of(told(changed, room_tokens=90)).details if "quoted" in each
+    ]
+    assert line == "what earlier turns quoted is left out where it changed: d9"
+    failed = found(history=history, error=DeadlineExceeded("late").to_wire())
+    assert "what earlier turns quoted of 2 documents is left out: nobody was asked" in (
+        search_of(told(failed, room_tokens=90)).details
+    )
+    same = found(passage(1), history=history)
+    assert not any("quoted" in each for each in search_of(told(same, room_tokens=90)).details)
+
+
+def test_a_beginning_that_was_computed_meanwhile_is_told() -> None:
+    asked = request("r1", retrieval=retrieval(T0 + 400))
+    warm = WarmPrefix(
+        request_id="r1", session_id="s", worker_id="p0", worker_epoch=1, model="tiny",
+        prompt_tokens=pack_tokens([1, 2, 3]), deadline_ms=T0 + 400,
+    )  # fmt: skip
+    story = tell([asked], [warm, found(passage(1))])["r1"]
+    line = "p0 was told to compute the first 3 tokens meanwhile"
+    assert search_of(story).details[-1] == line
+    value = json.loads(json.dumps(as_json_value(story)))
+    assert value["warms"][0]["prompt_tokens"] == 3
 
 
 # Probes
