@@ -5,8 +5,9 @@ a handbook that nobody knows, and part `probes` has it search while it answers; 
 searches Python's documentation strings, beside exact searches; part `latency` measures the time to
 the first token with and without a search, idle and beside a saturated decode queue; part
 `freshness` how soon a document is found under load, and how fast documents come in, beside the
-embedding model alone; part `control` plays steps of load to the control loop and to fixed settings;
-part `losses` kills a replica and a shard under load. Writes build/bench/retrieval.json.
+embedding model alone; part `kept` edits pages between questions whose answers are kept; part
+`control` plays steps of load to the control loop and to fixed settings; part `losses` kills a
+replica and a shard under load. Writes build/bench/retrieval.json.
 """
 
 from collections.abc import Mapping
@@ -20,18 +21,18 @@ from rich.table import Table
 
 from infra.bench.benchmark import Benchmark, Findings, counting, offered
 from infra.bench.results import Bar, at_least
-from infra.bench.retrieval import control, freshness, latency, losses, probes, quality, recall
+from infra.bench.retrieval import control, freshness, kept, latency, losses, probes, quality, recall
 from infra.bench.retrieval.stacks import answering_stack, running, sharded_stack, simulated_stack
 from infra.handbook.library import library
 
 QUALITY, PROBES = "quality", "probes"
-RECALL, LATENCY, FRESHNESS = "recall", "latency", "freshness"
+RECALL, LATENCY, FRESHNESS, KEPT = "recall", "latency", "freshness", "kept"
 CONTROL, LOSSES = "control", "losses"
-PARTS = (QUALITY, PROBES, RECALL, LATENCY, FRESHNESS, CONTROL, LOSSES)
+PARTS = (QUALITY, PROBES, RECALL, LATENCY, FRESHNESS, KEPT, CONTROL, LOSSES)
 _PATIENCE_S = 600.0  # for an answer
 _MEASURED: Mapping[str, Any] = {
-    PROBES: probes, RECALL: recall, LATENCY: latency, FRESHNESS: freshness, CONTROL: control,
-    LOSSES: losses,
+    PROBES: probes, RECALL: recall, LATENCY: latency, FRESHNESS: freshness, KEPT: kept,
+    CONTROL: control, LOSSES: losses,
 }  # fmt: skip
 
 
@@ -50,6 +51,8 @@ class Options:
     load_s: float = offered(60.0, "s of each load")
     fillers: int = offered(20_000, "vectors that searches of the decode queue walk over")
     documents: int = offered(10_000, "that are ingested at once")
+    turns: int = offered(1_000, "edits and questions")
+    pairs: int = offered(4_000, "of questions, of each kind")
     phase_s: float = offered(8.0, "s of each phase of a step of load")
     settings: int = offered(len(control.FIXED), "fixed ones beside the control loop")
     repeats: int = offered(3, "of each step with each setting")
@@ -60,8 +63,8 @@ class Options:
 
 QUICK = Options(
     sizes=(30,), questions=6, streams=2, answer_tokens=64, rounds=1, docstrings=150,
-    rates=(2.0, 20.0), load_s=2.0, fillers=4_000, documents=200, phase_s=0.7, settings=2,
-    repeats=1, kill_rate=3.0, kill_s=4.0,
+    rates=(2.0, 20.0), load_s=2.0, fillers=4_000, documents=200, turns=30, pairs=100,
+    phase_s=0.7, settings=2, repeats=1, kill_rate=3.0, kill_s=4.0,
 )  # fmt: skip
 
 
@@ -72,7 +75,7 @@ async def run(options: Options, console: Console) -> Findings:
     with counting(console, 34) as progress:
         if {QUALITY, PROBES} & set(wanted):
             found |= await _answers(options, wanted, progress)
-        if {RECALL, LATENCY, FRESHNESS} & set(wanted):
+        if {RECALL, LATENCY, FRESHNESS, KEPT} & set(wanted):
             found |= await _loads(options, wanted, progress)
         if CONTROL in wanted:
             found[CONTROL] = await control.measure(
@@ -123,6 +126,10 @@ async def _loads(options: Options, wanted: tuple[str, ...], progress: Progress) 
         if RECALL in wanted:
             found[RECALL] = await recall.measure(
                 books, options.docstrings, options.questions, options.seed, progress
+            )
+        if KEPT in wanted:
+            found[KEPT] = await kept.measure(
+                stack, books, options.turns, options.pairs, options.seed, progress
             )
         if not {LATENCY, FRESHNESS} & set(wanted):
             return found

@@ -18,6 +18,7 @@ from streams.gateway.config import GatewaySettings
 from workers.embed.settings import EmbeddingSettings
 from workers.models.wheels import MINILM
 
+_ANSWER_TOKENS, _LOOKUP_MS = 16, 2_000
 _BUDGET_MS = 60_000  # for the first token: what is measured is whether answers are right
 
 
@@ -34,10 +35,16 @@ def answering_stack(name: str) -> Stack:
 
 
 def simulated_stack(name: str) -> Stack:
-    """Engines that take little of the cores."""
+    """Engines that take little of the cores, and whose answers end by themselves: others are not
+    kept. A look for one that was kept has all the time that it needs.
+    """
     plan = StackPlan(retrieval=1, embedding=1)
-    stack = make_stack(plan, _folder(name), end_every_tokens=0)
-    stack.settings = dataclasses.replace(stack.settings, embedding=EmbeddingSettings(model=MINILM))
+    stack = make_stack(plan, _folder(name), end_every_tokens=_ANSWER_TOKENS)
+    stack.settings = dataclasses.replace(
+        stack.settings,
+        embedding=EmbeddingSettings(model=MINILM),
+        gateway=dataclasses.replace(stack.settings.gateway, cache_wait_ms=_LOOKUP_MS),
+    )
     return stack
 
 

@@ -1,0 +1,160 @@
+"""Answers that are kept: how soon one is given beside one that is made, and whether one is ever
+given that cites what its document does not say any more.
+
+Edits and questions take turns at random. An edit is done when a search finds it. From then on an
+answer that was kept before is stale; its citations tell what it was made of. `cache.py` has the
+share of false hits among pairs of questions.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from rich.progress import Progress
+from rich.table import Table
+
+from infra.bench.results import Bar, at_least, at_most, percentiles
+from infra.bench.retrieval import cache
+from infra.handbook.library import Library, Text
+from infra.stack.launcher import Stack
+from schemas.errors import EngineFailed
+from workers.embed.embedders.choose import make_embedder
+
+COLLECTION = "edited"
+_WORDS = ("amber", "copper", "ivory", "velvet")
+_QUESTIONS_SHARE = 0.75  # of all turns; the rest are edits
+_FOUND_S, _PATIENCE_S = 60.0, 60.0
+_TOKENS_MAX, _THRESHOLD = 128, 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An answer, and what it was made of."""
+
+    took_ms: float
+    is_kept: bool
+    cited: Mapping[str, str]  # text by document
+
+
+class Shelf:
+    """Pages that are edited, and questions about them."""
+
+    def __init__(self, stack: Stack, books: Library, client: httpx.AsyncClient) -> None:
+        self._model = stack.settings.model.served_name
+        self._books, self._client = books, client
+        self.pages = {word: self._page(word, 0) for word in _WORDS}
+
+    @staticmethod
+    def _page(word: str, hour: int) -> Text:
+        return Text(f"kettle-{word}", f"The {word} kettle of the pier sings at {hour} o'clock.")
+
+    async def prepare(self) -> None:
+        """All pages as they are first."""
+        await self._books.put(COLLECTION, self.pages.values())
+        for page in self.pages.values():
+            await self._books.wait_for(COLLECTION, page, _FOUND_S)
+
+    async def edit(self, word: str, hour: int) -> None:
+        """Until a search finds it."""
+        page = self.pages[word] = self._page(word, hour)
+        await self._books.put(COLLECTION, [page])
+        await self._books.wait_for(COLLECTION, page, _FOUND_S)
+
+    async def ask(self, word: str) -> Given:
+        """One question."""
+        body = {
+            "model": self._model,
+            "messages": [{"role": "user", "content": f"When does the {word} kettle sing?"}],
+            "max_tokens": _TOKENS_MAX,
+            "temperature": 0,
+            "cache": True,
+            "retrieval": {"collection": COLLECTION},
+        }
+        began_s = time.monotonic()
+        answer = (await self._client.post("/v1/chat/completions", json=body)).json()
+        took_ms = (time.monotonic() - began_s) * 1000
+        if "error" in answer:
+            raise EngineFailed(f"the gateway answered: {answer['error']}")
+        told = answer["trivium"]
+        citations = told.get("retrieval", {}).get("citations", ())
+        cited = {each["document_id"]: each["text"] for each in citations}
+        return Given(took_ms, "cache" in told, cited)
+
+    def is_stale(self, given: Given) -> bool:
+        """Whether it cites what a page does not say any more."""
+        now = {page.document_id: page.text for page in self.pages.values()}
+        return any(text not in now[name] for name, text in given.cited.items())
+
+
+async def measure(
+    stack: Stack, books: Library, turns: int, pairs: int, seed: int, progress: Progress
+) -> Mapping[str, Any]:
+    """Times of answers, stale ones, and false hits among so many pairs of each kind."""
+    rng, given, stale = random.Random(f"kept {seed}"), [], 0
+    task = progress.add_task("edits and questions", total=turns)
+    url = stack.gateway_urls[0]
+    async with httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S) as client:
+        shelf = Shelf(stack, books, client)
+        await shelf.prepare()
+        for turn in range(turns):
+            word = rng.choice(_WORDS)
+            if rng.random() < _QUESTIONS_SHARE:
+                given.append(await shelf.ask(word))
+                stale += given[-1].is_kept and shelf.is_stale(given[-1])
+            else:
+                await shelf.edit(word, turn + 1)
+            progress.advance(task)
+    settings = stack.settings
+    embedder = await asyncio.to_thread(make_embedder, settings.embedding, settings.worker.engine)
+    found = await asyncio.to_thread(cache.measured, embedder.embed, count=pairs, seed=seed)
+    return {**figures(given), "turns": turns, "stale": stale, "pairs": found}
+
+
+def figures(given: Sequence[Given]) -> dict[str, Any]:
+    """Times of those that were kept, and of those that were made."""
+    kept = [each.took_ms for each in given if each.is_kept]
+    made = [each.took_ms for each in given if not each.is_kept]
+    return {
+        "kept_ms": percentiles(kept), "made_ms": percentiles(made),
+        "kept": len(kept), "made": len(made),
+    }  # fmt: skip
+
+
+def _usual(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """False hits as gateways are set."""
+    rows: list[Mapping[str, Any]] = found["pairs"]["rows"]
+    return next(row for row in rows if row["guard"] and row["threshold"] == _THRESHOLD)
+
+
+def bars(found: Mapping[str, Any] | None) -> list[Bar]:
+    """No stale answer, hits that are quicker, and one false hit in a thousand."""
+    if found is None:
+        return []
+    kept, made = found["kept_ms"]["p50"], found["made_ms"]["p50"]
+    ratio = kept / made if kept and made else None
+    false_share = float(_usual(found)["false_share"])  # of NumPy
+    return [
+        at_most(f"stale answers in {found['turns']} edits and questions", found["stale"], 0, ""),
+        at_least("answers that were kept", found["kept"], 1, ""),
+        at_most("a kept answer beside one that is made, p50", ratio, 1.0, "x"),
+        at_most("false hits among different questions", false_share, 0.001, ""),
+    ]
+
+
+def tables(found: Mapping[str, Any]) -> list[Table]:
+    """Times, stale answers, false hits."""
+    row = found.get("kept")
+    if row is None:
+        return []
+    table = Table("answers", "count", "p50 ms", "p99 ms", "stale", "false hits, 95 %")
+    low, high = _usual(row)["interval"]
+    for way, stale, false in (
+        ("kept", str(row["stale"]), f"{low:.2%} to {high:.2%}"), ("made", "", "")
+    ):  # fmt: skip
+        times = [f"{each:.0f}" if each is not None else "-" for each in row[f"{way}_ms"].values()]
+        table.add_row(way, str(row[way]), *times, stale, false)
+    return [table]
