@@ -92,6 +92,12 @@ class FakeEngine:
     def abort(self, request_id: str) -> None:
         self.aborted.append(request_id)
 
+    def texts(self, before: Sequence[int], output: Output) -> list[str]:
+        """A letter each, where there are as many."""
+        count = len(output.token_ids)
+        letters = list(output.text)
+        return letters if len(letters) == count else [""] * (count - 1) + [output.text]
+
     def load(self) -> EngineLoad:
         return self.figures
 

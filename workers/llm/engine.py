@@ -144,6 +144,11 @@ class Jobs(Protocol):
     def abort(self, request_id: str) -> None:
         """Stop a request and free what it holds; its last output is `abort`, if it is known."""
 
+    def texts(self, before: Sequence[int], output: Output) -> Sequence[str]:
+        """What each of an output's tokens adds to the text, after those `before` it in the answer;
+        joined they are its text.
+        """
+
 
 class Engine(Jobs, Protocol):
     """Built, ready to serve, by an async factory `start` in the module that implements it."""

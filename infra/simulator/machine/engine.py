@@ -5,12 +5,13 @@ instead of awaited: `wake` is called when time has brought something; whoever ad
 afterwards.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from infra.simulator.log.clock import Clock
+from infra.simulator.machine import gpu as gpus
 from infra.simulator.machine.computation import Computation
 from infra.simulator.machine.exchange import Exchange
-from infra.simulator.machine.gpu import Gpu, Sequence
+from infra.simulator.machine.gpu import Gpu
 from infra.simulator.machine.latency import Setup, StepCosts
 from infra.simulator.machine.state import EngineState
 from schemas.errors import PromptTooLong
@@ -83,6 +84,10 @@ class TimedEngine:
             self.state.say(Output(request_id=request_id, finish_reason="abort"))
         self.state.free(request_id)
 
+    def texts(self, before: Sequence[int], output: Output) -> list[str]:
+        """Each token is a letter."""
+        return list(output.text)
+
     def drain(self) -> list[Output]:
         """What was said since the last time, one after the other."""
         said, self.state.said = self.state.said, []
@@ -103,7 +108,7 @@ class TimedEngine:
         else:
             self.state.compute(computation)
 
-    def _prompt_done(self, sequence: Sequence) -> bool:
+    def _prompt_done(self, sequence: gpus.Sequence) -> bool:
         computation, state = sequence.owner, self.state
         assert isinstance(computation, Computation)
         state.name_blocks(computation, computation.prompt_tokens)
@@ -137,14 +142,14 @@ class TimedEngine:
 
         self._clock.at(until_ms, expire)
 
-    def _began(self, sequence: Sequence) -> None:
+    def _began(self, sequence: gpus.Sequence) -> None:
         """What came with its KV has drawn a token of its own."""
         computation = sequence.owner
         assert isinstance(computation, Computation)
         if self.state.computations.get(computation.job_id) is computation:
             self.state.say(computation.say(computation.drawn_before + 1))
 
-    def _complete(self, sequence: Sequence) -> None:
+    def _complete(self, sequence: gpus.Sequence) -> None:
         """The answer is whole."""
         computation, state = sequence.owner, self.state
         assert isinstance(computation, Computation)

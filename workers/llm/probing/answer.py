@@ -30,6 +30,7 @@ from schemas.rules.citations import told_of_probe
 from schemas.rules.sizes import PASSAGES_MAX, PROBES_MAX
 from schemas.rules.tokens import token_count
 from workers.llm.engine import Job, Output, Probed
+from workers.llm.pieces import split
 from workers.llm.probing.parts import Parts
 from workers.llm.probing.passages import around_tokens, chosen, put_in
 from workers.llm.probing.triggers import LAST_TOKENS, Seen, trigger_of
@@ -66,6 +67,9 @@ class Actions(Protocol):
 
     def stop(self) -> None:
         """Give the present job up, with the KV that was kept of it."""
+
+    def texts(self, before: Sequence[int], output: Output) -> Sequence[str]:
+        """What each token of an output adds to the text."""
 
 
 class ProbedAnswer:
@@ -117,7 +121,7 @@ class ProbedAnswer:
         """The present job said something."""
         if output.finish_reason in ("abort", "error"):  # what waits will never be said
             return [replace(output, request_id=self._whole.request_id)]
-        self._waiting.append((output, now_ms))
+        self._waiting += [(each, now_ms) for each in self._split(output)]
         return self._leave(now_ms)
 
     def found(self, found: Retrieved, seeds: Sequence[str], now_ms: int) -> list[Output]:
@@ -153,6 +157,15 @@ class ProbedAnswer:
         return said + self._leave(now_ms)
 
     # What leaves
+
+    def _split(self, output: Output) -> list[Output]:
+        """A token each: places must not depend on how many the engine said at once."""
+        if len(output.token_ids) < 2:
+            return [output]
+        before = [*self._parts.answer]
+        for waiting, _ in self._waiting:
+            before += waiting.token_ids
+        return split(output, self._actions.texts(before, output))
 
     def _leave(self, now_ms: int) -> list[Output]:
         said: list[Output] = []

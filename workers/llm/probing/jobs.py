@@ -38,6 +38,9 @@ class _Running:
     def stop(self) -> None:
         self._owner.engine.abort(self.job_id)
 
+    def texts(self, before: Sequence[int], output: Output) -> Sequence[str]:
+        return self._owner.engine.texts(before, output)
+
 
 class ProbingJobs:
     """Jobs of an engine; `step` takes what it says and returns what is to be said."""
@@ -85,6 +88,10 @@ class ProbingJobs:
         del self._running[running.job_id]
         running.job_id = job_id
         self._running[job_id] = running
+
+    def texts(self, before: Sequence[int], output: Output) -> Sequence[str]:
+        """As the engine has it."""
+        return self.engine.texts(before, output)
 
     def _forget(self, running: _Running) -> None:
         self._stalled_ms += running.answer.stalled_ms

@@ -29,12 +29,18 @@ class Parts:
         self._wants_logprobs = wants_logprobs
         self._again = deque(_sound(again))
         self._tokens = array("i", whole.prompt_tokens)  # with the answer, and what was put in
+        self._said_from = len(self._tokens)
         self._jobs = 0
 
     @property
     def is_repeating(self) -> bool:
         """Whether something is still to be put in again."""
         return bool(self._again)
+
+    @property
+    def answer(self) -> Sequence[int]:
+        """How the answer ends: what was said since something was put in."""
+        return self._tokens[self._said_from :]
 
     @property
     def left(self) -> int:
@@ -55,6 +61,7 @@ class Parts:
     def put_in(self, packed: bytes) -> None:
         """Tokens that are not the answer's."""
         self._tokens.extend(token_array(packed))
+        self._said_from = len(self._tokens)
         self.put_in_tokens += token_count(packed)
 
     def is_over(self, finish_reason: str) -> bool:

@@ -8,6 +8,7 @@ Started by `start`.
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Sequence
 
 from schemas.errors import (
     EngineDead,
@@ -23,6 +24,7 @@ from workers.kv.block_log import BlockLog
 from workers.kv.nixl_transfer import NixlTransfer
 from workers.kv.transfer import KvTransfer, MemoryTransfer, NoTransfer
 from workers.llm.engine import EngineLoad, Job, Output, PeerMetadata
+from workers.llm.pieces import texts_of
 from workers.llm.sim.answers import Answers
 from workers.llm.sim.arena import KvArena
 from workers.llm.sim.blocks import BlockManager
@@ -141,6 +143,9 @@ class SimEngine:
             self.exchange.release(request_id)
         else:
             self._schedule.abort(run)
+
+    def texts(self, before: Sequence[int], output: Output) -> list[str]:
+        return texts_of(self._vocabulary.text, before, output)
 
     def load(self) -> EngineLoad:
         return self._schedule.figures()

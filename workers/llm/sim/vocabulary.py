@@ -32,6 +32,11 @@ class Vocabulary:
     special_texts: tuple[str, ...]  # as `texts`, with the end of sequence spelled out
     size: int
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Of drawn tokens."""
+        known = {token[0]: text for token, text in zip(self.ids, self.texts, strict=True)}
+        return "".join(known.get(token, "") for token in token_ids)
+
 
 def load_vocabulary(path: str, size_max: int) -> Vocabulary:
     """The drawable tokens of a model folder, or of the built-in tokenizer."""

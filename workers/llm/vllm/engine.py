@@ -19,6 +19,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import aclosing
 from importlib import import_module
 from types import ModuleType
@@ -37,6 +38,7 @@ from schemas.log.clock import wall_ms
 from schemas.records import WorkPhase
 from workers.kv.block_log import BlockLog
 from workers.llm.engine import EngineLoad, Job, Output, PeerMetadata
+from workers.llm.pieces import texts_of
 from workers.llm.vllm.check import HandleGate, job_problem
 from workers.llm.vllm.endings import KvEndings
 from workers.llm.vllm.handover import Handover, Releases
@@ -158,6 +160,10 @@ class VllmEngine:
             self._end(run, Output(request_id=request_id, finish_reason="abort"))
         self._writes.abort(request_id)
         self._releases.begin(self._handover.taken_back(request_id))
+
+    def texts(self, before: Sequence[int], output: Output) -> list[str]:
+        decode = self._llm.get_tokenizer().decode
+        return texts_of(lambda ids: decode(ids, skip_special_tokens=True), before, output)
 
     def set_peer_metadata(self, peer_metadata: PeerMetadata) -> None:
         """How to find a peer engine's `Capability.nixl_metadata`, say in the fleet."""

@@ -12,6 +12,7 @@ from tests.workers.llm.engines import PREFILL, answered, job
 from tests.workers.llm.engines import prompt as make_prompt
 from tests.workers.llm.probing.on_engine import Searched, searched
 from tests.workers.llm.probing.probes import passage, probes
+from workers.llm.engine import Output
 
 FOUND = [passage(f"p{number}", *range(50 + number, 70 + number)) for number in range(3)]
 WISHES: dict[str, Any] = {
@@ -95,6 +96,16 @@ def test_stop_strings_end_an_answer_that_searches_where_they_end_any_other(pair:
         assert answer.last is not None
         assert (answer.last.finish_reason, answer.last.stop_reason) == ("stop", stop)
     pair.run(until_idle(pair))
+
+
+def test_the_text_of_each_token_is_that_of_its_own_output(pair: Pair) -> None:
+    """However many an engine says at once."""
+    outputs = pair.answer(max_tokens=24).outputs
+    if any(len(output.token_ids) != 1 for output in outputs):
+        pytest.skip("the engine was not heard for a while")
+    ids, said = [output.token_ids[0] for output in outputs], [output.text for output in outputs]
+    merged = Output(request_id="r", token_ids=ids[4:], text="".join(said[4:]))
+    assert list(pair.consumer.texts(ids[:4], merged)) == said[4:]
 
 
 async def until_idle(pair: Pair) -> None:

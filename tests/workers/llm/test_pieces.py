@@ -1,0 +1,48 @@
+"""Outputs of several tokens, taken apart."""
+
+from schemas.records import TokenLogprob
+from tests.workers.fakes import handle
+from workers.llm.engine import Output
+from workers.llm.pieces import split, texts_of
+
+WORDS = {1: b"It", 2: b" costs", 3: b" \xe2\x82", 4: b"\xac", 5: b"", 6: b"9"}
+
+
+def decode(token_ids: list[int]) -> str:
+    return b"".join(WORDS[token] for token in token_ids).decode(errors="replace")
+
+
+def texts(before: list[int], ids: list[int], text: str) -> list[str]:
+    return texts_of(decode, before, Output(request_id="r", token_ids=ids, text=text))
+
+
+def test_each_token_has_the_text_that_it_completes() -> None:
+    assert texts([], [1, 2, 5, 6], "It costs9") == ["It", " costs", "", "9"]
+    assert texts([1, 2], [3, 4, 6], " €9") == ["", " €", "9"]
+    assert texts([1, 3], [4, 6], " €9") == [" €", "9"]
+    assert texts([], [1, 2, 3], "It costs") == ["It", " costs", ""]
+
+
+def test_text_that_does_not_follow_from_the_tokens_comes_with_the_last() -> None:
+    assert texts([], [1, 2], "It co") == ["", "It co"]
+
+
+def test_what_an_output_tells_besides_comes_once() -> None:
+    logprobs = [TokenLogprob(token_id=token, token="t", logprob=-1.0) for token in (1, 2)]
+    whole = Output(
+        request_id="r",
+        token_ids=[1, 2],
+        text="It costs",
+        logprobs=logprobs,
+        finish_reason="stop",
+        stop_reason="x",
+        kv=handle(9),
+        kv_bytes=7,
+        transfer_ms=2.0,
+    )
+    first, last = split(whole, ["It", " costs"])
+    assert (first.token_ids, first.text, first.logprobs) == ((1,), "It", logprobs[:1])
+    assert (first.finish_reason, first.kv, first.kv_bytes, first.transfer_ms) == ("", None, 7, 2.0)
+    assert (last.token_ids, last.text, last.logprobs) == ((2,), " costs", logprobs[1:])
+    assert (last.finish_reason, last.stop_reason, last.kv) == ("stop", "x", handle(9))
+    assert (last.kv_bytes, last.transfer_ms) == (0, 0.0)
