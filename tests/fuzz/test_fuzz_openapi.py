@@ -33,7 +33,7 @@ CHECKS = [
 LABELS = (
     *("GET /health/live", "GET /health/ready", "GET /metrics", "GET /v1/models"),
     *("GET /v1/models/{model}", "GET /v1/requests/{request_id}/events"),
-    *("DELETE /v1/requests/{request_id}", "POST /tokenize"),
+    *("DELETE /v1/requests/{request_id}", "DELETE /v1/cache/{entry_id}", "POST /tokenize"),
     *("POST /v1/chat/completions", "POST /v1/completions"),
     *("POST /v1/embeddings", "POST /v1/rerank", "POST /v1/responses"),
     *("GET /v1/responses/{response_id}", "DELETE /v1/responses/{response_id}"),
