@@ -63,6 +63,7 @@ class ResponseTopic:
         self._accept_ms = accept_ms
         self._producer = producer
         self._deleted: OrderedDict[str, None] = OrderedDict()
+        self._knows_deleted = asyncio.Event()  # all that were deleted before this gateway was there
 
     async def put(self, record: StoredResponse) -> Place:
         producer, key = self._writer(), record.request_id
@@ -102,10 +103,13 @@ class ResponseTopic:
             f"response {RESPONSE_PREFIX}{request_id}: deleted, or older than what the log keeps "
             f"({KEPT_H} h)"
         )
-        if request_id in self._deleted or place.partition >= self._log.session_partitions:
+        if place.partition >= self._log.session_partitions:
             raise gone
         try:
             async with asyncio.timeout(self._accept_ms / 1000):
+                await self._knows_deleted.wait()
+                if request_id in self._deleted:
+                    raise gone
                 value = await self._read(place)
         except (TimeoutError, KafkaError) as error:
             raise BrokerUnavailable(f"responses: not read: {type(error).__name__}") from error
@@ -141,9 +145,11 @@ class ResponseTopic:
 
     async def _follow(self) -> None:
         client_id = f"{self._gateway_id}-deleted"
-        async with AssignedReader(self._log, DELETED, [0], client_id=client_id).reading(
-            "earliest"
-        ) as reader:
+        reader = AssignedReader(self._log, DELETED, [0], client_id=client_id)
+        async with reader.reading("earliest"):
+            for record in await reader.read_to_end():
+                self.note(record.value)
+            self._knows_deleted.set()
             while True:
                 for record in await reader.batch():
                     self.note(record.value)

@@ -62,7 +62,7 @@ class ResponseEvents:
     def drain(self) -> bytes:
         """The new text, if it is not what the client has already."""
         stream = self._stream
-        if not stream.next_seq and stream.end is None:
+        if not stream.next_seq and (stream.end is None or self._call.failed_end is not None):
             return b""
         text = stream.drain()
         events = [] if self._begun else self._beginning()

@@ -88,7 +88,7 @@ class Form:
 
     def output(self, stream: CallStream, said: Said, status: str) -> list[Json]:
         """The items; of an answer that has not begun, none."""
-        if stream.end is None and not said.text and not stream.next_seq:
+        if not stream.next_seq and status not in (COMPLETED, INCOMPLETE):
             return []
         done = COMPLETED if status == COMPLETED else INCOMPLETE
         message = self.message(stream, said, IN_PROGRESS if status == IN_PROGRESS else done)

@@ -1,6 +1,8 @@
 """Topics `responses` and `responses.deleted`, on a broker."""
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -42,18 +44,32 @@ async def gone(store: ResponseTopic, name: str, place: Place) -> bool:
     return False
 
 
+@contextlib.asynccontextmanager
+async def following(log: LogSettings, producer: LogProducer) -> AsyncIterator[ResponseTopic]:
+    """One gateway's side, as it runs."""
+    store = topic(log, producer)
+    task = asyncio.create_task(store.follow())
+    try:
+        yield store
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
 @pytest.mark.kafka
 async def test_a_record_is_found_by_its_place_until_it_is_deleted(kafka: LogSettings) -> None:
-    """By every gateway, one that starts later too (issue 12, responses)."""
-    async with LogProducer(kafka, CODEC, durable=True, client_id="g") as producer:
-        first, second = topic(kafka, producer), topic(kafka, producer)
+    """By every gateway, and by one that starts later never more (issue 12, responses)."""
+    async with (
+        LogProducer(kafka, CODEC, durable=True, client_id="g") as producer,
+        following(kafka, producer) as first,
+        following(kafka, producer) as second,
+    ):
         places = {name: await first.put(record(name)) for name in ("r1", "r2")}
-        assert await second.get("r1", places["r1"]) == record("r1")
-        assert await second.get("r2", places["r2"]) == record("r2")
+        for name in ("r1", "r2"):
+            assert await second.get(name, places[name]) == record(name)
         nowhere = Place(places["r2"].partition, places["r2"].offset + 9)
         for name, place in (("r1", places["r2"]), ("r1", nowhere), ("r1", Place(99, 0))):
             assert await gone(second, name, place)
-        following = asyncio.create_task(second.follow())
         await first.delete(record("r1"))
         assert await gone(first, "r1", places["r1"])
 
@@ -61,17 +77,15 @@ async def test_a_record_is_found_by_its_place_until_it_is_deleted(kafka: LogSett
             return await gone(second, "r1", places["r1"])
 
         await until(is_gone)
-        third = topic(kafka, producer)
-        later = asyncio.create_task(third.follow())
+        async with following(kafka, producer) as third:
+            assert await gone(third, "r1", places["r1"]), "at its first look"
+            assert await third.get("r2", places["r2"]) == record("r2")
 
-        async def is_gone_there() -> bool:
-            return await gone(third, "r1", places["r1"])
 
-        await until(is_gone_there)
-        assert await third.get("r2", places["r2"]) == record("r2")
-        for task in (following, later):
-            task.cancel()
-        await asyncio.wait([following, later])
+async def test_nothing_is_told_before_it_is_known_what_was_deleted() -> None:
+    store = ResponseTopic(LogSettings(), CODEC, gateway_id="g", accept_ms=1, producer=lambda: None)
+    with pytest.raises(BrokerUnavailable, match="not read"):
+        await store.get("r1", Place(0, 0))
 
 
 async def test_without_a_log_nothing_is_stored() -> None:

@@ -105,6 +105,21 @@ async def test_a_stream_that_fails_says_so_as_an_event() -> None:
     assert whole.status_code == 504
 
 
+async def test_what_failed_before_its_first_token_has_no_output() -> None:
+    gateway = InProcessGateway()
+    gateway.answer_with(kind=OutcomeKind.FAILED)
+    async with gateway.client() as client:
+        response = await client.post(PATH, json=body(stream=True))
+    events = checked(response.text)
+    assert [event["type"] for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.failed",
+    ]
+    assert events[-1]["response"]["output"] == []
+    assert events[-1]["response"]["error"]["code"] == "server_error"
+
+
 async def test_items_become_the_chat() -> None:
     gateway = answering()
     items = [
