@@ -7,6 +7,7 @@ import pytest
 
 from schemas.records import OutcomeKind
 from schemas.rules.tokens import unpack_tokens
+from streams.gateway import app
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.responses.answering import (
     RESPONSE,
@@ -167,6 +168,39 @@ async def test_a_deleted_response_is_known_nowhere() -> None:
         assert (await get(first, path))[0] == 404
     status, _ = await call(first, body(previous_response_id=found["id"]), PATH)
     assert status == 404
+
+
+async def test_deleting_ends_what_runs() -> None:
+    gateway = InProcessGateway()
+    name = await begun(gateway)
+    other = beside(gateway)
+    assert (await get(other, name, "DELETE"))[0] == 200
+    (request,) = gateway.log.requests
+    assert [each.request_id for each in other.log.cancellations] == [request.request_id]
+
+
+async def test_what_runs_in_the_background_outlives_a_stop() -> None:
+    """A gateway that drains cancels whole answers that clients wait for, and no others."""
+    gateway = InProcessGateway(grace_ms=0)
+    await begun(gateway)
+
+    class Leaving:
+        async def drain(self) -> None:
+            pass
+
+    await app._drain(gateway.state, Leaving())  # type: ignore[arg-type]  # all that is asked of it
+    assert not gateway.log.cancellations
+
+
+async def test_a_stream_that_failed_has_nothing_after_its_end() -> None:
+    gateway = answering("a", kind=OutcomeKind.FAILED)
+    async with gateway.client() as client:
+        whole = checked((await client.post(PATH, json=body(stream=True))).text)
+        last = whole[-1]
+        query = f"stream=true&starting_after={last['sequence_number']}"
+        rest = await client.get(f"{PATH}/{last['response']['id']}?{query}")
+    assert last["type"] == "response.failed"
+    assert rest.status_code == 200 and not checked(rest.text)
 
 
 async def test_input_items_come_in_pages() -> None:
