@@ -62,9 +62,9 @@ class Options:
 
 
 QUICK = Options(
-    sizes=(30,), questions=6, streams=2, answer_tokens=64, rounds=1, docstrings=150,
-    rates=(2.0, 20.0), load_s=2.0, fillers=4_000, documents=200, turns=30, pairs=100,
-    phase_s=0.7, settings=2, repeats=1, kill_rate=3.0, kill_s=4.0,
+    sizes=(30,), questions=4, streams=2, answer_tokens=64, rounds=1, docstrings=150,
+    rates=(4.0, 20.0), load_s=1.5, fillers=4_000, documents=200, turns=30, pairs=100,
+    phase_s=0.5, settings=1, repeats=1, kill_rate=4.0, kill_s=3.0,
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ WAYS: Mapping[str, Mapping[str, Any] | None] = {
     "lookahead off": {"every": EVERY, "lookahead": 0},
     "each starts anew": {"every": EVERY, "warm": False},
 }
-_PAGES, _FOUND_S = 100, 300.0
+_PAGES, _FOUND_S, _WARM_TOKENS = 100, 300.0, 8
 
 
 async def measure(
@@ -52,7 +52,7 @@ async def measure(
     for number in range(rounds + 1):
         texts = asked[max(0, number - 1) * streams :][:streams]
         for way, probes in WAYS.items():
-            row = await _round(client, model, texts, tokens, probes)
+            row = await _round(client, model, texts, tokens if number else _WARM_TOKENS, probes)
             if number:  # the first one warms caches
                 found[way].append(row)
             progress.advance(task)
