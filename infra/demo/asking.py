@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,10 +45,11 @@ async def ask(
     session: str,
     *,
     min_tokens: int = 0,
+    retrieval: Mapping[str, Any] | None = None,
     on_token: OnToken | None = None,
 ) -> Turn:
     """Stream one greedy answer; `on_token` hears how many events brought text so far."""
-    body = {
+    body: dict[str, Any] = {
         "model": model,
         "messages": messages,
         "max_tokens": max_tokens,
@@ -57,6 +58,8 @@ async def ask(
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if retrieval is not None:
+        body["retrieval"] = retrieval
     turn, began_s = Turn(messages[-1]["content"]), time.monotonic()
     url, headers = "/v1/chat/completions", {"X-Session-Id": session}
     async with client.stream("POST", url, json=body, headers=headers) as response:

@@ -1,8 +1,8 @@
 """The part of the demo in which answers are looked up: documents in, cited answers out.
 
 A page of the handbook is asked about with and without the documents, edited, and asked about again;
-then the router is killed in the middle of an answer that was looked up. Everything goes through the
-gateway and the topic `documents`, as for any user.
+then the router is killed in the middle of an answer that searches again while it is generated.
+Everything goes through the gateway and the topic `documents`, as for any user.
 """
 
 import dataclasses
@@ -24,8 +24,10 @@ from infra.terminal.citations import citation_lines
 COLLECTION = "handbook"
 PAGES = 30
 _FOUND_S = 60.0  # for a document to be found, on a machine with much else to do
-_ANSWER_TOKENS, _LONG_TOKENS = 40, 96
+_ANSWER_TOKENS, _LONG_TOKENS = 40, 64
 _KILL_AFTER = 4  # events with text
+_EVERY = 8  # tokens, at least, between two searches of that answer
+_PROBES = {"trigger": "sentence", "every": _EVERY, "max": 2, "min_score": 0.3}
 
 
 @dataclass(slots=True)
@@ -39,11 +41,12 @@ class Tour:
     edit_answered: bool = False
     found_after_ms: float = 0.0  # an edited document, by a search
     goes_on: bool = False  # the answer whose router was killed
+    probed: bool = False  # whether a search during that answer has put something in
 
     def is_good(self, *, reads: bool) -> bool:
         """Whether documents did what they are for; a simulated model does not read them."""
         answered = self.right > self.right_without and self.edit_answered
-        return self.edit_cited and self.goes_on and (answered or not reads)
+        return self.edit_cited and self.goes_on and self.probed and (answered or not reads)
 
 
 async def tour(stack: Stack, console: Console) -> Tour:
@@ -64,7 +67,7 @@ async def tour(stack: Stack, console: Console) -> Tour:
             await _converse(client, stack, page, seen, console)
             edited = await _edit(books, page, seen, console)
             await _ask_of_the_edit(client, stack, edited, seen, console)
-            await _kill_the_router(client, stack, edited, seen, console)
+            await _kill_the_router(client, stack, (edited, pages[1]), seen, console)
     return seen
 
 
@@ -125,25 +128,34 @@ async def _ask_of_the_edit(
 
 
 async def _kill_the_router(
-    client: httpx.AsyncClient, stack: Stack, page: Page, seen: Tour, console: Console
+    client: httpx.AsyncClient, stack: Stack, pages: Sequence[Page], seen: Tour, console: Console
 ) -> None:
-    """In the middle of an answer that was looked up."""
-    model = f"{stack.settings.model.served_name}@{COLLECTION}"
-    text = f"Tell me all that you know about {page.title}."
+    """In the middle of an answer that searches again while it is generated."""
+    model = stack.settings.model.served_name
+    first, second = (page.questions[0].text for page in pages)
+    text = f"{first} {second}"
     router = next(row.pid for row in stack.rows() if row.name == "router-0")
 
     async def kill(tokens: int) -> None:
         if tokens == _KILL_AFTER:
             await stack.kill("router-0")
 
-    messages = [{"role": "user", "content": text}]
     turn = await ask(
-        client, model, messages, _LONG_TOKENS, "killed-router", min_tokens=32, on_token=kill
+        client,
+        model,
+        [{"role": "user", "content": text}],
+        _LONG_TOKENS,
+        "killed-router",
+        min_tokens=_EVERY * 4,
+        retrieval={"collection": COLLECTION, "probes": _PROBES},
+        on_token=kill,
     )
     seen.goes_on = turn.ended and turn.events > _KILL_AFTER
+    seen.probed = any(each.get("probe") for each in turn.citations)
     seen.turns.append(turn)
     console.print(
-        f"[bold]killed[/bold]  router-0 (process {router}) early in this answer: {text}",
+        f"[bold]killed[/bold]  router-0 (process {router}) early in this answer, which searches "
+        f"again at the ends of sentences: {text}",
         highlight=False,
     )
     _print(console, "the answer goes on", turn.answer, "green")
@@ -165,7 +177,8 @@ def summary(seen: Tour) -> Sequence[str]:
         f"{seen.right} of 3 answers right with documents, {seen.right_without} without",
         f"an edit was found after {seen.found_after_ms:.0f} ms; it changed the next citation: "
         f"{_yes(seen.edit_cited)}, and the next answer: {_yes(seen.edit_answered)}",
-        f"an answer whose router was killed went on: {_yes(seen.goes_on)}",
+        f"an answer whose router was killed went on: {_yes(seen.goes_on)}, and cites what was "
+        f"found while it was generated: {_yes(seen.probed)}",
     )
 
 

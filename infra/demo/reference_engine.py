@@ -24,7 +24,7 @@ from infra.story.story import Story
 from schemas.codec import Codec
 from schemas.errors import EngineFailed
 from schemas.records import Request, Role
-from schemas.rules.tokens import unpack_tokens
+from schemas.rules.tokens import pack_tokens, unpack_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,8 @@ def compare(
 ) -> list[Verdict]:
     """Run the reference process over these stories; raises EngineFailed with its last words."""
     codec = Codec()
-    requests = [codec.encode(_with_whole_prompt(story)).hex() for story in stories]
+    parts = [parts_of(story) for story in stories]
+    requests = [codec.encode(part).hex() for story in parts for part in story]
     with tempfile.TemporaryDirectory() as folder:
         settings_file, requests_file = Path(folder) / "settings.toml", Path(folder) / "requests"
         settings_file.write_text(configuration.dump(settings))
@@ -52,16 +53,37 @@ def compare(
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     if done.returncode:
         raise EngineFailed(f"the reference engine ended early: {done.stderr[-2_000:]}")
-    said = json.loads(done.stdout.splitlines()[-1])
-    return [_verdict(story, tokens) for story, tokens in zip(stories, said, strict=True)]
+    said = iter(json.loads(done.stdout.splitlines()[-1]))
+    alone = [list(itertools.chain.from_iterable(itertools.islice(said, len(p)))) for p in parts]
+    return [_verdict(story, tokens) for story, tokens in zip(stories, alone, strict=True)]
 
 
-def _with_whole_prompt(story: Story) -> Request:
-    """The request as workers got it: with what was looked up for it."""
-    given = [work.prompt_tokens for work in story.work[-1:]]
-    return dataclasses.replace(
-        story.request, prompt_tokens=next(iter(given), story.request.prompt_tokens)
-    )
+def parts_of(story: Story) -> list[Request]:
+    """What the engine is to answer, one part of the answer after the other.
+
+    A part begins with the prompt as workers got it, with what was looked up for it, or where a
+    probe has put tokens in; it ends where the next one did.
+    """
+    request, given = story.request, [work.prompt_tokens for work in story.work[-1:]]
+    prompt = next(iter(given), request.prompt_tokens)
+    sampling = request.sampling
+    parts, begin = [], 0
+    for seq, tokens in [*_put_in(story), (sampling.max_tokens, b"")]:
+        least = max(0, min(seq, sampling.min_tokens) - begin)
+        sampled = dataclasses.replace(sampling, max_tokens=seq - begin, min_tokens=least)
+        parts.append(dataclasses.replace(request, prompt_tokens=prompt, sampling=sampled))
+        prompt += pack_tokens(story.token_ids[begin:seq]) + tokens
+        begin = seq
+    return parts
+
+
+def _put_in(story: Story) -> list[tuple[int, bytes]]:
+    """What probes have put in, and before which tokens of the answer; the first of each counts."""
+    probes: dict[int, tuple[int, bytes]] = {}
+    for found in story.retrieved:
+        if found.probe:
+            probes.setdefault(found.probe, (found.seq, found.tokens))
+    return [(seq, tokens) for _, (seq, tokens) in sorted(probes.items()) if tokens]
 
 
 def _verdict(story: Story, alone: list[int]) -> Verdict:

@@ -1,0 +1,54 @@
+"""What one engine alone is asked, so that it can be compared with an answer that was served."""
+
+from infra.demo.reference_engine import parts_of
+from infra.story.story import Story
+from schemas.records import Retrieved, Sampling, WorkPhase
+from schemas.rules.tokens import pack_tokens, unpack_tokens
+from tests.infra.story.told_requests import work
+from tests.streams.builders import request
+
+
+def probe(number: int, seq: int, *tokens: int) -> Retrieved:
+    ids = pack_tokens(tokens)
+    return Retrieved(
+        request_id="r1", session_id="s-r1", router_id="d", asked_ms=1, at_ms=2,
+        probe=number, seq=seq, tokens=ids,
+    )  # fmt: skip
+
+
+def asked(story: Story) -> list[tuple[list[int], int, int]]:
+    return [
+        (
+            list(unpack_tokens(each.prompt_tokens)),
+            each.sampling.max_tokens,
+            each.sampling.min_tokens,
+        )
+        for each in parts_of(story)
+    ]
+
+
+def answered(*found: Retrieved) -> Story:
+    sampling = Sampling(max_tokens=10, min_tokens=5, seed=7)
+    story = Story(request("r1", tokens=2, sampling=sampling), retrieved=list(found))
+    story.token_ids = [10, 11, 12, 13, 14, 15]
+    return story
+
+
+def test_an_answer_without_probes_is_one_part() -> None:
+    assert asked(answered()) == [([0, 1], 10, 5)]
+
+
+def test_a_part_begins_where_a_probe_has_put_tokens_in() -> None:
+    """(issue 12, 3) The first record of each probe counts; one that found nothing cuts nothing."""
+    story = answered(probe(2, 4, 91), probe(1, 3, 90), probe(1, 3, 99), probe(3, 5))
+    assert asked(story) == [
+        ([0, 1], 3, 3),
+        ([0, 1, 10, 11, 12, 90], 1, 1),
+        ([0, 1, 10, 11, 12, 90, 13, 91], 6, 1),
+    ]
+
+
+def test_parts_begin_with_the_prompt_that_workers_got() -> None:
+    story = answered()
+    story.work = [work(WorkPhase.DECODE, "decode-0", 0, prompt_tokens=pack_tokens([7, 8, 9]))]
+    assert asked(story) == [([7, 8, 9], 10, 5)]
