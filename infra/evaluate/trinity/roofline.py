@@ -64,6 +64,8 @@ def fitted(points: Sequence[tuple[float, float]], scale: float = 0.0) -> Saturat
     mean_y = sum(y for _, y in below) / len(below)
     spread = sum((x - mean_x) ** 2 for x, _ in below)
     exponent = sum((x - mean_x) * (y - mean_y) for x, y in below) / spread
+    if exponent <= 0:  # nothing rises: one alone keeps all busy
+        return Saturation(roof=roof, scale=points[0][0])
     slope = math.exp(mean_y - exponent * mean_x)
     return Saturation(roof=roof, scale=scale, exponent=exponent, slope=slope)
 

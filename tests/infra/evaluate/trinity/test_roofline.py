@@ -21,6 +21,13 @@ def test_without_a_scale_it_is_where_points_are_near_their_roof() -> None:
     assert fitted([(1, 5.0)]) == Saturation(roof=5.0, scale=1)
 
 
+def test_what_does_not_rise_is_flat_from_the_first_batch_on() -> None:
+    """As searches on a core: one alone keeps it busy."""
+    flat = fitted([(1, 8.1), (2, 7.9), (4, 9.7), (8, 10.0)])
+    assert flat == Saturation(roof=10.0, scale=1)
+    assert flat.at(1) == flat.at(64) == 10.0
+
+
 def test_prefill_reaches_the_compute_roof_and_the_others_stay_below() -> None:
     """The paper's figure 1."""
     found = {curve.stage: curve for curve in curves(Setup(), SearchCosts())}
