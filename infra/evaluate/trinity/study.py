@@ -7,6 +7,7 @@ of what the pool placement (c) can do there, so that none is compared where all 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from infra.evaluate.points.runs import Runner
 from infra.evaluate.trinity import served
@@ -292,6 +293,8 @@ def _break_even(points: Sequence[Point], metric: Metric, other: str) -> BreakEve
         return BreakEven(metric=metric.name, other=other, at=None, says=_throughout(signs, other))
     at, first = _crossing(marks)
     says = f"(c) is better {'below' if first > 0 else 'above'} {at:.3g}, {other} on the other side"
+    if _changes(marks) > 1:
+        says += ", until they change places again"
     return BreakEven(metric=metric.name, other=other, at=at, says=says)
 
 
@@ -307,6 +310,12 @@ def _lead(point: Point, metric: Metric, other: str) -> float:
 
 def _sign(lead: float) -> int:
     return 0 if abs(lead) < EQUAL else 1 if lead > 0 else -1
+
+
+def _changes(marks: Sequence[tuple[float, float]]) -> int:
+    """How often the lead changes its sign."""
+    signs = [_sign(lead) for _, lead in marks if _sign(lead)]
+    return sum(one != other for one, other in pairwise(signs))
 
 
 def _throughout(signs: set[int], other: str) -> str:

@@ -50,6 +50,12 @@ def test_a_break_even_lies_between_the_values_where_the_lead_changes() -> None:
     assert "above" in by_ttft((0, 100, 90), (20, 90, 100)).says
 
 
+def test_a_lead_that_changes_twice_is_said() -> None:
+    twice = by_ttft((0, 90, 100), (10, 100, 90), (20, 90, 100))
+    assert twice.at == pytest.approx(5, abs=0.5)
+    assert twice.says.endswith("until they change places again")
+
+
 def test_who_is_better_throughout_and_what_is_equal_is_said() -> None:
     assert by_ttft((0, 90, 100), (1, 100, 100)).says == "(c) is as good or better throughout"
     assert by_ttft((0, 100, 90)).says == "a, four share is as good or better throughout"
