@@ -125,28 +125,24 @@ class Asker:
         wants_passages: bool = True,
         request_id: str = "",
         quoted: Sequence[Quoted] = (),
-        embedded: tuple[Any, str] | None = None,
     ) -> Found:
         """The k best passages of all shards for a text: by its vector, its words, or both fused.
 
         `Found.passages` are their texts. Less similar ones than `min_score` (a cosine) are not
         found. Where the text has no vector, `Found.degraded` says why, and words alone count.
         `Found.changed` names those of the `quoted` documents that are to be quoted no longer, as
-        `check` does. `embedded` is the text's vector with its model, where the asker has it
-        already. Raises what `search` does.
+        `check` does. Raises what `search` does.
         """
-        vector, embedder = embedded or (b"", "")
         if mode not in MODES:
             raise InvalidRequest(f"expected {', '.join(MODES)}, found {mode!r:.80}", "mode")
         if not text.strip():
             raise InvalidRequest("expected a text to search for, found none", "text")
         request = self._request(
-            collection, k, deadline_ms, kind, vector=pack_vector(vector) if embedded else b"",
-            embedder=embedder, text=text, mode=mode, filter=filter,
+            collection, k, deadline_ms, kind, vector=b"", text=text, mode=mode, filter=filter,
             min_score=min_score, tenant=tenant, seeds=tuple(seeds), wants_seeds=wants_seeds,
             wants_passages=wants_passages, request_id=request_id, quoted=tuple(quoted),
         )  # fmt: skip
-        if mode == WORDS or embedded:
+        if mode == WORDS:
             return await self._ask(request)
         if not embedding_workers(self.membership.view, wall_ms()):
             found = await self._ask(by_words(request))

@@ -10,9 +10,8 @@ import asyncio
 import json
 import logging
 from dataclasses import dataclass
-from typing import Any
 
-from schemas.errors import TriviumError
+from schemas.errors import EmptyIndex, TriviumError, UnknownCollection, UnknownFilterField
 from schemas.log.clock import wall_ms
 from schemas.records import Passage
 from streams.gateway.cache.entry import KEY_FIELD, UNTIL_FIELD, Entry, document_of, read
@@ -37,14 +36,6 @@ class Hit:
     age_s: float
 
 
-@dataclass(slots=True)
-class Lookup:
-    """What came of one: a hit, or the question's vector, with which the answer is kept."""
-
-    hit: Hit | None = None
-    embedded: tuple[Any, str] | None = None  # vector, and by which model
-
-
 class AnswerCache:
     """Of one gateway."""
 
@@ -52,26 +43,24 @@ class AnswerCache:
         self._settings, self._pool, self._metrics = settings, pool, metrics
         self._collection = settings.cache_collection
 
-    async def look_up(self, wish: CacheWish, tenant: str) -> Lookup:
+    async def look_up(self, wish: CacheWish, tenant: str) -> Hit | None:
         """In the time that a lookup has; never raises."""
-        lookup, wait_ms = Lookup(), self._settings.cache_wait_ms
-        outcome = "miss"
+        hit, outcome, wait_ms = None, "miss", self._settings.cache_wait_ms
         try:
             async with asyncio.timeout(wait_ms / 1000):
-                lookup.hit = await self._find(wish, tenant, lookup, wall_ms() + wait_ms)
+                hit = await self._find(wish, tenant, wall_ms() + wait_ms)
+        except (UnknownCollection, UnknownFilterField, EmptyIndex):  # nothing was kept yet
+            pass
         except (TriviumError, TimeoutError) as error:
             logger.info("no answer was looked up: %s: %s", type(error).__name__, error)
             outcome = "failed"
         except Exception:  # ours to mend, and no reason to fail a chat
             logger.exception("no answer was looked up")
             outcome = "failed"
-        self._metrics.cache_lookup("hit" if lookup.hit else outcome)
-        return lookup
+        self._metrics.cache_lookup("hit" if hit else outcome)
+        return hit
 
-    async def _find(
-        self, wish: CacheWish, tenant: str, lookup: Lookup, deadline_ms: int
-    ) -> Hit | None:
-        lookup.embedded = await self._embedded(wish.question, deadline_ms)
+    async def _find(self, wish: CacheWish, tenant: str, deadline_ms: int) -> Hit | None:
         where = {KEY_FIELD: wish.number, UNTIL_FIELD: {"$gt": wall_ms()}}
         found = await self._pool.search_text(
             wish.question,
@@ -81,12 +70,11 @@ class AnswerCache:
             filter=json.dumps(where),
             min_score=wish.threshold,
             tenant=tenant,
-            embedded=lookup.embedded,
             deadline_ms=deadline_ms,
         )
         for passage in found.passages:
             entry = read(passage.text)
-            if entry is None or not _fits(entry, wish, lookup.embedded[1]):
+            if entry is None or not _fits(entry, wish):
                 continue
             if await self._still_holds(entry, passage, tenant, deadline_ms):
                 age_s = max(0, wall_ms() - entry.created_ms) / 1000
@@ -112,16 +100,13 @@ class AnswerCache:
             await self._pool.remove(self._collection, passage.document_id)
         return not changed
 
-    async def keep(
-        self, wish: CacheWish, entry: Entry, tenant: str, embedded: tuple[Any, str] | None
-    ) -> None:
+    async def keep(self, wish: CacheWish, entry: Entry, tenant: str) -> None:
         """For later; never raises."""
         try:
-            if embedded is None:
-                embedded = await self._embedded(wish.question, wall_ms() + _KEEP_MS)
+            found = await self._pool.embed([wish.question], deadline_ms=wall_ms() + _KEEP_MS)
             document = document_of(
                 entry,
-                embedded,
+                found.vectors[0],
                 collection=self._collection,
                 tenant=tenant,
                 number=wish.number,
@@ -138,16 +123,11 @@ class AnswerCache:
         """Have it found no more; raises BrokerUnavailable."""
         await self._pool.remove(self._collection, entry_id)
 
-    async def _embedded(self, question: str, deadline_ms: int) -> tuple[Any, str]:
-        found = await self._pool.embed([question], deadline_ms=deadline_ms)
-        return found.vectors[0], found.embedder
 
-
-def _fits(entry: Entry, wish: CacheWish, embedder: str) -> bool:
+def _fits(entry: Entry, wish: CacheWish) -> bool:
     """Whether it is what is asked for, as far as it can tell by itself."""
     return (
         entry.key == wish.key
-        and entry.embedder == embedder
         and entry.until_ms > wall_ms()
         and asks_the_same(entry.question, wish.question)
     )

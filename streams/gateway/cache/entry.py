@@ -31,7 +31,6 @@ class Entry:
 
     key: str
     question: str
-    embedder: str = ""  # of the question's vector
     text: str
     finish_reason: str
     stop_reason: str
@@ -90,16 +89,15 @@ def entry_of(
 
 def document_of(
     entry: Entry,
-    embedded: tuple[Any, str],
+    vector: Any,
     *,
     collection: str,
     tenant: str,
     number: int,
     entries_max: int,
 ) -> Document | None:
-    """As it stands on the log, under a vector and its model; None where it is too large."""
-    vector, embedder = embedded
-    text = json.dumps({**asdict(entry), "embedder": embedder}, ensure_ascii=False)
+    """As it stands on the log; None where it is too large."""
+    text = json.dumps(asdict(entry), ensure_ascii=False)
     if len(text.encode("utf-8", "replace")) > ENTRY_BYTES_MAX:
         return None
     slot = zlib.crc32(f"{entry.key}\0{entry.question}".encode("utf-8", "replace")) % entries_max

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from schemas.errors import NotFound
 from schemas.log.clock import wall_ms
-from streams.gateway.cache.answers import Lookup
+from streams.gateway.cache.answers import Hit
 from streams.gateway.cache.entry import entry_of, is_of
 from streams.gateway.cache.served import write_hit
 from streams.gateway.cache.wish import CacheWish, cache_wish
@@ -22,7 +22,7 @@ class Keeping:
     """An answer that is to be kept when it has ended well."""
 
     wish: CacheWish
-    lookup: Lookup
+    hit: Hit | None  # one that was kept before
     tenant: str
     looked_up: bool  # in documents
 
@@ -30,8 +30,7 @@ class Keeping:
         """In the background, if it is an answer for others."""
         entry = entry_of(self.wish, stream, text, looked_up=self.looked_up, now_ms=wall_ms())
         if entry is not None:
-            keeping = gateway.answers.keep(self.wish, entry, self.tenant, self.lookup.embedded)
-            gateway.run_in_background(keeping)
+            gateway.run_in_background(gateway.answers.keep(self.wish, entry, self.tenant))
 
 
 async def look_up(gateway: Gateway, exchange: Exchange, intake: Intake) -> Keeping | None:
@@ -39,10 +38,9 @@ async def look_up(gateway: Gateway, exchange: Exchange, intake: Intake) -> Keepi
     wish = cache_wish(intake, gateway.served, gateway.settings, exchange.tenant)
     if wish is None:
         return None
-    lookup = await gateway.answers.look_up(wish, exchange.tenant)
     return Keeping(
         wish=wish,
-        lookup=lookup,
+        hit=await gateway.answers.look_up(wish, exchange.tenant),
         tenant=exchange.tenant,
         looked_up=intake.search is not None,
     )
@@ -52,7 +50,7 @@ async def give(
     gateway: Gateway, exchange: Exchange, keeping: Keeping, intake: Intake, talk: Conversation
 ) -> bool:
     """Write the answer that was found; returns whether there was one."""
-    hit = keeping.lookup.hit
+    hit = keeping.hit
     if hit is None:
         return False
     await write_hit(

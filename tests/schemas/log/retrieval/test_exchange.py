@@ -179,18 +179,3 @@ async def test_a_check_that_no_shard_answers_fails() -> None:
     async with asking(2, lambda *_: None) as (asker, _):
         with pytest.raises(DeadlineExceeded):
             await asker.check(QUOTED, collection="c", deadline_ms=wall_ms() + 50)
-
-
-@virtual
-async def test_a_text_that_has_its_vector_goes_past_the_embedding_pool() -> None:
-    """(issue 12, cache)"""
-    asked: list[RetrievalRequest] = []
-
-    def answers(pool: Pool, partition: int, request: RetrievalRequest) -> None:
-        asked.append(request)
-        pool.answer(hits(request, mode="vector"))
-
-    async with asking(1, answers) as (asker, pool):
-        await ask_text(asker, mode="vector", embedded=([1.0, 0.0], "hash@1"))
-    assert pool.topics == ["retrieval.prefill"]
-    assert (asked[0].embedder, asked[0].vector) == ("hash@1", pack_vector([1, 0]))

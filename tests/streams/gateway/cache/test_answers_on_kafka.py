@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from schemas.log.clock import wall_ms
 from schemas.records import Quoted
 from schemas.settings import LogSettings
-from streams.gateway.cache.answers import AnswerCache, Lookup
+from streams.gateway.cache.answers import AnswerCache
 from streams.gateway.cache.entry import Entry
 from streams.gateway.cache.wish import CacheWish
 from streams.gateway.config import GatewaySettings
@@ -57,17 +57,15 @@ async def test_any_gateway_finds_what_one_has_kept_until_its_document_changes(
         content = (await shelf.passages())["books/pier"].content_hash
 
         async def hit(tenant: str = "mine") -> bool:
-            return (await other.look_up(WISH, tenant)).hit is not None
+            return await other.look_up(WISH, tenant) is not None
 
         async def keep() -> None:
-            lookup: Lookup = await one.look_up(WISH, "mine")
-            assert lookup.embedded is not None
             quoted = Quoted(document_id="pier", content=content)
-            await one.keep(WISH, entry(quoted), "mine", lookup.embedded)
+            await one.keep(WISH, entry(quoted), "mine")
             await until(hit)
 
         await keep()
-        found = (await other.look_up(WISH, "mine")).hit
+        found = await other.look_up(WISH, "mine")
         assert found is not None and found.entry.text == "At pier 7."
         assert found.similarity > 0.99 and not await hit("yours")
         await other.drop(found.entry_id)

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from schemas.errors import NotReady
+from schemas.errors import NotReady, UnknownCollection
 from schemas.records import Citation, Request, StreamRetrieved, WireError
 from tests.streams.gateway.in_process import InProcessGateway, call, serving
 from tests.streams.gateway.samples import MODEL, chat, completion, ended, events_of, frame, text_of
@@ -310,6 +310,13 @@ async def test_without_a_pool_an_answer_is_made() -> None:
     assert 'cache_lookups_total{outcome="failed"} 1.0' in gateway.state.metrics.render().decode()
 
 
+async def test_before_anything_was_kept_nothing_fails() -> None:
+    gateway = gateway_of()
+    gateway.pool.trouble = UnknownCollection("no collection 'answers'")
+    await kept(gateway, asked())
+    assert 'cache_lookups_total{outcome="miss"} 1.0' in gateway.state.metrics.render().decode()
+
+
 async def test_an_error_of_ours_fails_no_chat(caplog: pytest.LogCaptureFixture) -> None:
     gateway = gateway_of()
     broken: Any = RuntimeError("ours")
@@ -354,6 +361,6 @@ async def test_what_nobody_here_has_written_is_not_served() -> None:
     gateway = gateway_of()
     await kept(gateway, asked())
     ((name, document),) = gateway.pool.documents.items()
-    for text in ("", "[]", '{"text": "x"}', document.text.replace("letters@1", "other@1")):
+    for text in ("", "[]", '{"text": "x"}', document.text.replace("When", "Where")):
         gateway.pool.documents[name] = replace(document, text=text)
         assert not is_hit(await asks(gateway, asked()))
