@@ -76,7 +76,7 @@ bench-retrieval: setup  ## Right answers with documents, and what looking them u
 
 evaluate: setup  ## Placement policies and the search pool's place in the simulator, in fifteen minutes; ARGS="--quick" for two
 	@$(BIN)/trivium evaluate ppd $(ARGS)
-	@$(BIN)/trivium evaluate trinity $(ARGS)
+	@$(BIN)/trivium evaluate trinity $(filter --quick,$(ARGS))
 
 ##@ Check
 
