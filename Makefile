@@ -16,6 +16,7 @@ LOCK := infra/lock/cpu.txt
 PEERS := infra/lock/peers.txt
 MODELS := infra/lock/models.txt
 CUDA := infra/lock/cuda.txt
+LLAMAINDEX := infra/lock/llamaindex.txt
 JARS := build/broker/libs
 ARGS ?=
 
@@ -96,7 +97,7 @@ format: build/stamps/environment  ## Format, and mend what the linter can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-test: setup  ## All tests, in three processes; what needs a GPU or Docker is skipped with a sentence
+test: setup build/stamps/llamaindex  ## All tests, in three processes; what needs a GPU or Docker is skipped with a sentence
 	@$(BIN)/python -m pytest --durations=10 $(if $(ARGS),,-n 3) $(ARGS)
 
 fuzz: setup  ## What the outside can send, drawn anew and for longer; ARGS="-k http"
@@ -128,7 +129,9 @@ lock: $(UV)  ## Resolve pyproject.toml into infra/lock; ARGS=--upgrade for newer
 		-o $(CUDA) > /dev/null
 	@$(UV) pip compile $(LOCK_OPTIONS) $(ARGS) --group models --no-deps --constraint $(LOCK) \
 		-o $(MODELS) > /dev/null
-	@echo "written: infra/lock/bootstrap.txt $(LOCK) $(PEERS) $(CUDA) $(MODELS)"
+	@$(UV) pip compile $(LOCK_OPTIONS) $(ARGS) --group llamaindex --constraint $(LOCK) \
+		--override infra/lock/llamaindex-overrides.txt -o $(LLAMAINDEX) > /dev/null
+	@echo "written: infra/lock/bootstrap.txt $(LOCK) $(PEERS) $(CUDA) $(MODELS) $(LLAMAINDEX)"
 
 clean:  ## Remove caches, build results and the state of stopped processes, not .venv
 	@if [ -x $(BIN)/trivium ]; then $(BIN)/trivium down --quiet && $(BIN)/trivium broker stop --quiet; fi
@@ -158,6 +161,12 @@ build/stamps/peers: $(PEERS) build/stamps/environment
 	@echo "peers of the search benchmark: from $(PEERS), into $(VENV); hnswlib is compiled here"
 	@command -v c++ > /dev/null || { echo "A C++ compiler is needed (Debian: apt-get install g++)"; exit 1; }
 	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --require-hashes -r $(PEERS)
+	@touch $@
+
+# Its versions go with those of the environment, whatever it names itself: see its overrides.
+build/stamps/llamaindex: $(LLAMAINDEX) build/stamps/environment
+	@echo "LlamaIndex, which tests call the gateway with: from $(LLAMAINDEX), into $(VENV)"
+	@VIRTUAL_ENV=$(VENV) $(UV) pip install --quiet --no-deps --require-hashes -r $(LLAMAINDEX)
 	@touch $@
 
 build/stamps/cuda: $(CUDA) build/stamps/environment
