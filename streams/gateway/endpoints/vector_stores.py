@@ -2,8 +2,9 @@
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -12,11 +13,14 @@ from schemas.errors import EmptyIndex, InvalidRequest, NotFound, UnknownCollecti
 from schemas.log.clock import wall_ms
 from schemas.records import StoreUsed, VectorStore
 from schemas.retrieval import Found, Hit
+from schemas.rules.ranks import RANK_OFFSET
+from schemas.rules.sizes import PASSAGES_MAX
 from streams.gateway.endpoints.files import tenant_of
 from streams.gateway.http.exchange import headers_of
 from streams.gateway.ids import new_object_id
 from streams.gateway.objects.attaching import chunk_sizes, wanted_files
 from streams.gateway.objects.bodies import (
+    HybridWeights,
     RankingBody,
     SearchBody,
     StoreBody,
@@ -31,6 +35,7 @@ from streams.gateway.state import Gateway
 
 RESULTS = 10  # where a search names no number
 SEARCH_MS = 10_000  # the longest that a search may take
+_MODES = {(True, True): "hybrid", (True, False): "vector", (False, True): "words"}
 USED_MS = 60_000  # a use is noted when the last one noted is so long ago
 
 
@@ -155,12 +160,12 @@ def _changed(store: VectorStore, body: StoreChangeBody) -> VectorStore:
 
 async def _search(gateway: Gateway, store: VectorStore, body: SearchBody) -> dict[str, Any]:
     queries, ranking = body.queries(), body.ranking_options or RankingBody()
-    k = body.max_num_results or RESULTS
+    k, weights = body.max_num_results or RESULTS, _weights(ranking)
     wishes: dict[str, Any] = {
         "collection": store.store_id,
         "tenant": store.tenant,
-        "k": k,
-        "mode": _mode(ranking),
+        "k": PASSAGES_MAX if weights.count(0) == 0 and len(set(weights)) > 1 else k,
+        "mode": _MODES[weights[0] > 0, weights[1] > 0],
         "filter": filter_text(body.filters),
         "min_score": ranking.score_threshold if ranking.score_threshold is not None else -1.0,
         "deadline_ms": wall_ms() + SEARCH_MS,
@@ -168,7 +173,7 @@ async def _search(gateway: Gateway, store: VectorStore, body: SearchBody) -> dic
     searches = (gateway.pool.search_text(query, **wishes) for query in queries)
     found = [each for each in await asyncio.gather(*map(_or_none, searches)) if each is not None]
     best: dict[str, Hit] = {}
-    for hit in (hit for each in found for hit in each.hits):
+    for hit in (hit for each in found for hit in weighted(each.hits, weights)):
         if hit.document_id not in best or hit.fused > best[hit.document_id].fused:
             best[hit.document_id] = hit
     ordered = sorted(best.values(), key=lambda hit: (-hit.fused, hit.document_id))
@@ -188,18 +193,28 @@ async def _or_none(search: Any) -> Found | None:
     return found
 
 
-def _mode(ranking: RankingBody) -> str:
-    weights = ranking.hybrid_search
-    if weights is None:
-        return "hybrid"
-    if not weights.embedding_weight and not weights.text_weight:
+def _weights(ranking: RankingBody) -> tuple[float, float]:
+    """Of vectors and of words."""
+    given = ranking.hybrid_search or HybridWeights()
+    if not given.embedding_weight and not given.text_weight:
         raise InvalidRequest(
             "ranking_options.hybrid_search: expected a weight above 0, found none",
             "ranking_options.hybrid_search",
         )
-    if not weights.text_weight:
-        return "vector"
-    return "hybrid" if weights.embedding_weight else "words"
+    return given.embedding_weight, given.text_weight
+
+
+def weighted(hits: Sequence[Hit], weights: tuple[float, float]) -> list[Hit]:
+    """Fused anew, from the ranks that they have among each other."""
+    if len(set(weights)) == 1 or 0 in weights:
+        return list(hits)
+    near = sorted((hit for hit in hits if hit.distance < inf), key=lambda hit: hit.distance)
+    by_words = sorted((hit for hit in hits if hit.words), key=lambda hit: -(hit.words or 0))
+    scores = dict.fromkeys((hit.document_id for hit in hits), 0.0)
+    for weight, ordered in zip(weights, (near, by_words), strict=True):
+        for rank, hit in enumerate(ordered, 1):
+            scores[hit.document_id] += weight / sum(weights) / (RANK_OFFSET + rank)
+    return [replace(hit, fused=scores[hit.document_id]) for hit in hits]
 
 
 def _result(gateway: Gateway, store: VectorStore, hit: Hit) -> dict[str, Any] | None:

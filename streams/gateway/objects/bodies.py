@@ -163,8 +163,8 @@ class BatchBody(_Body):
 class HybridWeights(_Body):
     """How much each list counts."""
 
-    embedding_weight: float = Field(1.0, ge=0, le=1_000)
-    text_weight: float = Field(1.0, ge=0, le=1_000)
+    embedding_weight: float = Field(default=1.0, ge=0, le=1_000)
+    text_weight: float = Field(default=1.0, ge=0, le=1_000)
 
 
 class RankingBody(_Body):

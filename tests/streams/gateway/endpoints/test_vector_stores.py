@@ -3,6 +3,7 @@
 
 import json
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from schemas.errors import EmptyIndex, NotReady, UnknownFilterField
 from schemas.records import Passage, StoreFileResult
 from schemas.retrieval import Hit
+from streams.gateway.endpoints.vector_stores import weighted
 from streams.gateway.objects.table import key_of
 from tests.streams.gateway.endpoints.test_files import keeping, upload
 from tests.streams.gateway.in_process import InProcessGateway, found_hits
@@ -274,6 +276,19 @@ async def test_weights_choose_what_is_searched(weights: tuple[float, float], mod
     body = {"query": "a", "ranking_options": {"hybrid_search": given}}
     assert (await send(gateway, store + "/search", body))[0] == 200
     assert gateway.pool.searches[0]["mode"] == mode
+
+
+def test_weights_order_what_was_found() -> None:
+    near = replace(hit("file-1", "near", 0.9, 0.01), distance=0.1)
+    said = replace(hit("file-1", "said", 0.1, 0.02), distance=0.9, words=7.0)
+    both = [near, replace(said, distance=inf)]
+
+    def best(*weights: float) -> str:
+        found = weighted(both, (weights[0], weights[1]))
+        return max(found, key=lambda each: each.fused).document_id
+
+    assert best(0.9, 0.1) == near.document_id and best(0.1, 0.9) == said.document_id
+    assert weighted(both, (1, 1)) == both
 
 
 async def test_weights_that_are_all_zero_are_refused() -> None:
