@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -33,9 +33,11 @@ PAGES = {"operate.md", "retrieve.md", "integrate.md", "placement.md"}
 
 
 @pytest.fixture
-async def running(kafka: LogSettings, tmp_path: Path) -> AsyncIterator[Stack]:
-    """What the page on operating starts."""
-    settings = sim_settings(kafka)
+async def running(
+    kafka_with: Callable[..., Awaitable[LogSettings]], tmp_path: Path
+) -> AsyncIterator[Stack]:
+    """What the page on operating starts. Router, gateway and commands ask the retrieval pool."""
+    settings = sim_settings(await kafka_with(asker_partitions=8))
     settings = replace(settings, model=replace(settings.model, name=MODEL))
     folder = tmp_path / "home"
     async with stack(
