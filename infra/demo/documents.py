@@ -26,8 +26,7 @@ PAGES = 30
 _FOUND_S = 60.0  # for a document to be found, on a machine with much else to do
 _ANSWER_TOKENS, _LONG_TOKENS = 40, 64
 _KILL_AFTER = 4  # events with text
-_EVERY = 8  # tokens, at least, between two searches of that answer
-_PROBES = {"trigger": "sentence", "every": _EVERY, "max": 2, "min_score": 0.3}
+_PROBES = {"every": 10, "max": 1, "min_score": 0.3}  # that answer searches again after 10 tokens
 
 
 @dataclass(slots=True)
@@ -146,7 +145,7 @@ async def _kill_the_router(
         [{"role": "user", "content": text}],
         _LONG_TOKENS,
         "killed-router",
-        min_tokens=_EVERY * 4,
+        min_tokens=24,
         retrieval={"collection": COLLECTION, "probes": _PROBES},
         on_token=kill,
     )
@@ -155,7 +154,7 @@ async def _kill_the_router(
     seen.turns.append(turn)
     console.print(
         f"[bold]killed[/bold]  router-0 (process {router}) early in this answer, which searches "
-        f"again at the ends of sentences: {text}",
+        f"again after 10 tokens: {text}",
         highlight=False,
     )
     _print(console, "the answer goes on", turn.answer, "green")

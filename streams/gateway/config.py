@@ -66,10 +66,6 @@ class GatewaySettings:
     context_joint: str = "\n"
     context_trail: str = "\n\nQuestion: "
     context_tail: str = "\nAnswer in one short sentence."
-    # Likewise of what is found while an answer is generated, and put into it.
-    probe_lead: str = "\n(Context: "
-    probe_joint: str = "\n"
-    probe_trail: str = ")\n"
     probe_tokens_max: Positive = 256  # of all passages that probes put into an answer
     # Collections of which answers are kept for whoever asks the same again, although the call does
     # not say so; or *, for all chats.

@@ -3,7 +3,6 @@
 they find goes into the answer. What they search for is theirs to say.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from schemas.errors import InvalidRequest
@@ -11,8 +10,10 @@ from schemas.records import Probing
 from schemas.rules.tokens import pack_tokens
 from streams.gateway.config import GatewaySettings
 from streams.gateway.request.body import ProbesBody, SearchBody
+from streams.gateway.request.tokenizer import MarkedPrompt
 
 _USUAL = Probing()
+Form = tuple[list[int], list[int], list[int], list[int]]  # lead, joint, trail, tail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,29 +27,31 @@ class Probe:
 
     @property
     def around(self) -> int:
-        """Tokens before, between and after their passages at most."""
+        """Tokens before, between and after the passages of one probe."""
         lead, joint, trail = map(len, self.form)
-        return (lead + joint * (self._k - 1) + trail) * self._probes_max
+        return lead + joint * (self._k - 1) + trail
 
     @property
     def tokens(self) -> int:
-        """What they add to an answer at most."""
-        return self.tokens_max + self.around
+        """What all of them add to an answer at most."""
+        return self.tokens_max + self.around * self._probes_max
 
     def record(self, room: int) -> Probing | None:
-        """For decode workers, with so many tokens to put in; None where nothing fits."""
-        tokens_max = min(self.tokens_max, room - self.around)
-        if tokens_max <= 0:
+        """For decode workers, with so many tokens to put in. Where these are few, so are the
+        probes; None where not even one fits."""
+        if room <= self.around:
             return None
+        share = self.around + self.tokens_max // self._probes_max
+        probes_max = max(1, min(self._probes_max, room // share))
         body, every = self.body, self.body.every or _USUAL.every
         lead, joint, trail = map(pack_tokens, self.form)
         return Probing(
             trigger=body.trigger or _USUAL.trigger,
             every=every,
             lookahead=min(_USUAL.lookahead, every) if body.lookahead is None else body.lookahead,
-            probes_max=self._probes_max,
+            probes_max=probes_max,
             k=self._k,
-            tokens_max=tokens_max,
+            tokens_max=min(self.tokens_max, room - probes_max * self.around),
             min_score=self.min_score,
             stall_ms=_USUAL.stall_ms if body.stall_ms is None else body.stall_ms,
             is_warm=body.warm is not False,
@@ -68,13 +71,11 @@ class Probe:
 
 def probe_of(
     wished: SearchBody,
+    probes: ProbesBody,
     settings: GatewaySettings,
-    ids_of: Callable[[Sequence[str]], list[int]],
-) -> Probe | None:
-    """What the search wishes of probes, if anything; raises InvalidRequest."""
-    probes = wished.probes
-    if probes is None:
-        return None
+    form: tuple[list[int], list[int], list[int]],
+) -> Probe:
+    """What the search wishes of probes; raises InvalidRequest."""
     every = probes.every or _USUAL.every
     if probes.lookahead is not None and probes.lookahead > every:
         raise InvalidRequest(
@@ -82,11 +83,31 @@ def probe_of(
             "retrieval.probes.lookahead",
         )
     min_score = probes.min_score if probes.min_score is not None else wished.min_score
-    texts = (settings.probe_lead, settings.probe_joint, settings.probe_trail)
-    lead, joint, trail = (ids_of([text]) for text in texts)
     return Probe(
         body=probes,
-        form=(lead, joint, trail),
+        form=form,
         tokens_max=probes.tokens_max or settings.probe_tokens_max,
         min_score=settings.retrieval_min_score if min_score is None else min_score,
     )
+
+
+def asked_again(
+    prompt: MarkedPrompt, longer: MarkedPrompt, form: Form
+) -> tuple[list[int], list[int], list[int]]:
+    """What stands before, between and after the passages of a probe: a turn in which the question
+    is put again, as in the prompt. Models that are made for chats read passages there, and hardly
+    in an answer of their own (`LOG.md`).
+
+    `longer` is the prompt's chat with an empty answer and the question once more. Raises
+    InvalidRequest where the prompt is not its beginning.
+    """
+    begin = len(prompt.ids)
+    if longer.ids[:begin] != prompt.ids:
+        raise InvalidRequest(
+            "retrieval.probes: the model's chat template writes a chat's beginning in another way "
+            "when it goes on, so nothing can be put into an answer; leave probes out",
+            "retrieval.probes",
+        )
+    lead, joint, trail, tail = form
+    question, rest = longer.ids[longer.at : longer.tail_at], longer.ids[longer.tail_at :]
+    return longer.ids[begin : longer.at] + lead, joint, trail + question + tail + rest

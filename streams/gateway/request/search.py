@@ -17,7 +17,7 @@ from schemas.records import Retrieval, Sampling, Structured
 from schemas.rules.tokens import pack_tokens
 from streams.gateway.config import GatewaySettings
 from streams.gateway.request.body import ChatBody, SearchBody
-from streams.gateway.request.probing import Probe, probe_of
+from streams.gateway.request.probing import Form, Probe, asked_again, probe_of
 from streams.gateway.request.tokenizer import MarkedPrompt, Tokenizer
 
 ALIAS = "@"  # between a model and the collection in which its answers are looked up
@@ -31,7 +31,7 @@ class Search:
     body: SearchBody
     query: str
     prompt: MarkedPrompt
-    form: tuple[list[int], list[int], list[int], list[int]]  # lead, joint, trail, tail
+    form: Form
     k: int
     passage_tokens: int  # wanted for all passages together
     turns: int  # earlier ones, whose passages come back into the prompt
@@ -66,7 +66,7 @@ class Search:
         room = limit - len(self.prompt.ids) - sampling.max_tokens
         probing = self.probe.record(room - self.tokens) if self.probe else None
         if self.probe and probing:
-            room -= probing.tokens_max + self.probe.around
+            room -= probing.tokens_max + probing.probes_max * self.probe.around
         body = self.body
         lead, joint, trail, tail = map(pack_tokens, self.form)
         return Retrieval(
@@ -141,15 +141,26 @@ async def search_of(
     )
     texts = (settings.context_lead, settings.context_joint, settings.context_trail)
     lead, joint, trail = (tokenizer.ids_of([text]) for text in texts)
+    form = (lead, joint, trail, tokenizer.ids_of([settings.context_tail]))
+    probe = None
+    if wished.probes is not None:
+        again = [*messages, {"role": "assistant", "content": ""}, messages[marked]]
+        longer = await tokenizer.encode_marked_chat(
+            again,
+            len(again) - 1,
+            variables=body.chat_template_kwargs,
+            check_chars=check_chars,
+        )
+        probe = probe_of(wished, wished.probes, settings, asked_again(prompt, longer, form))
     return Search(
         body=wished,
         query=query[:QUERY_CHARS_MAX],
         prompt=prompt,
-        form=(lead, joint, trail, tokenizer.ids_of([settings.context_tail])),
+        form=form,
         k=wished.k or settings.retrieval_k,
         passage_tokens=wished.tokens_max or settings.retrieval_tokens_max,
         turns=sum(message["role"] == "assistant" for message in messages),
-        probe=probe_of(wished, settings, tokenizer.ids_of),
+        probe=probe,
     )
 
 

@@ -4,8 +4,11 @@ from typing import Any
 
 import pytest
 
+from schemas.errors import InvalidRequest
 from schemas.records import Probing
 from schemas.rules.tokens import unpack_tokens
+from streams.gateway.request.probing import asked_again
+from streams.gateway.request.tokenizer import MarkedPrompt
 from tests.streams.gateway.in_process import InProcessGateway, call
 from tests.streams.gateway.request.test_search import BOOKS, retrieval_of, sent, texts
 from tests.streams.gateway.samples import chat
@@ -15,8 +18,8 @@ def probed(probes: Any, **fields: Any) -> dict[str, Any]:
     return chat("x", retrieval={**BOOKS, "probes": probes}, **fields)
 
 
-async def probing_of(body: Any, **settings: Any) -> Probing:
-    request = await sent(InProcessGateway(max_model_len=2_000, **settings), body)
+async def probing_of(body: Any, model_len: int = 2_000) -> Probing:
+    request = await sent(InProcessGateway(max_model_len=model_len), body)
     probing = retrieval_of(request).probing
     assert probing is not None
     return probing
@@ -28,11 +31,10 @@ async def test_probes_are_off_where_nobody_asks_for_them() -> None:
 
 
 async def test_true_means_as_is_usual_here() -> None:
-    found = await probing_of(probed(True), probe_lead="[", probe_joint="|", probe_trail="]")
+    found = await probing_of(probed(True), model_len=8_000)
     assert (found.trigger, found.every, found.lookahead, found.probes_max) == ("every", 32, 8, 8)
     assert (found.k, found.tokens_max, found.min_score) == (1, 256, 0.2)
     assert (found.stall_ms, found.is_warm) == (200, True)
-    assert texts(found.lead, found.joint, found.trail) == ["[", "|", "]"]
 
 
 async def test_a_number_is_how_many_tokens_lie_between_two() -> None:
@@ -52,6 +54,36 @@ async def test_an_object_says_all() -> None:
 async def test_probes_want_passages_as_similar_as_the_search_does() -> None:
     body = chat("x", retrieval={**BOOKS, "min_score": 0.7, "probes": True})
     assert (await probing_of(body)).min_score == 0.7
+
+
+async def test_what_is_found_stands_in_a_turn_in_which_the_question_is_put_again() -> None:
+    """(issue 12, 3)"""
+    request = await sent(InProcessGateway(max_model_len=2_000), probed(True))
+    probing, again = retrieval_of(request).probing, chat("x")["messages"]
+    assert probing is not None
+    gateway = InProcessGateway(max_model_len=2_000)
+    longer = chat("x", messages=[*again, {"role": "assistant", "content": ""}, *again])
+    (whole,) = texts((await sent(gateway, longer)).prompt_tokens)
+    (prompt,), (lead, joint, trail) = (
+        texts(request.prompt_tokens),
+        texts(probing.lead, probing.joint, probing.trail),
+    )
+    before, after = lead.removesuffix("Context:\n"), trail.removeprefix("\n\nQuestion: ")
+    assert joint == "\n"
+    assert prompt + before + after.replace("\nAnswer in one short sentence.", "", 1) == whole
+
+
+def test_a_template_that_rewrites_the_beginning_is_refused() -> None:
+    prompt, longer = MarkedPrompt([1, 2, 3], 1, 2), MarkedPrompt([1, 9, 3, 4, 2, 5], 4, 5)
+    with pytest.raises(InvalidRequest, match="leave probes out"):
+        asked_again(prompt, longer, ([], [], [], []))
+
+
+async def test_where_there_is_little_room_there_are_fewer_probes() -> None:
+    found = await probing_of(probed(True, max_tokens=1_000))
+    around = sum(map(len, map(unpack_tokens, (found.lead, found.trail))))
+    assert 1 <= found.probes_max < 8
+    assert found.tokens_max + found.probes_max * around < 1_000
 
 
 async def test_an_answer_without_a_limit_leaves_room_for_probes() -> None:
