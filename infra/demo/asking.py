@@ -44,7 +44,6 @@ async def ask(
     max_tokens: int,
     session: str,
     *,
-    min_tokens: int = 0,
     retrieval: Mapping[str, Any] | None = None,
     on_token: OnToken | None = None,
 ) -> Turn:
@@ -53,7 +52,6 @@ async def ask(
         "model": model,
         "messages": messages,
         "max_tokens": max_tokens,
-        "min_tokens": min_tokens,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},

@@ -24,9 +24,14 @@ from infra.terminal.citations import citation_lines
 COLLECTION = "handbook"
 PAGES = 30
 _FOUND_S = 60.0  # for a document to be found, on a machine with much else to do
-_ANSWER_TOKENS, _LONG_TOKENS = 40, 64
-_KILL_AFTER = 4  # events with text
-_PROBES = {"every": 10, "max": 1, "min_score": 0.3}  # that answer searches again after 10 tokens
+_ANSWER_TOKENS = 40
+_KILL_AFTER = 3  # events with text
+# Before the answer nothing is similar enough; after its first tokens a search puts its passage in.
+_WHILE_ANSWERING = {
+    "collection": COLLECTION,
+    "min_score": 0.999,
+    "probes": {"every": 6, "lookahead": 4, "max": 1, "min_score": 0.3, "stall_ms": 2_000},
+}
 
 
 @dataclass(slots=True)
@@ -41,6 +46,7 @@ class Tour:
     found_after_ms: float = 0.0  # an edited document, by a search
     goes_on: bool = False  # the answer whose router was killed
     probed: bool = False  # whether a search during that answer has put something in
+    probe_answered: bool = False  # and whether it is right then
 
     def is_good(self, *, reads: bool) -> bool:
         """Whether documents did what they are for; a simulated model does not read them."""
@@ -66,7 +72,7 @@ async def tour(stack: Stack, console: Console) -> Tour:
             await _converse(client, stack, page, seen, console)
             edited = await _edit(books, page, seen, console)
             await _ask_of_the_edit(client, stack, edited, seen, console)
-            await _kill_the_router(client, stack, (edited, pages[1]), seen, console)
+            await _kill_the_router(client, stack, pages[1], seen, console)
     return seen
 
 
@@ -127,12 +133,10 @@ async def _ask_of_the_edit(
 
 
 async def _kill_the_router(
-    client: httpx.AsyncClient, stack: Stack, pages: Sequence[Page], seen: Tour, console: Console
+    client: httpx.AsyncClient, stack: Stack, page: Page, seen: Tour, console: Console
 ) -> None:
-    """In the middle of an answer that searches again while it is generated."""
-    model = stack.settings.model.served_name
-    first, second = (page.questions[0].text for page in pages)
-    text = f"{first} {second}"
+    """In the middle of an answer that is not looked up before it, but while it is generated."""
+    model, question = stack.settings.model.served_name, page.questions[0]
     router = next(row.pid for row in stack.rows() if row.name == "router-0")
 
     async def kill(tokens: int) -> None:
@@ -142,19 +146,19 @@ async def _kill_the_router(
     turn = await ask(
         client,
         model,
-        [{"role": "user", "content": text}],
-        _LONG_TOKENS,
+        [{"role": "user", "content": question.text}],
+        _ANSWER_TOKENS,
         "killed-router",
-        min_tokens=24,
-        retrieval={"collection": COLLECTION, "probes": _PROBES},
+        retrieval=_WHILE_ANSWERING,
         on_token=kill,
     )
     seen.goes_on = turn.ended and turn.events > _KILL_AFTER
     seen.probed = any(each.get("probe") for each in turn.citations)
+    seen.probe_answered = question.is_right(turn.answer)
     seen.turns.append(turn)
     console.print(
-        f"[bold]killed[/bold]  router-0 (process {router}) early in this answer, which searches "
-        f"again after 10 tokens: {text}",
+        f"[bold]killed[/bold]  router-0 (process {router}) early in an answer that is looked up "
+        f"only while it is generated: {question.text}",
         highlight=False,
     )
     _print(console, "the answer goes on", turn.answer, "green")
@@ -176,8 +180,8 @@ def summary(seen: Tour) -> Sequence[str]:
         f"{seen.right} of 3 answers right with documents, {seen.right_without} without",
         f"an edit was found after {seen.found_after_ms:.0f} ms; it changed the next citation: "
         f"{_yes(seen.edit_cited)}, and the next answer: {_yes(seen.edit_answered)}",
-        f"an answer whose router was killed went on: {_yes(seen.goes_on)}, and cites what was "
-        f"found while it was generated: {_yes(seen.probed)}",
+        f"an answer whose router was killed went on: {_yes(seen.goes_on)}; it cites what was found "
+        f"while it was generated: {_yes(seen.probed)}, and is right: {_yes(seen.probe_answered)}",
     )
 
 

@@ -96,7 +96,7 @@ async def run(block: Block, url: str, request_id: str) -> None:
             if shutil.which(words[0]):
                 assert not await asyncio.to_thread(other, words)
         elif words[1] == "search":  # documents are applied a moment after they are loaded
-            await until(partial(found, words[1:]))
+            await until(partial(found, words[1:]), seconds=COMMAND_S)
         else:
             assert not await asyncio.to_thread(trivium, words[1:])
 

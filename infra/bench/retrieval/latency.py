@@ -71,13 +71,16 @@ class Load:
         count = max(8, round(rate * self._load_s))
         task = progress.add_task(title, total=2 * count)
         ttft: dict[bool, list[float]] = {False: [], True: []}
+        late: list[bool] = []
         searched: dict[Kind, list[float]] = {"prefill": [], "decode": []}
         url = self.stack.gateway_urls[0]
         async with httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S) as client:
 
             async def chat(number: int) -> None:
                 looks_up = number % 2 == 0
-                ttft[looks_up].append(await self._first_token_ms(client, looks_up))
+                took_ms, went_without = await self._first_token_ms(client, looks_up)
+                ttft[looks_up].append(took_ms)
+                late.append(went_without)
                 progress.advance(task)
 
             async def search(number: int) -> None:
@@ -96,9 +99,13 @@ class Load:
                 if (value := spreads["with"][name]) and (before := spreads["without"][name])
             },
             "search_ms": {kind: _spread(times) for kind, times in searched.items()},
+            "late": sum(late),  # answers that went on without what was to be found
         }
 
-    async def _first_token_ms(self, client: httpx.AsyncClient, looks_up: bool) -> float:
+    async def _first_token_ms(
+        self, client: httpx.AsyncClient, looks_up: bool
+    ) -> tuple[float, bool]:
+        """The time, and whether the answer went on without its search, which was late."""
         body: dict[str, Any] = {
             "model": self.stack.settings.model.served_name,
             "messages": [{"role": "user", "content": self.question().text}],
@@ -110,9 +117,9 @@ class Load:
         began_s = time.monotonic()
         answer = (await client.post("/v1/chat/completions", json=body)).json()
         took_ms = (time.monotonic() - began_s) * 1000
-        if "error" in answer or (looks_up and "error" in answer["trivium"]["retrieval"]):
+        if "error" in answer:
             raise EngineFailed(f"the gateway answered: {answer}")
-        return took_ms
+        return took_ms, looks_up and "error" in answer["trivium"]["retrieval"]
 
     async def _search_ms(self, kind: Kind) -> float:
         began_s = time.monotonic()
@@ -180,10 +187,12 @@ def tables(found: Mapping[str, Any]) -> list[Table]:
     if "latency" not in found:
         return []
     table = Table(
-        "load", "pool", "TTFT ms with, p50/p99", "without", "search: as prefill", "one FIFO queue"
-    )
+        "load", "pool", "TTFT ms with, p50/p99", "without", "search: as prefill", "one FIFO queue",
+        "late",
+    )  # fmt: skip
     for rate, rows in found["latency"].items():
         for pool, row in rows.items():
             spreads = [*row["ttft_ms"].values(), *row["search_ms"].values()]
-            table.add_row(rate, pool, *(f"{s['p50']:.0f} / {s['p99']:.0f}" for s in spreads))
+            times = (f"{s['p50']:.0f} / {s['p99']:.0f}" for s in spreads)
+            table.add_row(rate, pool, *times, str(row["late"]))
     return [table]

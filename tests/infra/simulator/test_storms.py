@@ -31,8 +31,8 @@ def test_the_same_seed_gives_the_same_storm() -> None:
 # What is wrong, the lines of held.py and what stands in their place, a seed, and what it finds.
 BUGS = {
     "work that comes twice is begun twice": (
-        "(me.worker_id, me.epoch) or not self._new(work):",
-        "(me.worker_id, me.epoch):",
+        "if not self.is_mine(work) or not self._new(work):",
+        "if not self.is_mine(work):",
         *(1, "used twice"),
     ),
     "a hand-over does not wait for its token": (

@@ -13,6 +13,7 @@ SPREAD = {"p50": 10.0, "p99": 20.0, "count": 9}
 LOAD = {
     "ttft_ms": {"with": SPREAD, "without": SPREAD},
     "search_ms": {"prefill": SPREAD, "decode": SPREAD},
+    "late": 0,
 }
 SLOW = {**LOAD, "ttft_ms": {"with": {**SPREAD, "p99": 40.0}, "without": SPREAD}}
 ROW = {"searches": 9, "missed": {"prefill": 1, "decode": 2}, "missed_share": 0.3, "moves": 4,

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from schemas.errors import EmptyIndex, NotReady, UnknownFilterField
+from schemas.log.clock import wall_ms
 from schemas.records import Passage, StoreFileResult
 from schemas.retrieval import Hit
 from streams.gateway.endpoints.vector_stores import weighted
 from streams.gateway.objects.table import key_of
 from tests.streams.gateway.endpoints.test_files import keeping, upload
 from tests.streams.gateway.in_process import InProcessGateway, found_hits
+from tests.waiting import until
 
 STORES = "/v1/vector_stores"
 
@@ -92,8 +94,11 @@ async def test_a_store_is_made_changed_listed_and_deleted() -> None:
 
 
 async def test_lists_are_divided_into_pages_in_both_ways() -> None:
-    gateway = keeping()
-    paths = [await made(gateway, name=str(n)) for n in range(5)]
+    gateway, paths = keeping(), list[str]()
+    for number in range(5):  # in one millisecond they would have no order
+        paths.append(await made(gateway, name=str(number)))
+        made_ms = wall_ms()
+        await until(lambda made_ms=made_ms: wall_ms() > made_ms)
     ids = [path.rpartition("/")[2] for path in paths]
 
     async def names(query: str) -> tuple[str, bool]:
