@@ -18,7 +18,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from schemas.codec import Codec
 from schemas.errors import BrokerUnavailable, RecordTooLarge, TopicError, TriviumError, clipped
-from schemas.log.connecting import client_options, no_broker, started
+from schemas.log.connecting import client_options, heeding, no_broker, started, stopped
 from schemas.rules.sizes import RECORD_BYTES_MAX, check_size
 from schemas.settings import LogSettings
 from schemas.topics import DEAD_LETTER_HEADERS, DEAD_LETTER_SUFFIX, check_record, partition_of
@@ -81,12 +81,13 @@ class LogProducer:
         producer, self._producer = self._producer, None
         if producer is None:
             return
-        try:
-            async with asyncio.timeout(self._settings.request_timeout_ms / 1000):
-                await producer.stop()
-        except TimeoutError:
-            await producer._sender.close()  # noqa: SLF001  # what `stop` did not come to
-            await producer.client.close()
+        with heeding():
+            try:
+                async with asyncio.timeout(self._settings.request_timeout_ms / 1000):
+                    await producer.stop()
+            except TimeoutError:
+                await producer._sender.close()  # noqa: SLF001  # what `stop` did not come to
+                await producer.client.close()
 
     async def discard(self) -> None:
         """Close, and write nothing more: what is buffered is of a life that is over.
@@ -98,8 +99,8 @@ class LogProducer:
         if producer is None:
             return
         producer._closed = True  # noqa: SLF001  # aiokafka only offers to flush first
-        await producer.client.close()
-        with contextlib.suppress(TimeoutError):
+        with heeding(), contextlib.suppress(TimeoutError):
+            await producer.client.close()
             async with asyncio.timeout(_DISCARD_S):
                 await producer._sender.close()  # noqa: SLF001  # as above
 
@@ -350,27 +351,10 @@ class AssignedReader:
         return int(await self._started.position(partition))
 
     async def stop(self) -> None:
-        """Close; positions that no broker takes within `request_timeout_ms` are not committed.
-
-        aiokafka 0.14 would offer them for ever. And a fetch that waits to try again, because its
-        broker is away, passes its own cancellation on to whoever closes the consumer, and then the
-        connections stay.
-        """
+        """Close; positions that no broker takes within `request_timeout_ms` are not committed."""
         consumer, self._consumer = self._consumer, None
-        if consumer is None:
-            return
-        task = asyncio.current_task()
-        assert task is not None, "a coroutine runs in a task"
-        asked = task.cancelling()
-        try:
-            async with asyncio.timeout(self._stop_s):
-                await consumer.stop()
-        except (asyncio.CancelledError, TimeoutError):  # then for what `stop` did not come to
-            with contextlib.suppress(asyncio.CancelledError):
-                await consumer._fetcher.close()  # noqa: SLF001
-            await consumer._client.close()  # noqa: SLF001
-            if task.cancelling() > asked:
-                raise
+        if consumer is not None:
+            await stopped(consumer, self._stop_s)
 
 
 async def bury(producer: LogProducer, record: ConsumerRecord, error: Exception) -> None:

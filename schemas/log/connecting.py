@@ -2,8 +2,8 @@
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer
@@ -40,14 +40,49 @@ async def started(
     about as long as a request may take.
     """
     starting = asyncio.ensure_future(start())
+    with heeding():
+        try:
+            await asyncio.shield(starting)
+        except BaseException:
+            await asyncio.wait([starting])
+            if not starting.cancelled():
+                starting.exception()  # that it failed as well is of no interest any more
+            await stop()
+            raise
+
+
+@contextmanager
+def heeding() -> Iterator[None]:
+    """At the end, raise a cancellation that came meanwhile and was lost.
+
+    aiokafka 0.14 closes by waiting for tasks of its own, which end quietly when they are cancelled:
+    as they do when whoever waits for them is.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "a coroutine runs in a task"
+    asked = task.cancelling()
     try:
-        await asyncio.shield(starting)
-    except BaseException:
-        await asyncio.wait([starting])
-        if not starting.cancelled():
-            starting.exception()  # that it failed as well is of no interest any more
-        await stop()
-        raise
+        yield
+    finally:
+        if task.cancelling() > asked:
+            raise asyncio.CancelledError
+
+
+async def stopped(consumer: AIOKafkaConsumer, within_s: float) -> None:
+    """Stop an aiokafka consumer; positions that no broker takes in time are not committed.
+
+    aiokafka 0.14 would offer them for ever. And a fetch that waits to try again, because its
+    broker is away, passes its own cancellation on to whoever closes the consumer, and then the
+    connections stay.
+    """
+    with heeding():
+        try:
+            async with asyncio.timeout(within_s):
+                await consumer.stop()
+        except (asyncio.CancelledError, TimeoutError):  # then for what `stop` did not come to
+            with suppress(asyncio.CancelledError):
+                await consumer._fetcher.close()  # noqa: SLF001
+            await consumer._client.close()  # noqa: SLF001
 
 
 @asynccontextmanager
@@ -63,7 +98,7 @@ async def asking_client(
     try:
         yield consumer
     finally:
-        await consumer.stop()
+        await stopped(consumer, settings.request_timeout_ms / 1000)
 
 
 def no_broker(bootstrap: str, error: KafkaError) -> BrokerUnavailable:

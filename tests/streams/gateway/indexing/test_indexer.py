@@ -1,10 +1,13 @@
 """Vector stores end to end: real broker, real workers, the real `openai` package (issue 12, 3)."""
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 import openai
 import pytest
+from aiokafka import AIOKafkaConsumer
 
 from schemas.log.clients import AssignedReader
 from schemas.log.clock import wall_ms
@@ -176,6 +179,33 @@ async def test_a_batch_is_cancelled_and_a_store_deleted_while_nothing_embeds(
         await until(lambda: has_objects(kafka, ferry, bread))
         for file_id in (ferry, bread):
             await until(lambda name=file_id: has_no_documents(kafka, name))
+
+
+async def test_a_file_is_given_up_while_its_bytes_are_read(
+    kafka: LogSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By then its reader may be closing, which aiokafka does not let anybody cancel."""
+    closing, stop = asyncio.Event(), AIOKafkaConsumer.stop
+
+    async def stop_slowly(consumer: AIOKafkaConsumer) -> None:
+        if consumer.assignment() and not closing.is_set() and is_indexing():
+            closing.set()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
+        await stop(consumer)
+
+    def is_indexing() -> bool:
+        task = asyncio.current_task()
+        return task is not None and "Indexer._index" in repr(task.get_coro())
+
+    monkeypatch.setattr(AIOKafkaConsumer, "stop", stop_slowly)
+    async with gateway(kafka, "g1") as one, one.ai() as ai:
+        store = await ai.vector_stores.create()
+        ferry = await kept(ai, "ferry.md", FERRY)
+        await ai.vector_stores.files.create(store.id, file_id=ferry)
+        await closing.wait()
+        await ai.vector_stores.delete(store.id)
+        await until(lambda: has_objects(kafka, ferry))
 
 
 async def has_objects(log: LogSettings, *names: str) -> bool:

@@ -1,0 +1,53 @@
+"""Closing consumers: whoever is cancelled meanwhile is."""
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from aiokafka import TopicPartition
+
+from schemas.log.clients import AssignedReader
+from schemas.log.connecting import asking_client
+from schemas.settings import LogSettings
+
+pytestmark = pytest.mark.kafka
+STEPS = 12  # of the loop; closing takes fewer
+
+
+@contextlib.asynccontextmanager
+async def asking(log: LogSettings) -> AsyncIterator[None]:
+    """One that has its connections."""
+    async with asking_client(log) as client:
+        await client.end_offsets([TopicPartition(log.topic_prefix + "fleet", 0)])
+        yield
+
+
+CLIENTS: dict[str, Callable[[LogSettings], contextlib.AbstractAsyncContextManager[object]]] = {
+    "reader": lambda log: AssignedReader(log, "fleet", [0], client_id="r").reading("earliest"),
+    "asking": asking,
+}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_whoever_closes_a_client_can_be_cancelled(kafka: LogSettings, client: str) -> None:
+    """At any step of it: else it would live on, and who ended it would wait for that for ever."""
+    for steps in range(STEPS):
+        is_open, end = asyncio.Event(), asyncio.Event()
+
+        async def use(is_open: asyncio.Event = is_open, end: asyncio.Event = end) -> None:
+            async with CLIENTS[client](kafka):
+                is_open.set()
+                await end.wait()
+
+        task = asyncio.create_task(use())
+        await is_open.wait()
+        end.set()
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        was_done = task.done()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled() or was_done, f"after {steps} steps"
+    gc.collect()  # what is left says so now, which is an error here
