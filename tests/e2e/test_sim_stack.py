@@ -18,7 +18,7 @@ from tests.waiting import until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
-LONG = 4_000  # tokens, at 2 ms each: goes on whatever the machine stalls for meanwhile
+LONG = 12_000  # tokens, at 2 ms each: goes on whatever the machine stalls for meanwhile
 IN_FLIGHT = 24
 
 

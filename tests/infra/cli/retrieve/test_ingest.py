@@ -55,8 +55,9 @@ async def ingested(log: LogSettings, *arguments: str) -> tuple[int, dict[str, An
 async def test_a_folder_is_ingested_edited_and_cleared_away(kafka: LogSettings, docs: Path) -> None:
     """Issue 12, 2: the same content again embeds nothing, and that is shown."""
     async with bookshelf(kafka) as books, worker(kafka, "e"):
-        code, told, _ = await ingested(kafka, str(docs), "--metadata", '{"site": "port"}')
-        assert (code, told["documents"], told["embedded"], told["waiting"]) == (0, 4, 4, 0)
+        code, told, err = await ingested(kafka, str(docs), "--metadata", '{"site": "port"}')
+        assert code == 0, err
+        assert (told["documents"], told["embedded"], told["waiting"]) == (4, 4, 0)
         found = await books.passages()
         assert set(found) == {f"books/{n}" for n in ("ferry.md", "more/bread.html", "a", "b")}
         facts = json.loads(found["books/more/bread.html"].metadata)
