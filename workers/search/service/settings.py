@@ -19,9 +19,11 @@ from workers.search.limits import DEGREE, DEGREE_MAX, DEVICES, PLACES, SLOTS, TA
 class RetrievalSettings(ControlSettings):
     """Of every retrieval worker; which shard it holds is told on its command line.
 
-    What moves `share` and `flush_ms` is in `ControlSettings`.
+    What may move `share` and `flush_ms` is in `ControlSettings`.
     """
 
+    # whether the control loop runs; off, for share and flush_ms as they are miss less
+    is_controlled: bool = False
     metrics: Texts = ()  # "collection=metric"; other collections are cosine
     # where searches run; cuda needs CuPy, auto takes cuda where it can
     device: Annotated[str, one_of(*DEVICES)] = "cpu"

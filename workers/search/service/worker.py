@@ -217,7 +217,8 @@ class RetrievalWorker:
         spawn("passages", self._passages.run())
         spawn("refused passages", self._passages.refusals.run())
         spawn("steady", self._steady.watch())
-        spawn("control", self._control.run())
+        if self._settings.is_controlled:
+            spawn("control", self._control.run())
         self._life.serve(_STALL_MS)
 
     def assigned(self, places: set[Place]) -> None:
